@@ -1,0 +1,1 @@
+"""Generated stubs of feedd.proto (see proto/generate.py)."""

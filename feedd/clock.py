@@ -1,0 +1,22 @@
+"""The system's clock behind the ``Clock`` seam; tests bring their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+
+class SystemClock:
+    """Monotonic time for deadlines, wall time for logs only."""
+
+    def monotonic_s(self) -> float:
+        """Seconds on a clock that never jumps."""
+        return time.monotonic()
+
+    def wall_s(self) -> float:
+        """Seconds since the Unix epoch; may jump."""
+        return time.time()
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the calling task for ``duration_s`` seconds."""
+        await asyncio.sleep(duration_s)

@@ -1,0 +1,70 @@
+"""The one table of metric names, with kind, unit, labels and what they mean.
+
+Names follow Prometheus: ``feedd_<room>_<what>_<unit>[_total]``. Every gauge that counts something held
+(bytes, pins, slots) is back at zero when nothing is in use; tests hold them to it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """How a metric moves."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+
+SOURCE_REQUESTS = Metric("feedd_source_requests_total", _C, "", "requests sent to the store", ("op", "outcome"))
+SOURCE_BYTES = Metric("feedd_source_bytes_total", _C, "bytes", "object bytes received from the store")
+SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of one request, body included", ("op",))
+SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests sent again", ("reason",))
+FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")
+FETCH_PARTS = Metric("feedd_fetch_parts", _G, "", "parts in flight")
+CACHE_HITS = Metric("feedd_cache_hits_total", _C, "", "shards found in the cache when they were needed")
+CACHE_MISSES = Metric("feedd_cache_misses_total", _C, "", "shards that had to be fetched")
+CACHE_EVICTIONS = Metric("feedd_cache_evictions_total", _C, "", "shards evicted to make room")
+CACHE_BYTES = Metric("feedd_cache_bytes", _G, "bytes", "disk bytes of committed entries")
+CACHE_ENTRIES = Metric("feedd_cache_entries", _G, "", "committed entries")
+CACHE_RESERVED = Metric("feedd_cache_reserved_bytes", _G, "bytes", "space claimed by fills under way")
+CACHE_PINS = Metric("feedd_cache_pins", _G, "", "pins held on entries")
+CACHE_ERRORS = Metric("feedd_cache_errors_total", _C, "", "failed cache operations", ("reason",))
+DECODE_SAMPLES = Metric("feedd_decode_samples_total", _C, "", "samples decoded")
+DECODE_BAD_SAMPLES = Metric("feedd_decode_bad_samples_total", _C, "", "samples that could not be decoded")
+DECODE_BUSY = Metric("feedd_decode_busy_seconds_total", _C, "seconds", "time workers spent on tasks")
+DECODE_WORKERS = Metric("feedd_decode_workers", _G, "", "decode workers alive")
+DECODE_TASKS = Metric("feedd_decode_tasks", _G, "", "tasks waiting or running")
+DECODE_RESTARTS = Metric("feedd_decode_worker_restarts_total", _C, "", "decode workers replaced after they died")
+SERVE_SESSIONS = Metric("feedd_serve_sessions", _G, "", "open sessions")
+SERVE_LEASES = Metric("feedd_serve_leases", _G, "", "slots leased to clients or being filled")
+SERVE_ARENA_BYTES = Metric("feedd_serve_arena_bytes", _G, "bytes", "memory of all arenas")
+SERVE_BATCHES = Metric("feedd_serve_batches_total", _C, "", "batches sent", ("transport",))
+SERVE_BATCH_BYTES = Metric("feedd_serve_batch_bytes_total", _C, "bytes", "payload of batches sent", ("transport",))
+SERVE_RECLAIMED = Metric("feedd_serve_slots_reclaimed_total", _C, "", "slots taken back from vanished clients")
+SERVE_STALE = Metric("feedd_serve_stale_releases_total", _C, "", "releases refused for their generation")
+SERVE_CREDIT_WAIT = Metric(
+    "feedd_serve_credit_wait_seconds_total", _C, "seconds", "time streams waited for the trainer"
+)
+SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds", "time streams waited for a batch")
+PIPELINE_BATCH_SECONDS = Metric("feedd_pipeline_batch_seconds", _H, "seconds", "shards acquired to batch ready")
+PIPELINE_EPOCHS = Metric("feedd_pipeline_epochs_total", _C, "", "epochs finished, per session")
+DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the state the daemon is in", ("state",))
+DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "how late the event loop last woke")
+
+TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

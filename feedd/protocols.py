@@ -1,0 +1,257 @@
+"""All seams on one page. An implementation or wrapper of a seam passes that seam's conformance suite.
+
+Ownership: a ``memoryview`` handed in is borrowed until the call returns; nothing keeps it longer.
+Cancellation: every coroutine here may be cancelled at any await and then holds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from feedd.metrics import Metric
+    from feedd.values import (
+        BatchReady,
+        ByteRange,
+        Cursor,
+        EpochEnd,
+        ObjectRef,
+        OpenSpec,
+        SessionInfo,
+        ShardFile,
+        ShardIndex,
+        SlotRef,
+        TensorSpec,
+    )
+
+
+class Clock(Protocol):
+    """Time, injectable."""
+
+    def monotonic_s(self) -> float:
+        """Seconds on a clock that never jumps."""
+
+    def wall_s(self) -> float:
+        """Seconds since the Unix epoch; for logs only."""
+
+    async def sleep_s(self, duration_s: float) -> None:
+        """Suspend the calling task."""
+
+
+class Recorder(Protocol):
+    """Where measurements go; cheap enough to call per part, not per byte."""
+
+    def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
+        """Add to a counter."""
+
+    def gauge(self, metric: Metric, value: float, **labels: str) -> None:
+        """Set a gauge."""
+
+    def move(self, metric: Metric, delta: float, **labels: str) -> None:
+        """Add to a gauge; ``delta`` may be negative."""
+
+    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+        """Add one observation to a histogram."""
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """One bucket or directory tree. ``repr`` of a wrapper shows what it wraps: ``RetryStore(S3Store(s3://b))``."""
+
+    @property
+    def root(self) -> str:
+        """``s3://bucket`` or ``file://``."""
+
+    def list(self, prefix: str) -> AsyncIterator[list[ObjectRef]]:
+        """Yield pages of the objects whose key starts with ``prefix``, in UTF-8 byte order of keys.
+
+        Zero-byte keys that end in ``/`` (folder markers) are left out. Pages hold at most 1,000 refs.
+
+        Raises:
+            NotFound: the bucket or directory does not exist. An empty prefix of one that does yields nothing.
+            PermissionDenied, StoreUnavailable: as named.
+        """
+
+    async def head(self, key: str) -> ObjectRef:
+        """Return the current version of one object.
+
+        Raises:
+            NotFound, PermissionDenied, StoreUnavailable: as named.
+        """
+
+    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+        """Fill ``target`` (exactly ``span.size_bytes`` long) with that range of that version.
+
+        Raises:
+            ObjectChanged: the store now has another version.
+            BadResponse: other length or range than asked; ``target`` may then hold anything.
+            NotFound, PermissionDenied, StoreUnavailable, Throttled: as named.
+        """
+
+    async def close(self) -> None:
+        """Release connections; idempotent."""
+
+
+class ShardFetcher(Protocol):
+    """Brings a whole object into memory somebody else owns, by parallel ranges within the byte budget."""
+
+    async def fetch(self, ref: ObjectRef, target: memoryview) -> None:
+        """Fill ``target`` (exactly ``ref.size_bytes`` long). Raises what ``ObjectStore.read_into`` raises."""
+
+
+class PinnedShards(Protocol):
+    """Shards that stay on disk until released. A context manager; releasing twice is harmless."""
+
+    @property
+    def files(self) -> tuple[ShardFile, ...]:
+        """One per ref asked for, in that order."""
+
+    def release(self) -> None:
+        """Drop the pins."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+
+    def __exit__(self, *exc: object) -> None:
+        """Release."""
+
+
+class ShardCache(Protocol):
+    """Whole shards on local disk: reserve, fill, commit; pinned in use; evicted by next use, then least recent."""
+
+    async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
+        """Return pins on all of ``refs``, fetching what is missing; one fetch per object however many ask.
+
+        Space for everything missing is claimed all or nothing and no pin is held while waiting for space,
+        so that two acquirers cannot starve each other.
+
+        Raises:
+            CacheTooSmall: they cannot fit together even into an empty cache.
+            CacheUnavailable: the directory cannot be written.
+            Whatever the fetcher raises.
+        """
+
+    def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
+        """Replace ``owner``'s wish list: fill these in order, in the background, never evicting a sooner use.
+
+        An empty list cancels the owner's fills that nobody else awaits.
+        """
+
+    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
+        """Tell at which position of the future each shard is needed next; ``inf``: never again."""
+
+    async def discard(self, ref: ObjectRef) -> None:
+        """Drop an entry found to be damaged, as soon as no pin holds it; the next acquire fetches it again."""
+
+    async def close(self) -> None:
+        """Cancel fills, release the directory. Committed entries stay for the next start."""
+
+
+class ShardFormat(Protocol):
+    """Framing: from a shard's bytes to sample spans. Runs in decode workers."""
+
+    @property
+    def name(self) -> str:
+        """Registry name, such as ``tar``."""
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each sample lies.
+
+        Raises:
+            BadShard: broken framing, with url and byte offset in the message.
+        """
+
+
+class SampleCodec(Protocol):
+    """Decoding of one field. Runs in decode workers; knows nothing of shards or batches."""
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return what the field looks like in a batch."""
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:
+        """Return the decoded shape of one sample (RAGGED only), reading headers only.
+
+        Raises:
+            BadSample: not decodable.
+        """
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
+        """Decode into ``out``: the sample's row of the batch slot, of exactly the right shape and dtype.
+
+        Raises:
+            BadSample: not decodable; ``out`` may then hold anything.
+        """
+
+
+class Slots(Protocol):
+    """One session's arena as the session sees it: numbered slots of equal size in one memfd."""
+
+    @property
+    def slot_count(self) -> int:
+        """How many."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of each."""
+
+    def take(self) -> SlotRef | None:
+        """Return a free slot with a fresh generation, or None."""
+
+    def give_back(self, slot: SlotRef) -> bool:
+        """Free it; False where the generation is stale (nothing happens then)."""
+
+    def view(self, slot: SlotRef) -> memoryview:
+        """Return the slot's bytes (daemon's own mapping), writable."""
+
+
+class FeedSession(Protocol):
+    """One consumer's opened dataset: produces any of its batches, in any order, several at a time."""
+
+    @property
+    def info(self) -> SessionInfo:
+        """What Open answers."""
+
+    @property
+    def slots(self) -> Slots:
+        """The session's arena."""
+
+    @property
+    def arena_fd(self) -> int:
+        """The arena's memfd; owned by the session, duplicated by whoever keeps it."""
+
+    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
+        """Decode the batch at ``at`` into ``slot``.
+
+        Raises:
+            Whatever source, cache and decode raise for the shards and samples it needs.
+        """
+
+    async def close(self) -> None:
+        """Give back arena and wishes. Called once, after the last produce has ended and all slots are back."""
+
+
+class FeedBackend(Protocol):
+    """What serve needs from the pipeline."""
+
+    async def open(self, spec: OpenSpec) -> FeedSession:
+        """Resolve and open.
+
+        Raises:
+            BadRequest, NotFound, PermissionDenied, ResourceExhausted, ...: said to the client as they are.
+        """
+
+
+class BatchTransport(Protocol):
+    """How a ready batch reaches the client: as a lease on a slot, or inline in chunks."""
+
+    @property
+    def name(self) -> str:
+        """Metric label: ``slot`` or ``inline``."""
+
+    async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
+        """Send one batch; True where the client now holds the slot, False where it is free again."""

@@ -1,0 +1,272 @@
+"""The frozen nouns every room speaks in. No behaviour beyond arithmetic on their own fields."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ByteRange:
+    """Half-open ``[start, end)`` in bytes of one object."""
+
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"expected 0 <= start <= end, got [{self.start}, {self.end})")
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the range."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """One version of one object.
+
+    Attributes:
+        root: store it lives in: ``s3://bucket`` or ``file://``; no trailing slash.
+        key: key in the store, exactly as listed; for ``file://`` the absolute path.
+        size_bytes: length of the object.
+        etag: version tag without quotes; for files derived from size and mtime. Never empty.
+    """
+
+    root: str
+    key: str
+    size_bytes: int
+    etag: str
+
+    @property
+    def url(self) -> str:
+        """What a user would type to name it."""
+        return f"{self.root}{self.key}" if self.root == "file://" else f"{self.root}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """A whole shard as a local file; valid while its pin is held.
+
+    Attributes:
+        ref: the object it holds.
+        path: file to open read-only.
+        data_at: offset of the object's first byte in the file; a multiple of the page size.
+    """
+
+    ref: ObjectRef
+    path: str
+    data_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """Where each sample's fields lie in one shard: columns, so that a batch is a few vector operations.
+
+    Attributes:
+        fields: extensions found anywhere in the shard, in order of first appearance.
+        starts: int64[field, sample], byte offset of the field in the object; meaningless where absent.
+        sizes: int64[field, sample], bytes of the field; -1 where the sample lacks it.
+        key_blob: UTF-8 keys back to back.
+        key_ends: int64[sample], end of each key in ``key_blob``.
+    """
+
+    fields: tuple[str, ...]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    key_blob: bytes
+    key_ends: NDArray[np.int64]
+
+    @property
+    def sample_count(self) -> int:
+        """Samples in the shard."""
+        return int(self.key_ends.shape[0])
+
+    def key(self, ordinal: int) -> str:
+        """Key of one sample."""
+        start = int(self.key_ends[ordinal - 1]) if ordinal else 0
+        return self.key_blob[start : int(self.key_ends[ordinal])].decode("utf-8", "replace")
+
+
+class FieldKind(enum.Enum):
+    """How a field of a batch is laid out (feedd.proto TensorSpec.Kind has the same names)."""
+
+    DENSE = "dense"  # rows x shape, one region
+    RAGGED = "ragged"  # values + int64 offsets[rows + 1] in elements, + int64 shapes[rows, ndim]
+    TEXT = "text"  # UTF-8 bytes + offsets; list[str] for the user
+    JSON = "json"  # as TEXT, parsed by the client
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRecipe:
+    """One field of the recipe, parsed: declarative, nothing in it is code.
+
+    Attributes:
+        name: key in the batch.
+        sources: extensions that may hold it, first match wins.
+        codec: name in the codec registry ("image", "int", "bytes", ...).
+        params: the codec's parameters as canonical JSON text (sorted keys), part of the fingerprint.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    codec: str
+    params: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a field looks like in a batch.
+
+    Attributes:
+        name: key in the batch.
+        kind: layout.
+        dtype: numpy name, little-endian ("uint8", "float32", ...).
+        shape: per-sample shape (DENSE); empty for scalars and for the other kinds.
+        ndim: dimensions of one sample; RAGGED with ndim > 1 carries int64 shapes[rows, ndim].
+    """
+
+    name: str
+    kind: FieldKind
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ndim: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where a field lies, in bytes from the start of its slot. Unused parts are 0."""
+
+    values_at: int
+    values_bytes: int
+    offsets_at: int = 0
+    shapes_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where a trainer process stands, in torchrun's words."""
+
+    world_size: int = 1
+    rank: int = 0
+    local_world_size: int = 1
+    local_rank: int = 0
+    node_count: int = 1
+    node_rank: int = 0
+
+    def __post_init__(self) -> None:
+        pairs = (
+            ("rank", self.rank, "world_size", self.world_size),
+            ("local_rank", self.local_rank, "local_world_size", self.local_world_size),
+            ("node_rank", self.node_rank, "node_count", self.node_count),
+        )
+        for name, value, bound_name, bound in pairs:
+            if not 0 <= value < bound:
+                raise ValueError(f"expected 0 <= {name} < {bound_name} ({bound}), got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Resume position of one rank; travels with every batch.
+
+    ``anchor_sample`` is the position in the node's sample stream of the first sample of window
+    ``anchor_window``: with it a restarted daemon plans on without knowing earlier windows' counts.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    anchor_window: int = 0
+    anchor_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRef:
+    """One use of one slot. ``generation`` grows at each use: a stale return is told apart."""
+
+    index: int
+    generation: int
+
+
+class Lifecycle(enum.Enum):
+    """States of the daemon, in order."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpec:
+    """A client's Open, translated from the wire and not yet judged.
+
+    Attributes:
+        urls: prefixes, objects, or ``manifest+s3://…``.
+        fields: (name, recipe text) pairs; empty: the format's defaults.
+        window_shards: shards per shuffle window; 0: the daemon's default.
+        sharding: "key", "replicated" or "size".
+        prefetch_batches: slots wanted.
+        consumer_count: DataLoader workers that split the rank's stream.
+    """
+
+    urls: tuple[str, ...]
+    fields: tuple[tuple[str, str], ...]
+    batch_size: int
+    topology: Topology = field(default_factory=Topology)
+    keys: bool = False
+    bad_samples_max: int = 0
+    shuffle: bool = False
+    window_shards: int = 0
+    seed: int = 0
+    sharding: str = "key"
+    epoch: int = 0
+    prefetch_batches: int = 4
+    consumer_count: int = 1
+    consumer_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """What Open tells the client.
+
+    Attributes:
+        fingerprint: 16 bytes over ordered keys, sizes, ETags, recipe and node count.
+        steps: batches of the rank in the epoch, where known.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    fingerprint: bytes
+    shard_count: int
+    assigned_shard_count: int
+    assigned_bytes: int
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReady:
+    """A produced batch: it lies in the slot that was given, or in ``oversize`` when it did not fit.
+
+    Attributes:
+        oversize: private buffer of ``size_bytes`` for a batch larger than its slot; sent inline.
+    """
+
+    cursor: Cursor
+    rows: int
+    regions: tuple[Region, ...]
+    size_bytes: int
+    bad_samples: int = 0
+    oversize: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """There is no batch at the step asked for: the rank's epoch has ``steps`` steps."""
+
+    epoch: int
+    steps: int

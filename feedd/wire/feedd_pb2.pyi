@@ -1,0 +1,353 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ProtocolVersion(_message.Message):
+    __slots__ = ("major", "minor")
+    MAJOR_FIELD_NUMBER: _ClassVar[int]
+    MINOR_FIELD_NUMBER: _ClassVar[int]
+    major: int
+    minor: int
+    def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
+
+class Topology(_message.Message):
+    __slots__ = ("world_size", "rank", "local_world_size", "local_rank", "node_count", "node_rank")
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    world_size: int
+    rank: int
+    local_world_size: int
+    local_rank: int
+    node_count: int
+    node_rank: int
+    def __init__(self, world_size: _Optional[int] = ..., rank: _Optional[int] = ..., local_world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., node_count: _Optional[int] = ..., node_rank: _Optional[int] = ...) -> None: ...
+
+class Field(_message.Message):
+    __slots__ = ("name", "recipe")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    recipe: str
+    def __init__(self, name: _Optional[str] = ..., recipe: _Optional[str] = ...) -> None: ...
+
+class Recipe(_message.Message):
+    __slots__ = ("fields", "batch_size", "keys", "bad_samples_max")
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BAD_SAMPLES_MAX_FIELD_NUMBER: _ClassVar[int]
+    fields: _containers.RepeatedCompositeFieldContainer[Field]
+    batch_size: int
+    keys: bool
+    bad_samples_max: int
+    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., batch_size: _Optional[int] = ..., keys: _Optional[bool] = ..., bad_samples_max: _Optional[int] = ...) -> None: ...
+
+class Shuffle(_message.Message):
+    __slots__ = ("enabled", "window_shards")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    window_shards: int
+    def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "dataset_options")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    URLS_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DATASET_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    version: ProtocolVersion
+    urls: _containers.RepeatedScalarFieldContainer[str]
+    recipe: Recipe
+    topology: Topology
+    shuffle: Shuffle
+    seed: int
+    sharding: str
+    epoch: int
+    prefetch_batches: int
+    consumer_count: int
+    consumer_index: int
+    client_version: str
+    dataset_options: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., dataset_options: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "kind", "dtype", "shape", "ndim")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[TensorSpec.Kind]
+        DENSE: _ClassVar[TensorSpec.Kind]
+        RAGGED: _ClassVar[TensorSpec.Kind]
+        TEXT: _ClassVar[TensorSpec.Kind]
+        JSON: _ClassVar[TensorSpec.Kind]
+    KIND_UNSPECIFIED: TensorSpec.Kind
+    DENSE: TensorSpec.Kind
+    RAGGED: TensorSpec.Kind
+    TEXT: TensorSpec.Kind
+    JSON: TensorSpec.Kind
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NDIM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: TensorSpec.Kind
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    ndim: int
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[TensorSpec.Kind, str]] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., ndim: _Optional[int] = ...) -> None: ...
+
+class OpenResponse(_message.Message):
+    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
+    version: ProtocolVersion
+    session_id: str
+    specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    fingerprint: bytes
+    shard_count: int
+    assigned_shard_count: int
+    assigned_bytes: int
+    steps: int
+    arena: ArenaInfo
+    slot_count: int
+    daemon_id: str
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ...) -> None: ...
+
+class ArenaInfo(_message.Message):
+    __slots__ = ("socket_path", "token", "size_bytes", "slot_bytes")
+    SOCKET_PATH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    socket_path: str
+    token: bytes
+    size_bytes: int
+    slot_bytes: int
+    def __init__(self, socket_path: _Optional[str] = ..., token: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+
+class Cursor(_message.Message):
+    __slots__ = ("epoch", "step", "anchor_window", "anchor_sample")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    ANCHOR_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step: int
+    anchor_window: int
+    anchor_sample: int
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., anchor_window: _Optional[int] = ..., anchor_sample: _Optional[int] = ...) -> None: ...
+
+class StreamStart(_message.Message):
+    __slots__ = ("session_id", "next", "inline_only")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    INLINE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    next: Cursor
+    inline_only: bool
+    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("slot", "generation")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    generation: int
+    def __init__(self, slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class StreamRequest(_message.Message):
+    __slots__ = ("start", "credits", "releases")
+    START_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    start: StreamStart
+    credits: int
+    releases: _containers.RepeatedCompositeFieldContainer[Release]
+    def __init__(self, start: _Optional[_Union[StreamStart, _Mapping]] = ..., credits: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ...) -> None: ...
+
+class FieldRegion(_message.Message):
+    __slots__ = ("values_at", "values_bytes", "offsets_at", "shapes_at")
+    VALUES_AT_FIELD_NUMBER: _ClassVar[int]
+    VALUES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_AT_FIELD_NUMBER: _ClassVar[int]
+    SHAPES_AT_FIELD_NUMBER: _ClassVar[int]
+    values_at: int
+    values_bytes: int
+    offsets_at: int
+    shapes_at: int
+    def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ...) -> None: ...
+
+class Batch(_message.Message):
+    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    cursor: Cursor
+    rows: int
+    regions: _containers.RepeatedCompositeFieldContainer[FieldRegion]
+    size_bytes: int
+    inline: bool
+    slot: int
+    generation: int
+    bad_samples: int
+    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("seq", "offset", "data")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    offset: int
+    data: bytes
+    def __init__(self, seq: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class EndOfEpoch(_message.Message):
+    __slots__ = ("epoch", "steps", "samples", "bad_samples")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    steps: int
+    samples: int
+    bad_samples: int
+    def __init__(self, epoch: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., bad_samples: _Optional[int] = ...) -> None: ...
+
+class StreamResponse(_message.Message):
+    __slots__ = ("batches", "chunk", "end", "error", "known_steps")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    batches: _containers.RepeatedCompositeFieldContainer[Batch]
+    chunk: Chunk
+    end: EndOfEpoch
+    error: Error
+    known_steps: int
+    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[EndOfEpoch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., known_steps: _Optional[int] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("kind", "message", "object", "hint", "retryable", "stage")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    message: str
+    object: str
+    hint: str
+    retryable: bool
+    stage: str
+    def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., object: _Optional[str] = ..., hint: _Optional[str] = ..., retryable: _Optional[bool] = ..., stage: _Optional[str] = ...) -> None: ...
+
+class CloseRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class CloseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("name", "labels", "value")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    labels: _containers.ScalarMap[str, str]
+    value: float
+    def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    version: str
+    daemon_id: str
+    uptime_s: float
+    sessions: int
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+
+class CacheListRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CacheEntry(_message.Message):
+    __slots__ = ("url", "etag", "size_bytes", "pins")
+    URL_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    etag: str
+    size_bytes: int
+    pins: int
+    def __init__(self, url: _Optional[str] = ..., etag: _Optional[str] = ..., size_bytes: _Optional[int] = ..., pins: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("grace_s",)
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    grace_s: float
+    def __init__(self, grace_s: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
