@@ -1,0 +1,109 @@
+"""Guards around every test: a clean environment before it, and nothing left behind after it."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+from hypothesis import settings
+
+from tests import guards
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterator
+    from pathlib import Path
+
+_FAILED = pytest.StashKey[bool]()
+
+# Time limits of single examples measure the machine, not the code. A fixed seed in CI: a red run can be repeated.
+settings.register_profile("feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+settings.load_profile("feedd")
+faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No credentials, profile, endpoint or feedd setting of the machine reaches a test."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "FEEDD_", "SM_", "SLURM_")) or name in {"NOTIFY_SOCKET", "WATCHDOG_USEC"}:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent/aws-config")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent/aws-credentials")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dummy credentials, for tests that talk to an S3 server of their own."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-access-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret-key")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember whether the test itself failed: what it then leaves behind is a consequence, not news."""
+    report = yield
+    if report.when == "call" and not report.passed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No thread, child process, descriptor or task outlives the test that made it."""
+    before = guards.snapshot()
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("_no_task_left")
+    yield
+    if not request.node.stash.get(_FAILED, False):
+        leaks = guards.leaks_since(before)
+        assert not leaks, f"left behind: {leaks}"
+
+
+@pytest_asyncio.fixture
+async def _no_task_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """Every task started by an asynchronous test has ended when the test ends."""
+    before = asyncio.all_tasks()
+    yield
+    pending = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if pending:  # a task that was just cancelled may need one more turn of the loop
+        _, pending = await asyncio.wait(pending, timeout=0.5)
+    if not request.node.stash.get(_FAILED, False):
+        assert not pending, f"tasks left running: {sorted(map(repr, pending))}"
+
+
+@pytest_asyncio.fixture
+async def no_blocked_loop() -> AsyncIterator[None]:
+    """Fail when one callback holds the event loop for more than a second; ask for it where that is the point."""
+    loop = asyncio.get_running_loop()
+    slow: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: slow.append(record.getMessage())  # type: ignore[method-assign]  # one sink, here
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    loop.slow_callback_duration = 1.0
+    loop.set_debug(True)
+    yield
+    loop.set_debug(False)
+    logger.removeHandler(handler)
+    blocked = [line for line in slow if line.startswith("Executing")]
+    assert not blocked, blocked
+
+
+@pytest.fixture
+def short_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with a short path: Unix socket addresses end at 107 bytes."""
+    import tempfile  # noqa: PLC0415 - only the few tests with sockets pay for it
+    from pathlib import Path as _Path  # noqa: PLC0415 - see above
+
+    with tempfile.TemporaryDirectory(prefix="fd-", dir="/tmp") as name:
+        yield _Path(name)

@@ -1,0 +1,115 @@
+"""What a test may leave behind: nothing. Snapshots of threads, children and descriptors, and their difference."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SETTLE_S = 3.0  # threads and sockets that were told to end need a moment on a busy machine
+
+# Threads that belong to a library for the life of the process, or end by themselves when a peer hangs up.
+_FOREIGN_THREADS = (
+    "_poll_wrapper",  # grpc.aio's one poller
+    "channel_spin",  # grpc channels of the synchronous API
+    "process_request_thread",  # a request of an in-process HTTP server
+    "asyncio_",  # a loop's default executor, ended by the loop
+    "pytest_timeout",
+    "pytest-timeout",
+    "QueueFeederThread",
+)
+# Children that serve the whole process.
+_FOREIGN_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_FOREIGN_FILES = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "anon_inode:[io_uring]", "/dev/", "inotify")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the process held at one moment."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    files: frozenset[tuple[int, str]]
+
+
+def _children() -> frozenset[int]:
+    found: set[int] = set()
+    for listing in Path("/proc/self/task").glob("*/children"):
+        try:
+            found.update(int(pid) for pid in listing.read_text().split())
+        except OSError:  # that thread has just ended
+            continue
+    return frozenset(found)
+
+
+def _files() -> frozenset[tuple[int, str]]:
+    found: set[tuple[int, str]] = set()
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found.add((int(link.name), str(link.readlink())))
+        except OSError:  # the descriptor of the listing itself
+            continue
+    return frozenset(found)
+
+
+def snapshot() -> Snapshot:
+    """Take stock of this process."""
+    return Snapshot(frozenset(threading.enumerate()), _children(), _files())
+
+
+def _is_socket_pair(descriptor: int) -> bool:
+    """Tell self-pipes of event loops and of grpc's poller (no name on either end) from real connections."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            return (
+                copy.family == socket.AF_UNIX
+                and copy.type == socket.SOCK_STREAM
+                and not copy.getsockname()
+                and not copy.getpeername()
+            )
+    except OSError:
+        return False
+
+
+def _own_file(descriptor: int, target: str) -> bool:
+    if target.startswith(_FOREIGN_FILES):
+        return False
+    return not (target.startswith("socket:") and _is_socket_pair(descriptor))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _leaks(before: Snapshot) -> list[str]:
+    now = snapshot()
+    found = [
+        f"thread {thread.name}"
+        for thread in now.threads - before.threads
+        if thread.is_alive() and not any(name in thread.name for name in _FOREIGN_THREADS)
+    ]
+    for pid in now.children - before.children:
+        command = _command(pid)
+        if not any(name in command for name in _FOREIGN_CHILDREN):
+            found.append(f"child process {pid} {command or '(not waited for)'}")
+    found += [f"descriptor {fd} {target}" for fd, target in now.files - before.files if _own_file(fd, target)]
+    return sorted(found)
+
+
+def leaks_since(before: Snapshot) -> list[str]:
+    """Name what the process holds more than at ``before``, after giving it a moment to let go."""
+    found = _leaks(before)
+    if not found:
+        return found
+    gc.collect()
+    deadline_s = time.monotonic() + SETTLE_S
+    while (found := _leaks(before)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return found
