@@ -213,6 +213,7 @@ class OpenSpec:
         sharding: "key", "replicated" or "size".
         prefetch_batches: slots wanted.
         consumer_count: DataLoader workers that split the rank's stream.
+        expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
     """
 
     urls: tuple[str, ...]
@@ -229,6 +230,7 @@ class OpenSpec:
     prefetch_batches: int = 4
     consumer_count: int = 1
     consumer_index: int = 0
+    expect_fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
