@@ -1,0 +1,138 @@
+"""What the fake S3 server stores: objects in memory, or files under a directory."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object; its bytes are in memory or in a file."""
+
+    size_bytes: int
+    etag: str
+    data: bytes | None = None
+    path: str = ""
+
+
+class Objects(Protocol):
+    """Buckets of objects."""
+
+    def buckets(self) -> list[str]:
+        """Names of all buckets."""
+
+    def create(self, bucket: str) -> None:
+        """Make a bucket."""
+
+    def find(self, bucket: str, key: str) -> Stored | None:
+        """Return the object, if it is there."""
+
+    def put(self, bucket: str, key: str, data: bytes) -> Stored:
+        """Store or replace."""
+
+    def delete(self, bucket: str, key: str) -> None:
+        """Remove; silent where absent."""
+
+    def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
+        """Return up to ``count`` objects after that key, and whether more follow."""
+
+
+def _page(keys: list[tuple[bytes, str]], prefix: str, after: str, count: int) -> tuple[list[tuple[bytes, str]], bool]:
+    start = bisect.bisect_left(keys, (prefix.encode(), ""))
+    if after:
+        start = max(start, bisect.bisect_right(keys, (after.encode(), after)))
+    found = []
+    for pair in keys[start : start + count + 1]:
+        if not pair[1].startswith(prefix):
+            break
+        found.append(pair)
+    return found[:count], len(found) > count
+
+
+class MemoryObjects:
+    """Objects in a dictionary; any key goes."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, dict[str, Stored]] = {}
+        self._sorted: dict[str, list[tuple[bytes, str]]] = {}
+        self._lock = threading.Lock()
+
+    def buckets(self) -> list[str]:
+        return sorted(self._buckets)
+
+    def create(self, bucket: str) -> None:
+        with self._lock:
+            self._buckets.setdefault(bucket, {})
+
+    def find(self, bucket: str, key: str) -> Stored | None:
+        return self._buckets.get(bucket, {}).get(key)
+
+    def put(self, bucket: str, key: str, data: bytes) -> Stored:
+        stored = Stored(len(data), hashlib.md5(data).hexdigest(), data)
+        with self._lock:
+            self._buckets.setdefault(bucket, {})[key] = stored
+            self._sorted.pop(bucket, None)
+        return stored
+
+    def delete(self, bucket: str, key: str) -> None:
+        with self._lock:
+            self._buckets.get(bucket, {}).pop(key, None)
+            self._sorted.pop(bucket, None)
+
+    def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
+        with self._lock:
+            objects = self._buckets.get(bucket, {})
+            keys = self._sorted.get(bucket)
+            if keys is None:
+                keys = self._sorted[bucket] = sorted((key.encode(), key) for key in objects)
+            found, more = _page(keys, prefix, after, count)
+            return [(key, objects[key]) for _, key in found], more
+
+
+class FileObjects:
+    """``root/<bucket>/<key>`` files; the ETag follows size and mtime."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def buckets(self) -> list[str]:
+        return sorted(path.name for path in self._root.iterdir() if path.is_dir())
+
+    def create(self, bucket: str) -> None:
+        (self._root / bucket).mkdir(parents=True, exist_ok=True)
+
+    def find(self, bucket: str, key: str) -> Stored | None:
+        path = self._root / bucket / key
+        if ".." in path.parts or not path.is_file():
+            return None
+        status = path.stat()
+        tag = hashlib.md5(f"{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()
+        return Stored(status.st_size, tag, path=str(path))
+
+    def put(self, bucket: str, key: str, data: bytes) -> Stored:
+        path = self._root / bucket / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        temporary.write_bytes(data)
+        temporary.rename(path)
+        stored = self.find(bucket, key)
+        assert stored is not None
+        return stored
+
+    def delete(self, bucket: str, key: str) -> None:
+        (self._root / bucket / key).unlink(missing_ok=True)
+
+    def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
+        top = self._root / bucket
+        names = (str(path.relative_to(top)) for path in top.rglob("*") if path.is_file() and path.suffix != ".part")
+        found, more = _page(sorted((name.encode(), name) for name in names), prefix, after, count)
+        objects = ((key, self.find(bucket, key)) for _, key in found)
+        return [(key, stored) for key, stored in objects if stored is not None], more
