@@ -1,0 +1,148 @@
+"""Epoch order, windows and batches against a plain re-computation."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.errors import BadRequest
+from feedd.plan.epoch import NeedCounts, rank_steps
+from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.sharding import assign
+from feedd.values import Cursor, EpochEnd, Topology
+
+_COUNTS = st.lists(st.integers(0, 9), min_size=0, max_size=12)
+
+
+def _options(batch: int, topology: Topology, *, shuffle: bool = True, window: int = 3) -> ReaderOptions:
+    return ReaderOptions(seed=5, shuffle=shuffle, window_shards=window, batch_size=batch, topology=topology)
+
+
+def _walk(reader: Reader, counts: dict[int, int], truth: list[int], epoch: int = 0) -> list[BatchRows]:
+    """Read an epoch as a session does: learn counts only when asked to."""
+    batches: list[BatchRows] = []
+    at = Cursor(epoch)
+    while True:
+        found = reader.rows(at)
+        if isinstance(found, NeedCounts):
+            counts.update({shard: truth[shard] for shard in found.shards})
+        elif isinstance(found, EpochEnd):
+            assert found.steps == len(batches)
+            return batches
+        else:
+            batches.append(found)
+            at = Cursor(epoch, at.step + 1, found.cursor.anchor_window, found.cursor.anchor_sample)
+
+
+def _ids(batch: BatchRows) -> list[tuple[int, int]]:
+    return list(zip(batch.shards[batch.shard_no].tolist(), batch.ordinal.tolist(), strict=True))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    truth=_COUNTS,
+    batch=st.integers(1, 7),
+    nodes=st.integers(1, 3),
+    ranks=st.integers(1, 3),
+    shuffle=st.booleans(),
+    window=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+)
+def test_every_sample_exactly_once(
+    truth: list[int], batch: int, nodes: int, ranks: int, shuffle: bool, window: int, epoch: int
+) -> None:
+    """Over all nodes and ranks each sample of the dataset comes exactly once, and only last batches are short."""
+    seen: list[tuple[int, int]] = []
+    for node, rank in itertools.product(range(nodes), range(ranks)):
+        topology = Topology(nodes * ranks, node * ranks + rank, ranks, rank, nodes, node)
+        counts: dict[int, int] = {}
+        assigned = assign(np.ones(len(truth), dtype=np.int64), nodes, node, "key")
+        reader = Reader(assigned, _options(batch, topology, shuffle=shuffle, window=window), counts)
+        batches = _walk(reader, counts, truth, epoch)
+        assert all(len(b.ordinal) == batch for b in batches[:-1])
+        node_total = sum(truth[shard] for shard in assigned.tolist())
+        assert len(batches) == rank_steps(node_total, batch, rank, ranks)
+        seen += [sample for b in batches for sample in _ids(b)]
+    assert sorted(seen) == [(shard, i) for shard, count in enumerate(truth) for i in range(count)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(truth=_COUNTS, batch=st.integers(1, 7), ranks=st.integers(1, 3), window=st.integers(1, 5))
+def test_resume_at_every_step(truth: list[int], batch: int, ranks: int, window: int) -> None:
+    """From any batch's cursor a fresh reader that knows no counts gives exactly the tail."""
+    topology = Topology(ranks, 0, ranks, 0)
+    assigned = np.arange(len(truth), dtype=np.int64)
+    counts: dict[int, int] = {}
+    whole = _walk(Reader(assigned, _options(batch, topology, window=window), counts), counts, truth)
+    for start, first in enumerate(whole):
+        fresh: dict[int, int] = {}
+        reader = Reader(assigned, _options(batch, topology, window=window), fresh)
+        tail, at = [], first.cursor
+        while not isinstance(found := reader.rows(at), EpochEnd):
+            if isinstance(found, NeedCounts):
+                assert min(reader.epoch_map(at).order.tolist().index(s) for s in found.shards) >= (
+                    reader.epoch_map(at).position(first.cursor.anchor_window)
+                )
+                fresh.update({shard: truth[shard] for shard in found.shards})
+                continue
+            tail.append(_ids(found))
+            at = Cursor(0, at.step + 1, found.cursor.anchor_window, found.cursor.anchor_sample)
+        assert tail == [_ids(b) for b in whole[start:]]
+
+
+def test_batches_may_be_asked_for_in_any_order() -> None:
+    """A batch is a function of its step alone: asking backwards gives the same rows."""
+    truth = [5, 0, 7, 3, 8, 1]
+    counts = dict(enumerate(truth))
+    topology = Topology(2, 1, 2, 1)
+    forward = _walk(Reader(np.arange(6), _options(4, topology), counts), counts, truth)
+    reader = Reader(np.arange(6), _options(4, topology), counts)
+    backward = [reader.rows(Cursor(0, step)) for step in reversed(range(len(forward)))]
+    assert [_ids(b) for b in reversed(backward) if isinstance(b, BatchRows)] == [_ids(b) for b in forward]
+
+
+def test_epochs_differ_and_repeat() -> None:
+    """Two epochs have different orders; the same epoch always has the same."""
+    truth = [6] * 8
+    counts = dict(enumerate(truth))
+    orders = [
+        [s for b in _walk(Reader(np.arange(8), _options(5, Topology()), counts), counts, truth, e) for s in _ids(b)]
+        for e in (0, 1, 0)
+    ]
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_without_shuffle_order_is_the_listing() -> None:
+    """Unshuffled, samples come shard by shard, first to last."""
+    truth = [2, 3, 1]
+    counts: dict[int, int] = {}
+    batches = _walk(Reader(np.arange(3), _options(2, Topology(), shuffle=False), counts), counts, truth)
+    assert [s for b in batches for s in _ids(b)] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+def test_a_foreign_cursor_is_refused() -> None:
+    """An anchor that contradicts the plan is an error that says so, not wrong data."""
+    reader = Reader(np.arange(4), _options(2, Topology(), window=1), dict.fromkeys(range(4), 3))
+    assert isinstance(reader.rows(Cursor(0, 0)), BatchRows)
+    assert isinstance(reader.rows(Cursor(0, 3)), BatchRows)
+    with pytest.raises(BadRequest, match="does not fit"):
+        reader.rows(Cursor(0, 1, anchor_window=1, anchor_sample=99))
+    with pytest.raises(BadRequest, match="does not fit"):
+        reader.rows(Cursor(0, 1, anchor_window=9, anchor_sample=9))
+
+
+def test_seeds_do_not_depend_on_the_batch() -> None:
+    """A sample's augmentation seed is the same in whatever batch size and rank it arrives."""
+    truth = [6] * 4
+    counts = dict(enumerate(truth))
+
+    def by_sample(batch: int) -> dict[tuple[int, int], int]:
+        batches = _walk(Reader(np.arange(4), _options(batch, Topology()), counts), counts, truth)
+        return {sample: int(seed) for b in batches for sample, seed in zip(_ids(b), b.seeds, strict=True)}
+
+    assert by_sample(4) == by_sample(7)
+    assert len(set(by_sample(4).values())) == 24
