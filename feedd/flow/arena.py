@@ -1,0 +1,260 @@
+"""An arena: numbered slots of equal size in one sealed memfd, shared with one trainer and the decode workers.
+
+The file has no name, so nothing is left behind however its holders die, and all of it is allocated before the
+first byte is written: a full machine is an error at ``create``, never a SIGBUS in the middle of a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from feedd.errors import Internal, ResourceExhausted
+from feedd.flow.memory import available_bytes
+from feedd.units import format_size
+from feedd.values import SlotRef
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+_ArenaT = TypeVar("_ArenaT", bound="Arena")
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
+
+
+class ArenaBudget:
+    """Bound on the bytes of all arenas together. Thread-safe: arenas are allocated off the event loop."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Start empty.
+
+        Args:
+            limit_bytes: most that may be reserved at any time.
+        """
+        self._limit_bytes = limit_bytes
+        self._reserved_bytes = 0
+        self._guard = threading.Lock()
+
+    @property
+    def limit_bytes(self) -> int:
+        """The bound."""
+        return self._limit_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all living arenas."""
+        return self._reserved_bytes
+
+    def reserve(self, size_bytes: int) -> None:
+        """Claim ``size_bytes``; give them back with ``release``.
+
+        Raises:
+            ResourceExhausted: they do not fit beside what is reserved.
+        """
+        with self._guard:
+            if self._reserved_bytes + size_bytes > self._limit_bytes:
+                raise ResourceExhausted(
+                    f"expected an arena of at most {format_size(self._limit_bytes - self._reserved_bytes)} "
+                    f"(limit {format_size(self._limit_bytes)}, in use {format_size(self._reserved_bytes)}), "
+                    f"got {format_size(size_bytes)}",
+                    hint=_HINT,
+                    stage="serve",
+                )
+            self._reserved_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Return a claim."""
+        with self._guard:
+            self._reserved_bytes -= size_bytes
+            assert self._reserved_bytes >= 0, "more arena bytes released than reserved"
+
+
+def _round_up(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _allocate(size_bytes: int) -> int:
+    """Return a sealed, fully allocated memfd."""
+    available = available_bytes()
+    if available is not None and size_bytes > available:
+        raise ResourceExhausted(
+            f"expected {format_size(size_bytes)} of memory for an arena, got {format_size(available)} available",
+            hint=_HINT,
+            stage="serve",
+        )
+    fd = -1
+    try:
+        fd = os.memfd_create("feedd-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, size_bytes)
+        os.posix_fallocate(fd, 0, size_bytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        if fd >= 0:
+            os.close(fd)
+        raise ResourceExhausted(
+            f"expected {format_size(size_bytes)} of memory for an arena, got {error.strerror}",
+            hint=_HINT,
+            stage="serve",
+        ) from error
+    return fd
+
+
+class Arena:
+    """One session's slots (seam ``Slots``). Slots are taken and given back on one thread only.
+
+    A slot's generation grows at each ``take``; a ``SlotRef`` of an earlier use is refused everywhere.
+    """
+
+    def __init__(self, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> None:
+        """Allocate and map; blocks for about 0.2 s per GiB (``create`` does it off the event loop).
+
+        Args:
+            slot_count: slots, at least 1.
+            slot_bytes: wanted size of each, rounded up to whole pages.
+            budget: bound shared with other arenas; the claim is returned by ``close``.
+
+        Raises:
+            ResourceExhausted: the budget, the machine or the control group has not that much left.
+        """
+        if slot_count < 1 or slot_bytes < 1:
+            raise ValueError(f"expected at least 1 slot of at least 1 byte, got {slot_count} of {slot_bytes}")
+        self._slot_bytes = _round_up(slot_bytes)
+        self._size_bytes = self._slot_bytes * slot_count
+        self._budget = budget
+        self._fd = -1
+        if budget is not None:
+            budget.reserve(self._size_bytes)
+        try:
+            self._fd = _allocate(self._size_bytes)
+            self._map = mmap.mmap(self._fd, self._size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException as error:
+            if budget is not None:
+                budget.release(self._size_bytes)
+            if self._fd >= 0:
+                os.close(self._fd)
+            if isinstance(error, OSError):
+                raise ResourceExhausted(
+                    f"expected to map an arena of {format_size(self._size_bytes)}, got {error.strerror}", stage="serve"
+                ) from error
+            raise
+        whole = memoryview(self._map)
+        self._views = [whole[i * self._slot_bytes : (i + 1) * self._slot_bytes] for i in range(slot_count)]
+        whole.release()
+        self._generations = [0] * slot_count
+        self._taken = [False] * slot_count
+        self._free = list(
+            range(slot_count - 1, -1, -1)
+        )  # a stack: the slot used last is the one still in the CPU cache
+
+    @classmethod
+    async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> Self:
+        """Build one on a thread; an arena whose caller was cancelled meanwhile is closed again.
+
+        Raises:
+            ResourceExhausted: as the constructor.
+        """
+        future = asyncio.get_running_loop().run_in_executor(None, cls, slot_count, slot_bytes, budget)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_late)
+            raise
+
+    @property
+    def slot_count(self) -> int:
+        """How many slots."""
+        return len(self._generations)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of each, a multiple of the page size."""
+        return self._slot_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the memfd: ``slot_count * slot_bytes``."""
+        return self._size_bytes
+
+    @property
+    def fd(self) -> int:
+        """The memfd; owned by the arena, duplicated by whoever keeps it. -1 once closed."""
+        return self._fd
+
+    @property
+    def taken_count(self) -> int:
+        """Slots in use."""
+        return len(self._generations) - len(self._free)
+
+    def take(self) -> SlotRef | None:
+        """Return a free slot under a fresh generation, or None; None too once closed."""
+        if not self._free or self._fd < 0:
+            return None
+        index = self._free.pop()
+        self._taken[index] = True
+        self._generations[index] += 1
+        return SlotRef(index, self._generations[index])
+
+    def _holds(self, slot: SlotRef) -> bool:
+        return (
+            0 <= slot.index < len(self._generations)
+            and self._taken[slot.index]
+            and self._generations[slot.index] == slot.generation
+        )
+
+    def give_back(self, slot: SlotRef) -> bool:
+        """Free the slot; False, and nothing happens, where this use of it is over already."""
+        if not self._holds(slot):
+            return False
+        self._taken[slot.index] = False
+        self._free.append(slot.index)
+        return True
+
+    def view(self, slot: SlotRef) -> memoryview:
+        """Return the slot's bytes in this process, writable; borrowed: released by ``close``.
+
+        Raises:
+            Internal: this use of the slot is over.
+        """
+        if self._fd < 0 or not self._holds(slot):
+            raise Internal(
+                f"expected a slot in use, got slot {slot.index} of generation {slot.generation}", stage="serve"
+            )
+        return self._views[slot.index]
+
+    def close(self) -> None:
+        """Close the memfd and unmap; idempotent. Other processes' mappings live on until they unmap.
+
+        A buffer somebody made of a view (a numpy array, a slice) keeps the mapping alive until it is collected.
+        """
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        if self._budget is not None:
+            self._budget.release(self._size_bytes)
+        for view in self._views:
+            with contextlib.suppress(BufferError):
+                view.release()
+        self._views.clear()
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Arena({self.taken_count}/{self.slot_count} x {format_size(self._slot_bytes)})"
+
+
+def _close_late(future: asyncio.Future[_ArenaT]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
