@@ -1,0 +1,98 @@
+"""Structured logs to standard error: one JSON object or one readable line per event, never a secret in either."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING, Literal, TextIO
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
+
+REDACTED = "(redacted)"
+_SECRET_NAME = re.compile(
+    r"secret|token|password|passwd|credential|authorization|signature|private.?key", re.IGNORECASE
+)
+# The same inside texts: signed URLs, header dumps, user:password@host.
+_SECRET_TEXT = re.compile(
+    r"(?P<name>(?:x-amz-(?:security-token|signature|credential)|signature|authorization"
+    r"|aws_secret_access_key|aws_session_token|password|(?:access_|auth_|\b)token)[\"']?\s*[=:]\s*[\"']?)"
+    r"(?P<value>(?:AWS4-HMAC-SHA256|Bearer|Basic)\s+[^\n\"']+|[^\s&\"',;}]+)",
+    re.IGNORECASE,
+)
+_USER_INFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@", re.IGNORECASE)
+
+
+def redact_text(text: str) -> str:
+    """Return ``text`` with what looks like a secret replaced."""
+    text = _SECRET_TEXT.sub(lambda match: match["name"] + REDACTED, text)
+    return _USER_INFO.sub(lambda match: f"{match['scheme']}{REDACTED}@", text)
+
+
+def _redact_value(name: str, value: object) -> object:
+    if isinstance(value, bool | int | float) or value is None:
+        return value  # "tokens=2048" is a count, not a secret
+    if _SECRET_NAME.search(name):
+        return REDACTED
+    if isinstance(value, dict):
+        return {key: _redact_value(str(key), each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redact_value("", each) for each in value]
+    text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
+    return redact_text(text)
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, object]:
+    """Processor: replace secrets by name and by shape, in nested values too."""
+    # Names with an underscore first are structlog's own bookkeeping and never rendered.
+    return {name: value if name.startswith("_") else _redact_value(name, value) for name, value in event.items()}
+
+
+def _plain_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Render tracebacks to text before redaction: the text of an exception may quote a signed URL."""
+    return structlog.processors.format_exc_info(_logger, _method, event)
+
+
+def configure_logging(form: Literal["json", "text"], level: str = "info", stream: TextIO | None = None) -> None:
+    """Send structlog's and the standard library's records to ``stream`` (standard error) in one form.
+
+    Args:
+        form: ``json`` for machines, ``text`` for people.
+        level: lowest level shown: debug, info, warning or error.
+        stream: where to write; the process's standard error when None.
+    """
+    out = stream or sys.stderr
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        _plain_exception,
+        redact,
+    ]
+    renderer: Processor = (
+        structlog.processors.JSONRenderer(default=str)
+        if form == "json"
+        else structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=28, timestamp_key="time")
+    )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,  # a second call (tests, --log-level) must take effect everywhere
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(number, logging.WARNING))  # libraries speak up only when something is wrong

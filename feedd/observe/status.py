@@ -1,0 +1,154 @@
+"""The status endpoint: Prometheus metrics, health, and one plain page for people."""
+
+from __future__ import annotations
+
+import errno
+import html
+import ipaddress
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from feedd import metrics
+from feedd.errors import BadConfig
+from feedd.observe.page import Rates, render_page
+from feedd.values import Lifecycle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from feedd.observe.recorder import PrometheusRecorder
+
+KEEPALIVE_S = 15.0
+SHUTDOWN_S = 1.0
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSource:
+    """What the endpoint reads; it changes nothing.
+
+    Attributes:
+        state: the daemon's present state.
+        started_s: ``time.monotonic()`` at the daemon's start.
+        cache_capacity_bytes: configured size of the cache, for the fill level.
+    """
+
+    recorder: PrometheusRecorder
+    state: Callable[[], Lifecycle]
+    version: str
+    daemon_id: str
+    started_s: float
+    cache_capacity_bytes: int = 0
+
+    def uptime_s(self) -> float:
+        """Seconds since the daemon started."""
+        return time.monotonic() - self.started_s
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Split ``host:port``; IPv6 hosts stand in brackets.
+
+    Raises:
+        ValueError: no port, or one outside 0 to 65535.
+    """
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not bare or (":" in bare and not bracketed) or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"expected host:port (like 127.0.0.1:7071 or [::1]:7071), got {text!r}")
+    return bare, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Handlers:
+    """Answers of the three pages."""
+
+    def __init__(self, source: StatusSource) -> None:
+        self._source = source
+        self._rates = Rates()
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._source.recorder.exposition(), headers={"Content-Type": _METRICS_TYPE})
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        state = self._source.state()
+        body = {
+            "state": state.value,
+            "version": self._source.version,
+            "daemon_id": self._source.daemon_id,
+            "uptime_s": round(self._source.uptime_s(), 3),
+            "sessions": int(self._source.recorder.total(metrics.SERVE_SESSIONS)),
+        }
+        return web.json_response(body, status=200 if state is Lifecycle.READY else 503)
+
+    async def page(self, _request: web.Request) -> web.Response:
+        source = self._source
+        samples = source.recorder.samples()
+        text = render_page(
+            title=html.escape(f"feedd {source.version} - {source.state().value}"),
+            uptime_s=source.uptime_s(),
+            cache_capacity_bytes=source.cache_capacity_bytes,
+            samples=samples,
+            rates=self._rates.update(source.uptime_s(), samples),
+        )
+        return web.Response(text=text, content_type="text/html")
+
+
+def _app(source: StatusSource) -> web.Application:
+    handlers = _Handlers(source)
+    app = web.Application(client_max_size=1024)
+    app.router.add_get("/", handlers.page)
+    app.router.add_get("/metrics", handlers.metrics)
+    app.router.add_get("/healthz", handlers.healthz)
+    return app
+
+
+def _translate(error: OSError, address: str) -> BadConfig:
+    reasons = {
+        errno.EADDRINUSE: ("the port is taken", "another feedd may be running; choose another with --status, or off"),
+        errno.EADDRNOTAVAIL: ("this machine does not have that address", "use 127.0.0.1 or 0.0.0.0"),
+        errno.EACCES: ("the port needs privileges", "choose one above 1023"),
+    }
+    number = error.errno if error.errno is not None else 0
+    what, hint = reasons.get(number, (error.strerror or str(error), ""))
+    return BadConfig(
+        f"expected to listen for status on {address}, got: {what}", object="status", hint=hint, stage="observe"
+    )
+
+
+@asynccontextmanager
+async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
+    """Serve ``/``, ``/metrics`` and ``/healthz`` until left; yields the address really bound (port 0: a free one).
+
+    Raises:
+        BadConfig: the address cannot be listened on.
+    """
+    host, port = parse_address(address)
+    runner = web.AppRunner(
+        _app(source),
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=KEEPALIVE_S,
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise _translate(error, address) from error
+        bound = runner.addresses[0]
+        yield f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
+    finally:
+        await runner.cleanup()
