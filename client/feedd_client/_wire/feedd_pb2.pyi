@@ -166,14 +166,22 @@ class Cursor(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., anchor_window: _Optional[int] = ..., anchor_sample: _Optional[int] = ...) -> None: ...
 
 class StreamStart(_message.Message):
-    __slots__ = ("session_id", "next", "inline_only")
+    __slots__ = ("session_id", "next", "inline_only", "held")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     INLINE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     next: Cursor
     inline_only: bool
-    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ...) -> None: ...
+    held: HeldLeases
+    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ..., held: _Optional[_Union[HeldLeases, _Mapping]] = ...) -> None: ...
+
+class HeldLeases(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[Release]
+    def __init__(self, leases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("slot", "generation")

@@ -1,0 +1,235 @@
+"""Between the contract's messages and the values rooms speak in. Every number of a request is judged here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.errors import BadRequest, VersionMismatch
+from feedd.values import Cursor, FieldKind, OpenSpec, SlotRef, Topology
+from feedd.wire import feedd_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from feedd.errors import FeeddError
+    from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+_INT64_MAX = (1 << 63) - 1
+_KINDS = {
+    FieldKind.DENSE: pb.TensorSpec.DENSE,
+    FieldKind.RAGGED: pb.TensorSpec.RAGGED,
+    FieldKind.TEXT: pb.TensorSpec.TEXT,
+    FieldKind.JSON: pb.TensorSpec.JSON,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLimits:
+    """What an Open may ask for at most; far above any sane use, far below what could hurt the daemon."""
+
+    urls_max: int = 100_000
+    url_bytes_max: int = 8 * 1024
+    fields_max: int = 256
+    recipe_bytes_max: int = 64 * 1024
+    batch_size_max: int = 1 << 20
+    window_shards_max: int = 1 << 20
+    prefetch_batches_max: int = 1024
+    consumer_count_max: int = 1024
+    world_size_max: int = 1 << 20
+
+
+def check_version(version: pb.ProtocolVersion) -> None:
+    """Let every client of our major version in, newer minor ones too: they know what we do not have.
+
+    Raises:
+        VersionMismatch: another major version, or none given.
+    """
+    if version.major == PROTOCOL_MAJOR:
+        return
+    ours = f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
+    theirs = f"{version.major}.{version.minor}" if version.major else "none"
+    behind = "feedd on this node" if version.major > PROTOCOL_MAJOR else "feedd-client in the training environment"
+    raise VersionMismatch(
+        f"expected protocol {PROTOCOL_MAJOR}.x (the daemon speaks {ours}), got {theirs} from the client",
+        hint=f"upgrade {behind}",
+        stage="serve",
+    )
+
+
+def _bounded(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise BadRequest(f"expected {low} <= {name} <= {high}, got {value}", object=name, stage="serve")
+    return value
+
+
+def _texts(name: str, texts: Sequence[str], count_max: int, size_max: int) -> tuple[str, ...]:
+    _bounded(f"count of {name}", len(texts), 0, count_max)
+    for text in texts:
+        _bounded(f"length of one of {name}", len(text), 0, size_max)
+    return tuple(texts)
+
+
+def _topology(request: pb.OpenRequest, limits: OpenLimits) -> Topology:
+    if not request.HasField("topology"):
+        return Topology()
+    wire = request.topology
+    for name in ("world_size", "local_world_size", "node_count"):
+        _bounded(name, getattr(wire, name), 1, limits.world_size_max)
+    try:
+        return Topology(
+            world_size=wire.world_size,
+            rank=wire.rank,
+            local_world_size=wire.local_world_size,
+            local_rank=wire.local_rank,
+            node_count=wire.node_count,
+            node_rank=wire.node_rank,
+        )
+    except ValueError as error:
+        raise BadRequest(str(error), object="topology", stage="serve") from error
+
+
+def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
+    """Translate an Open; names (of recipes, of sharding) are judged by the backend, numbers and sizes here.
+
+    Raises:
+        BadRequest: a number or size out of its bounds, or nothing to read.
+    """
+    urls = _texts("urls", request.urls, limits.urls_max, limits.url_bytes_max)
+    if not urls or not all(urls):
+        raise BadRequest(
+            f"expected at least one URL and none empty, got {list(urls[:3])}", object="urls", stage="serve"
+        )
+    _bounded("length of expect_fingerprint", len(request.expect_fingerprint), 0, 64)
+    recipe = request.recipe
+    _bounded("count of fields", len(recipe.fields), 0, limits.fields_max)
+    names = _texts("field names", [field.name for field in recipe.fields], limits.fields_max, limits.url_bytes_max)
+    if len(set(names)) != len(names) or not all(names):
+        raise BadRequest(f"expected distinct field names, got {list(names)}", object="recipe", stage="serve")
+    recipes = _texts("recipes", [f.recipe for f in recipe.fields], limits.fields_max, limits.recipe_bytes_max)
+    consumer_count = _bounded("consumer_count", request.consumer_count or 1, 1, limits.consumer_count_max)
+    return OpenSpec(
+        urls=urls,
+        fields=tuple(zip(names, recipes, strict=True)),
+        batch_size=_bounded("batch_size", recipe.batch_size, 1, limits.batch_size_max),
+        topology=_topology(request, limits),
+        keys=recipe.keys,
+        bad_samples_max=recipe.bad_samples_max,
+        shuffle=request.shuffle.enabled,
+        window_shards=_bounded("window_shards", request.shuffle.window_shards, 0, limits.window_shards_max),
+        seed=request.seed,
+        sharding=_texts("sharding", [request.sharding or "key"], 1, 64)[0],
+        epoch=_bounded("epoch", request.epoch, 0, _INT64_MAX),
+        prefetch_batches=_bounded("prefetch_batches", request.prefetch_batches or 1, 1, limits.prefetch_batches_max),
+        consumer_count=consumer_count,
+        consumer_index=_bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
+        expect_fingerprint=request.expect_fingerprint,
+    )
+
+
+def cursor_from(wire: pb.Cursor) -> Cursor:
+    """Translate a resume position.
+
+    Raises:
+        BadRequest: a number no position can have.
+    """
+    for name in ("epoch", "step", "anchor_window", "anchor_sample"):
+        _bounded(f"cursor.{name}", getattr(wire, name), 0, _INT64_MAX)
+    return Cursor(wire.epoch, wire.step, wire.anchor_window, wire.anchor_sample)
+
+
+def slots_from(releases: Iterable[pb.Release]) -> list[SlotRef]:
+    """Translate releases; whether such a lease exists is the session's to judge."""
+    return [SlotRef(release.slot, release.generation) for release in releases]
+
+
+def error_message(error: FeeddError) -> pb.Error:
+    """Return what travels in-band and in the trailer."""
+    return pb.Error(
+        kind=error.kind,
+        message=error.message,
+        object=error.object,
+        hint=error.hint,
+        retryable=error.retryable,
+        stage=error.stage,
+    )
+
+
+def spec_message(spec: TensorSpec) -> pb.TensorSpec:
+    """Return a field's layout as the client reads it."""
+    return pb.TensorSpec(name=spec.name, kind=_KINDS[spec.kind], dtype=spec.dtype, shape=spec.shape, ndim=spec.ndim)
+
+
+def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id: str) -> pb.OpenResponse:
+    """Return the answer to Open, without the arena."""
+    response = pb.OpenResponse(
+        version=pb.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
+        session_id=session_id,
+        specs=[spec_message(spec) for spec in info.specs],
+        fingerprint=info.fingerprint,
+        shard_count=info.shard_count,
+        assigned_shard_count=info.assigned_shard_count,
+        assigned_bytes=info.assigned_bytes,
+        slot_count=slot_count,
+        daemon_id=daemon_id,
+    )
+    if info.steps is not None:
+        response.steps = info.steps
+    return response
+
+
+class BatchWriter:
+    """Makes Batch messages; keeps the last regions, which are the same objects for every dense batch."""
+
+    def __init__(self) -> None:
+        self._regions: tuple[Region, ...] = ()
+        self._wire: list[pb.FieldRegion] = []
+
+    def message(self, seq: int, batch: BatchReady, slot: SlotRef | None) -> pb.Batch:
+        """Return the message: a lease on ``slot``, or the head of an inline batch where it is None."""
+        if batch.regions is not self._regions and batch.regions != self._regions:
+            self._wire = [
+                pb.FieldRegion(
+                    values_at=region.values_at,
+                    values_bytes=region.values_bytes,
+                    offsets_at=region.offsets_at,
+                    shapes_at=region.shapes_at,
+                )
+                for region in batch.regions
+            ]
+            self._regions = batch.regions
+        at = batch.cursor
+        return pb.Batch(
+            seq=seq,
+            cursor=pb.Cursor(
+                epoch=at.epoch, step=at.step, anchor_window=at.anchor_window, anchor_sample=at.anchor_sample
+            ),
+            rows=batch.rows,
+            regions=self._wire,
+            size_bytes=batch.size_bytes,
+            inline=slot is None,
+            slot=0 if slot is None else slot.index,
+            generation=0 if slot is None else slot.generation,
+            bad_samples=batch.bad_samples,
+        )
+
+
+def chunk_bytes(seq: int, offset: int, data: memoryview) -> bytes:
+    """Return a serialized StreamResponse that holds one Chunk, having copied ``data`` once.
+
+    Protobuf fields may be concatenated; the payload goes last, so it needs no copy into a message object first.
+    """
+    head = pb.Chunk(seq=seq, offset=offset).SerializeToString() + b"\x1a" + _varint(data.nbytes)
+    return b"".join((b"\x12", _varint(len(head) + data.nbytes), head, data))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(0x80 | (value & 0x7F))
+        value >>= 7
+    out.append(value)
+    return bytes(out)
