@@ -1,0 +1,167 @@
+"""Every option, with its default, its bounds and what it does. The one place where an option is defined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from feedd.config.machine import default_arena_bytes, default_cache_bytes
+from feedd.config.types import (
+    AbsolutePath,
+    Duration,
+    HttpUrl,
+    Listen,
+    ReadableFile,
+    RoleArn,
+    Size,
+    Status,
+    Workers,
+    split_list,
+)
+from feedd.units import GIB, KIB, MIB
+
+DEFAULT_CACHE_DIR = Path("/var/cache/feedd")
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and no name that is not an option."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+_SectionT = TypeVar("_SectionT", bound=Section)
+
+
+def _section(kind: type[_SectionT]) -> _SectionT:
+    """Declare a section whose defaults are made when needed, because some depend on the machine."""
+    return Field(default_factory=kind)
+
+
+class CacheConfig(Section):
+    """Shards on local disk."""
+
+    dir: AbsolutePath = Field(DEFAULT_CACHE_DIR, description="directory for shards, best on local NVMe or tmpfs")
+    size: Size = Field(
+        default_factory=lambda data: default_cache_bytes(data.get("dir", DEFAULT_CACHE_DIR)),
+        ge=MIB,
+        description="most disk the cache may hold; left out: half of the file system it lies on",
+    )
+    free_reserve: Size = Field(GIB, description="space on that file system that is never touched")
+
+
+class FetchConfig(Section):
+    """Parallel range requests to the store."""
+
+    part_size: Size = Field(8 * MIB, ge=64 * KIB, le=4 * GIB, description="bytes of one range request")
+    parts_in_flight: int = Field(16, ge=1, le=4096, description="most range requests at one time")
+    bytes_in_flight: Size = Field(256 * MIB, ge=MIB, description="most bytes asked for and not yet received")
+    attempts: int = Field(5, ge=1, le=100, description="how often one request is sent before it is an error")
+    connect_timeout: Duration = Field(5.0, gt=0, le=600, description="longest wait for a connection")
+    read_timeout: Duration = Field(30.0, gt=0, le=3600, description="longest silence on a connection")
+
+
+class DecodeConfig(Section):
+    """Decode worker processes."""
+
+    workers: Workers = Field("auto", description="worker processes; auto: one per core this process may use, less one")
+    nice: int = Field(5, ge=0, le=19, description="niceness of workers, so that the trainer goes first")
+    task_deadline: Duration = Field(60.0, gt=0, description="longest time for one task before its worker is replaced")
+
+
+class ArenaConfig(Section):
+    """Shared memory that batches are handed over in."""
+
+    size: Size = Field(
+        default_factory=default_arena_bytes,
+        ge=MIB,
+        description="most memory for all sessions' slots; left out: a quarter of the memory",
+    )
+    slots_max: int = Field(16, ge=2, le=1024, description="most slots (batches ahead) one session is granted")
+
+
+class ShuffleConfig(Section):
+    """Defaults of shuffling."""
+
+    window_shards: int = Field(8, ge=1, description="shards whose samples are mixed, where the client names no window")
+
+
+class TlsConfig(Section):
+    """TLS of the TCP listeners."""
+
+    cert: ReadableFile | None = Field(None, description="PEM file with the server's certificate chain")
+    key: ReadableFile | None = Field(None, description="PEM file with the server's private key")
+    client_ca: ReadableFile | None = Field(None, description="PEM file; clients must show a certificate it signed")
+
+
+class SecurityConfig(Section):
+    """Who may connect."""
+
+    allow_insecure_tcp: bool = Field(default=False, description="listen beyond this machine without TLS")
+    allow_uids: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_list)] = Field(
+        [], description="user ids that may take an arena over the Unix socket; empty: whoever may open the socket"
+    )
+
+
+class DrainConfig(Section):
+    """Stopping."""
+
+    grace: Duration = Field(30.0, ge=0, le=3600, description="time open streams get to end after SIGTERM")
+
+
+class LogConfig(Section):
+    """Logs, on standard error."""
+
+    format: Literal["json", "text"] = Field("json", description="json for machines, text for people")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level shown")
+
+
+class S3Config(Section):
+    """How one bucket is reached; what is left out comes from the AWS environment, as in boto3."""
+
+    endpoint_url: HttpUrl | None = Field(None, description="URL of an S3-compatible store")
+    region: str | None = Field(None, description="region of the bucket")
+    profile: str | None = Field(None, description="profile of the shared AWS configuration")
+    role_arn: RoleArn | None = Field(None, description="role to assume for this bucket")
+    addressing_style: Literal["auto", "path", "virtual"] = Field("auto", description="where the bucket's name goes")
+    anonymous: bool = Field(default=False, description="send unsigned requests, for public buckets")
+    requester_pays: bool = Field(default=False, description="agree to pay for requests to this bucket")
+    ca_bundle: ReadableFile | None = Field(None, description="PEM file of authorities to trust for this endpoint")
+
+
+class Config(Section):
+    """The whole configuration of one daemon."""
+
+    listen: Annotated[list[Listen], BeforeValidator(split_list)] = Field(
+        ["unix:///run/feedd/feedd.sock"],
+        min_length=1,
+        description="addresses for trainers: unix:///path.sock (shared memory) or host:port (batches inline)",
+    )
+    status: Status = Field("127.0.0.1:7071", description="address of the status page and metrics; off: none")
+    cache: CacheConfig = _section(CacheConfig)
+    fetch: FetchConfig = _section(FetchConfig)
+    decode: DecodeConfig = _section(DecodeConfig)
+    arena: ArenaConfig = _section(ArenaConfig)
+    shuffle: ShuffleConfig = _section(ShuffleConfig)
+    tls: TlsConfig = _section(TlsConfig)
+    security: SecurityConfig = _section(SecurityConfig)
+    drain: DrainConfig = _section(DrainConfig)
+    log: LogConfig = _section(LogConfig)
+    s3: dict[str, S3Config] = Field(default_factory=dict, description='settings per bucket; "*" for all others')
+
+    @field_validator("listen")
+    @classmethod
+    def _no_address_twice(cls, value: list[str]) -> list[str]:
+        twice = sorted({address for address in value if value.count(address) > 1})
+        if twice:
+            raise ValueError(f"expected each address once, got {', '.join(twice)} twice")
+        return value
+
+    @field_validator("s3", mode="before")
+    @classmethod
+    def _bucket_names(cls, value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+        for bucket in value if isinstance(value, dict) else ():
+            if not bucket or "/" in bucket or ":" in bucket:
+                raise ValueError(f'expected the name of a bucket or "*", got {bucket!r}')
+        return value

@@ -1,0 +1,126 @@
+"""The options as a list: for ``feedd check``, the example file and the tests that hold documents to the code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from feedd.config.models import Config, S3Config
+from feedd.config.types import OFF, DurationUnit, SizeUnit
+from feedd.observe.logs import redact_text
+from feedd.units import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
+
+ANY_BUCKET = "*"
+UNSET = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        path: names from the top: ``("cache", "size")``; bucket settings have ``"*"`` in the middle.
+        description: what it does.
+        default: rendered default; empty where it depends on the machine, or is unset.
+    """
+
+    path: tuple[str, ...]
+    description: str
+    default: str
+
+    @property
+    def name(self) -> str:
+        """Dotted name, as in TOML: ``cache.size``, ``s3."*".region``."""
+        return dotted(self.path)
+
+    @property
+    def env(self) -> str:
+        """Variable that sets it; empty for bucket settings, which come as one JSON text in ``FEEDD_S3``."""
+        return "" if self.path[0] == "s3" else "FEEDD_" + "__".join(self.path).upper()
+
+
+def dotted(path: tuple[str, ...]) -> str:
+    """Join names as TOML does: quoted where they hold more than letters, digits, dash and underscore."""
+    return ".".join(
+        part if part.replace("-", "").replace("_", "").isalnum() and part.isascii() else f'"{part}"' for part in path
+    )
+
+
+def section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a field that is a section, else None."""
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _exact_size(value: int) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if value and value % unit == 0:
+            return f"{value // unit}{name}"
+    return str(value)
+
+
+def render_value(info: FieldInfo | None, value: Any) -> str:  # noqa: ANN401 - a value of any option
+    """Show a value the way a user would write it, without secrets."""
+    metadata = info.metadata if info is not None else []
+    if value is None:
+        return OFF
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if SizeUnit in metadata and isinstance(value, int):
+        return _exact_size(value)
+    if DurationUnit in metadata and isinstance(value, int | float):
+        return f"{value:g}s"
+    if isinstance(value, list | tuple):
+        return ", ".join(render_value(None, each) for each in value) or UNSET
+    return redact_text(str(value))
+
+
+def _unset(info: FieldInfo) -> bool:
+    allowed = get_args(info.annotation) if get_origin(info.annotation) in {Union, UnionType} else ()
+    return info.default is None and type(None) in allowed
+
+
+def _default(info: FieldInfo) -> str:
+    if info.default_factory is not None or _unset(info):
+        return ""
+    return render_value(info, info.default)
+
+
+def options(model: type[BaseModel] = Config, above: tuple[str, ...] = ()) -> Iterator[Option]:
+    """Yield every option in the order of the models."""
+    for name, info in model.model_fields.items():
+        path = (*above, name)
+        section = section_of(info)
+        if section is not None:
+            yield from options(section, path)
+        elif path == ("s3",):
+            yield from options(S3Config, (*path, ANY_BUCKET))
+        else:
+            yield Option(path, info.description or "", _default(info))
+
+
+def render(config: BaseModel, above: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the effective value of every option by dotted name, secrets left out."""
+    shown: dict[str, str] = {}
+    for name, info in type(config).model_fields.items():
+        path = (*above, name)
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            shown |= render(value, path)
+        elif isinstance(value, dict):
+            for bucket, settings in value.items():
+                shown |= render(settings, (*path, bucket))
+        elif value is None and _unset(info) and path != ("status",):
+            shown[dotted(path)] = UNSET
+        else:
+            shown[dotted(path)] = render_value(info, str(value) if isinstance(value, Path) else value)
+    return shown

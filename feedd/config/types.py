@@ -1,0 +1,117 @@
+"""Types of single values: sizes, durations, addresses, lists that may come as one text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator
+
+from feedd.observe.status import is_loopback, parse_address
+from feedd.units import parse_duration_s, parse_size
+
+OFF = "off"
+UNIX_PREFIX = "unix://"
+_UNIX_PATH_MAX = 107  # bytes: sockaddr_un has 108 with the closing zero
+
+
+class SizeUnit:
+    """Marks a field as bytes, so that it is shown as ``64MiB``."""
+
+
+class DurationUnit:
+    """Marks a field as seconds, so that it is shown as ``30s``."""
+
+
+def _size(value: Any) -> int:  # noqa: ANN401 - whatever the user wrote
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"expected a size like 64MiB, got {value!r}")  # noqa: TRY004 - pydantic collects ValueError only
+    return parse_size(value)
+
+
+def _duration(value: Any) -> float:  # noqa: ANN401 - whatever the user wrote
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"expected a duration like 30s, got {value!r}")  # noqa: TRY004 - pydantic collects ValueError only
+    return parse_duration_s(value)
+
+
+def split_list(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    """Accept ``a, b`` where a list is wanted: that is how a list comes from the environment."""
+    if isinstance(value, str):
+        return [item.strip() for item in value.split(",") if item.strip()]
+    return value
+
+
+def _listen(value: str) -> str:
+    if value.startswith(UNIX_PREFIX):
+        path = value.removeprefix(UNIX_PREFIX)
+        if not path.startswith("/") or path.endswith("/"):
+            raise ValueError(f"expected unix:///absolute/path.sock, got {value!r}")
+        if len(os.fsencode(path)) > _UNIX_PATH_MAX:
+            raise ValueError(f"expected a socket path of at most {_UNIX_PATH_MAX} bytes, got {len(os.fsencode(path))}")
+        return value
+    if "://" in value:
+        raise ValueError(f"expected unix:///path or host:port, got {value!r}")
+    parse_address(value)
+    return value
+
+
+def is_open_tcp(address: str) -> bool:
+    """Tell whether ``address`` can be reached from other machines."""
+    return not address.startswith(UNIX_PREFIX) and not is_loopback(parse_address(address)[0])
+
+
+def _status(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    if value is None or (isinstance(value, str) and value.strip().lower() in {OFF, "none", ""}):
+        return None
+    if isinstance(value, str):
+        parse_address(value)
+    return value
+
+
+def _workers(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    text = str(value).strip().lower()
+    if text == "auto":
+        return "auto"
+    if isinstance(value, bool) or not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ValueError(f"expected auto or 1 to 1024 worker processes, got {value!r}")
+    return int(text)
+
+
+def _readable_file(path: Path) -> Path:
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise ValueError(f"expected a readable file, got {str(path)!r}")
+    return path
+
+
+def _http_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"expected an http:// or https:// URL, got {text!r}")
+    return text
+
+
+def _role_arn(text: str) -> str:
+    if not text.startswith("arn:") or ":role/" not in text:
+        raise ValueError(f"expected arn:aws:iam::ACCOUNT:role/NAME, got {text!r}")
+    return text
+
+
+def _absolute(path: Path) -> Path:
+    path = path.expanduser()
+    if not path.is_absolute():
+        raise ValueError(f"expected an absolute path, got {str(path)!r}")
+    return path
+
+
+Size = Annotated[int, BeforeValidator(_size), SizeUnit]
+Duration = Annotated[float, BeforeValidator(_duration), DurationUnit]
+Listen = Annotated[str, BeforeValidator(lambda value: _listen(value) if isinstance(value, str) else value)]
+Status = Annotated[str | None, BeforeValidator(_status)]
+Workers = Annotated[Literal["auto"] | int, BeforeValidator(_workers)]
+ReadableFile = Annotated[Path, BeforeValidator(lambda value: _readable_file(Path(value).expanduser()))]
+AbsolutePath = Annotated[Path, BeforeValidator(lambda value: _absolute(Path(value)))]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+RoleArn = Annotated[str, AfterValidator(_role_arn)]

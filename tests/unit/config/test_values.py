@@ -1,0 +1,119 @@
+"""Single values and helpers: lines of a TOML file, defaults of the machine, descriptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.config import ConfigProblems, load, options
+from feedd.config.machine import default_cache_bytes, existing_parent, memory_bytes
+from feedd.config.options import dotted
+from feedd.config.toml_lines import line_of
+
+TEXT = """
+listen = ["a"]   # first
+[cache]
+size = "1GiB"
+[s3."a.b"]
+'region' = "x"
+[fetch]
+part_size = 1
+s3.c.profile = "not the top level"
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("listen",), 2),
+        (("cache", "size"), 4),
+        (("s3", "a.b", "region"), 6),
+        (("fetch", "part_size"), 8),
+        (("size",), None),
+        (("cache", "dir"), None),
+    ],
+)
+def test_lines_are_found(path: tuple[str, ...], line: int | None) -> None:
+    """A name is found under its own table, quoted or not, and only there."""
+    assert line_of(TEXT, path) == line
+
+
+@given(st.text(), st.lists(st.text(min_size=1), min_size=1, max_size=3))
+def test_line_search_survives_any_text(text: str, path: list[str]) -> None:
+    """Whatever the file holds, the search ends with a line of it or with None."""
+    line = line_of(text, tuple(path))
+    assert line is None or 1 <= line <= len(text.splitlines())
+
+
+def test_every_option_is_described_once() -> None:
+    """Each option has a name of its own and a description that is one plain line."""
+    names = [option.name for option in options()]
+    assert len(names) == len(set(names)) > 30
+    for option in options():
+        assert option.description, option.name
+        assert "\n" not in option.description
+
+
+def test_environment_names_are_derived() -> None:
+    """Variables follow from dotted names; bucket settings have none of their own."""
+    by_name = {option.name: option.env for option in options()}
+    assert by_name["cache.size"] == "FEEDD_CACHE__SIZE"
+    assert by_name["listen"] == "FEEDD_LISTEN"
+    assert by_name['s3."*".region'] == ""
+
+
+def test_names_are_quoted_as_in_toml() -> None:
+    """Parts with other characters than letters, digits, dash and underscore are quoted."""
+    assert dotted(("s3", "a-b_c", "region")) == "s3.a-b_c.region"
+    assert dotted(("s3", "a.b", "region")) == 's3."a.b".region'
+
+
+def test_cache_default_is_half_of_its_file_system(tmp_path: Path) -> None:
+    """A directory that does not exist yet counts for the file system it will lie on."""
+    assert existing_parent(tmp_path / "a" / "b") == tmp_path
+    assert default_cache_bytes(tmp_path / "a" / "b") == default_cache_bytes(tmp_path) > 0
+
+
+def test_memory_is_known() -> None:
+    """The memory this process may use is a positive number of bytes."""
+    assert memory_bytes() > 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cache.size", True),
+        ("cache.size", 1.5),
+        ("cache.dir", "relative/dir"),
+        ("drain.grace", True),
+        ("decode.workers", "0"),
+        ("decode.workers", "-3"),
+        ("decode.nice", "20"),
+        ("listen", []),
+        ("listen", "unix:///" + "x" * 120),
+        ("listen", "http://x:1"),
+        ("listen", "a:1,a:1"),
+        ("status", "7071"),
+        ("security.allow_uids", "-1"),
+        ("s3.b.endpoint_url", "ftp://x"),
+        ("s3.b.role_arn", "role"),
+        ("s3.b.addressing_style", "host"),
+        ("s3.'b/c'.region", "x"),
+    ],
+)
+def test_bad_values_are_refused(name: str, value: object) -> None:
+    """A value of the wrong kind or out of bounds is one problem with the flag as origin."""
+    with pytest.raises(ConfigProblems) as caught:
+        load({name: (value, "flag --set")}, {})
+    (problem,) = caught.value.problems
+    assert "expected" in problem.expected or "should" in problem.expected, problem
+
+
+def test_sizes_may_be_plain_numbers() -> None:
+    """A number without unit is bytes, or seconds."""
+    config = load({"cache.size": (2**30, "f"), "drain.grace": (1.5, "f"), "decode.workers": (3, "f")}, {}).config
+    assert (config.cache.size, config.drain.grace, config.decode.workers) == (2**30, 1.5, 3)
+    assert isinstance(config.cache.dir, Path)
