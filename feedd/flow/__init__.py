@@ -1,0 +1,1 @@
+"""Mechanisms: byte budget, retry, single flight, bounded maps, the arena of slots."""

@@ -15,6 +15,7 @@ from feedd.plan.epoch import (
     NeedCounts,
     PastEnd,
     batch_of,
+    epoch_order,
     rank_steps,
     seeds,
 )
@@ -74,6 +75,8 @@ class Reader:
         self._epoch = -1
         self._map: EpochMap | None = None
         self._windows: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._places: dict[int, int] = {}
+        self._places_epoch = -1
 
     def epoch_map(self, at: Cursor) -> EpochMap:
         """Return the map of the cursor's epoch, knowing the cursor's anchor.
@@ -96,6 +99,19 @@ class Reader:
                 stage="plan",
             ) from error
         return self._map
+
+    @property
+    def assigned_count(self) -> int:
+        """Shards of the node."""
+        return int(self._assigned.shape[0])
+
+    def places(self, epoch: int) -> dict[int, int]:
+        """Return each assigned shard's place in the order of ``epoch``; computed once per epoch."""
+        if self._places_epoch != epoch:
+            order = epoch_order(self._assigned, self.epoch_options(epoch))
+            self._places = {shard: place for place, shard in enumerate(order.tolist())}
+            self._places_epoch = epoch
+        return self._places
 
     def epoch_options(self, epoch: int) -> EpochOptions:
         """Return what the order of an epoch depends on."""

@@ -1,0 +1,108 @@
+"""Telling the cache what comes: the wish list ahead of each session, and when each shard is needed next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.plan.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.plan.epoch import EpochMap
+    from feedd.plan.listing import Listing
+    from feedd.plan.reader import Reader
+    from feedd.protocols import ShardCache
+    from feedd.values import Cursor, ObjectRef
+
+_AHEAD_WINDOWS = 2
+_AHEAD_SHARDS = 16
+
+
+class Crowd:
+    """Sessions that read the same epoch of the same assignment: a shard is done when the slowest has left it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[object, ...], Progress] = {}
+
+    def join(self, key: tuple[object, ...], name: str, window: int) -> Progress:
+        """Add a session to its group."""
+        group = self._groups.setdefault(key, Progress())
+        group.join(name, window)
+        return group
+
+    def leave(self, key: tuple[object, ...], name: str) -> None:
+        """Remove a session; the last one takes the group with it."""
+        group = self._groups.get(key)
+        if group is not None:
+            group.leave(name)
+            if not group.reader_count:
+                del self._groups[key]
+
+
+class Outlook:
+    """One session's view of the future. Positions count shards: ``epoch * assigned + place in the epoch's order``."""
+
+    def __init__(self, name: str, listing: Listing, reader: Reader, cache: ShardCache, crowd: Crowd) -> None:
+        self._name = name
+        self._listing = listing
+        self._reader = reader
+        self._cache = cache
+        self._crowd = crowd
+        self._epoch = -1
+        self._key: tuple[object, ...] = ()
+        self._progress: Progress | None = None
+        self._window = -1
+
+    def enter(self, at: Cursor) -> None:
+        """Start (or resume) an epoch at a cursor: say when everything is needed, and wish for what comes first."""
+        plan = self._reader.epoch_map(at)
+        self._leave()
+        self._epoch, self._window = at.epoch, at.anchor_window
+        # Two sessions belong together when they walk the same shards in the same order.
+        self._key = (id(self._listing), at.epoch, plan.order.tobytes())
+        self._progress = self._crowd.join(self._key, self._name, at.anchor_window)
+        behind = plan.position(at.anchor_window)
+        self._cache.note_next_use(self._uses(plan.order[behind:], at.epoch, behind))
+        self._cache.note_next_use(self._next_epoch(plan.order[:behind]))
+        self._wish(plan, at.anchor_window)
+
+    def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
+        """Take note that a batch of these windows is being made."""
+        if at.epoch != self._epoch:
+            self.enter(at)
+        assert self._progress is not None
+        plan = self._reader.epoch_map(at)
+        for window in self._progress.advance(self._name, first_window):
+            self._cache.note_next_use(self._next_epoch(plan.shards(window)))
+        if last_window > self._window:
+            self._window = last_window
+            self._wish(plan, last_window + 1)
+
+    def close(self) -> None:
+        """Withdraw."""
+        self._leave()
+        self._cache.prefetch([], self._name)
+
+    def _leave(self) -> None:
+        if self._progress is not None:
+            self._crowd.leave(self._key, self._name)
+            self._progress = None
+
+    def _wish(self, plan: EpochMap, window: int) -> None:
+        start = plan.position(window)
+        count = max(_AHEAD_WINDOWS * len(plan.shards(0)), _AHEAD_SHARDS)
+        self._cache.prefetch([self._listing.refs[s] for s in plan.order[start : start + count].tolist()], self._name)
+
+    def _uses(self, shards: np.ndarray, epoch: int, first_place: int) -> Iterator[tuple[ObjectRef, float]]:
+        base = float(epoch * self._reader.assigned_count + first_place)
+        refs = self._listing.refs
+        return ((refs[shard], base + place) for place, shard in enumerate(shards.tolist()))
+
+    def _next_epoch(self, shards: np.ndarray) -> Iterator[tuple[ObjectRef, float]]:
+        places = self._reader.places(self._epoch + 1)
+        base = float((self._epoch + 1) * self._reader.assigned_count)
+        refs = self._listing.refs
+        return ((refs[shard], base + places[shard]) for shard in shards.tolist())

@@ -1,0 +1,72 @@
+"""From configuration to running stages, opened bottom-up and closed top-down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from feedd.cache.disk import DiskCache
+from feedd.cache.options import CacheOptions
+from feedd.decode.pool import DecodeOptions, DecodePool
+from feedd.pipeline.opening import Pipeline
+from feedd.pipeline.stages import PipelineOptions, Stages
+from feedd.source.options import S3Options, SourceOptions
+from feedd.source.sources import Sources
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from feedd.config import Config
+    from feedd.protocols import Clock, Recorder
+
+
+def source_options(config: Config) -> SourceOptions:
+    """Translate the ``fetch`` and ``s3`` sections."""
+    fetch = config.fetch
+    return SourceOptions(
+        part_size_bytes=fetch.part_size,
+        parts_in_flight=fetch.parts_in_flight,
+        bytes_in_flight=fetch.bytes_in_flight,
+        attempts_max=fetch.attempts,
+        connect_timeout_s=fetch.connect_timeout,
+        read_timeout_s=fetch.read_timeout,
+        s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
+    )
+
+
+def worker_count(config: Config) -> int:
+    """Return the decode workers to start; ``auto`` leaves one of the usable cores to the trainer."""
+    if config.decode.workers == "auto":
+        return max(1, len(os.sched_getaffinity(0)) - 1)
+    return config.decode.workers
+
+
+@asynccontextmanager
+async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> AsyncIterator[Pipeline]:
+    """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
+
+    Raises:
+        CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
+        ResourceExhausted: decode workers cannot be started.
+    """
+    decode = DecodeOptions(
+        workers=worker_count(config), task_deadline_s=config.decode.task_deadline, nice=config.decode.nice
+    )
+    cache_options = CacheOptions(
+        directory=config.cache.dir, size_bytes=config.cache.size, free_reserve_bytes=config.cache.free_reserve
+    )
+    options = PipelineOptions(
+        window_shards=config.shuffle.window_shards,
+        arena_bytes=config.arena.size,
+        slots_max=config.arena.slots_max,
+    )
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(DecodePool(decode, recorder))
+        sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
+        cache = await stack.enter_async_context(DiskCache(cache_options, sources.fetcher, recorder, clock))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group)
+        stack.push_async_callback(pipeline.close)
+        yield pipeline

@@ -1,0 +1,37 @@
+"""What a pipeline is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from feedd.decode.pool import DecodePool
+    from feedd.protocols import Clock, Recorder, ShardCache
+    from feedd.source.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """Defaults and bounds of sessions.
+
+    Attributes:
+        window_shards: shards per shuffle window where the client names none.
+        arena_bytes: most memory of all arenas together.
+        slots_max: most slots of one session.
+    """
+
+    window_shards: int = 8
+    arena_bytes: int = 4 << 30
+    slots_max: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Open stages; the pipeline uses them and owns none."""
+
+    sources: Sources
+    cache: ShardCache
+    pool: DecodePool
+    recorder: Recorder
+    clock: Clock
