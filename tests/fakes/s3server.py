@@ -215,7 +215,8 @@ class S3Server:
             reply = self._answers.answer(request, fault)
             if fault.status:
                 fault = NO_FAULT
-            self._body_bytes += await sender.send(reply, fault, head_only=request.method == "HEAD")
+            sent_bytes = await sender.send(reply, fault, head_only=request.method == "HEAD")
+            self._body_bytes += sent_bytes  # not in one line: += reads its left side before the await
 
 
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
