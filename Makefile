@@ -1,0 +1,59 @@
+# Nothing is needed but make and Python 3.11 or newer (with its venv module).
+# Every target makes .venv first, and again only when a pyproject.toml or constraints.txt has changed.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
+            if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+              echo $$python; break; fi; done)
+FAST   := not slow and not gpu and not bench
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check check-static check-fast bench proto clean
+
+help:
+	@echo 'make demo [URL=s3://bucket/prefix/] [NODES=2]   the main job, on an embedded S3 server or on your data'
+	@echo 'make test                                       every test that needs no GPU'
+	@echo 'make check                                      format, lint, types, floors, tidy and fast tests'
+	@echo 'make bench [ARGS=...]                           side by side with peers'
+	@echo 'make proto                                      both sides stubs from proto/feedd.proto'
+	@echo 'make venv                                       $(VENV) with everything installed'
+	@echo 'make clean                                      remove what these targets made'
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml client/pyproject.toml constraints.txt
+	@test -n '$(PYTHON)' || { echo 'feedd needs Python 3.11 or newer, found none; name one with make PYTHON=...' >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'installing into $(VENV), the first time takes minutes'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,dev]' -e client
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/feedd demo $(if $(URL),--url '$(URL)') $(if $(NODES),--nodes '$(NODES)')
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+# Two halves side by side: the type checker is one long process, and so are the tests.
+check: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check-static check-fast
+
+check-static: $(STAMP)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+
+check-fast: $(STAMP)
+	$(BIN)/python -m pytest -q -m '$(FAST)' tests
+
+bench: $(STAMP)
+	$(BIN)/python -m tests.bench $(ARGS)
+
+proto: $(STAMP)
+	$(BIN)/python proto/generate.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
