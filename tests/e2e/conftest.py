@@ -1,0 +1,35 @@
+"""Fixtures of the end-to-end tests: one S3 server, daemons on demand."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.daemon import Daemon
+from tests.fakes.s3server import S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def s3() -> Iterator[S3Server]:
+    """An empty S3 server."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def daemons(s3: S3Server, short_dir: Path) -> Iterator[Callable[..., Daemon]]:
+    """Start daemons against the S3 server; all are stopped at the end and must leave cleanly."""
+    with ExitStack() as stack:
+
+        def start(name: str = "d", **options: Any) -> Daemon:
+            home = short_dir / name
+            home.mkdir(exist_ok=True)
+            return stack.enter_context(Daemon(home, options.pop("endpoint", s3.url), **options))
+
+        yield start

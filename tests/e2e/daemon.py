@@ -1,0 +1,142 @@
+"""A real ``feedd serve`` process for tests: started, asked, stopped or killed by its pid."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from prometheus_client.parser import text_string_to_metric_families
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+START_S = 40.0
+STOP_S = 20.0
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Daemon:
+    """One daemon: a context manager that ends it whatever happened."""
+
+    home: Path
+    endpoint: str
+    workers: int = 1
+    cache_size: str = "1GiB"
+    settings: tuple[str, ...] = ()
+    tcp: bool = False
+    status_port: int = field(default_factory=free_port)
+    tcp_port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Unix address."""
+        return f"unix://{self.home}/feedd.sock"
+
+    @property
+    def log(self) -> Path:
+        """Its stderr."""
+        return self.home / "feedd.log"
+
+    def start(self) -> Self:
+        """Start and wait until it is ready."""
+        arguments = [sys.executable, "-m", "feedd", "serve", "--listen", self.address]
+        if self.tcp:
+            arguments += ["--listen", f"127.0.0.1:{self.tcp_port}"]
+        arguments += ["--cache-dir", str(self.home / "cache"), "--cache-size", self.cache_size]
+        arguments += ["--status", f"127.0.0.1:{self.status_port}", "--workers", str(self.workers), "--log", "json"]
+        for setting in ("cache.free_reserve=16MiB", *self.settings):
+            arguments += ["--set", setting]
+        env = os.environ | {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test-secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(arguments, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_S
+        while not self.healthy():
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.02)
+        return self
+
+    def healthy(self) -> bool:
+        """Whether /healthz says ready."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}/healthz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics, summed over labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.status_port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        return totals
+
+    def wait_idle(self, timeout_s: float = 15.0) -> None:
+        """Wait until nothing is held for any client; fail with what is."""
+        held = (
+            "feedd_serve_sessions",
+            "feedd_serve_leases",
+            "feedd_serve_arena_bytes",
+            "feedd_cache_pins",
+            "feedd_cache_reserved_bytes",
+            "feedd_fetch_reserved_bytes",
+            "feedd_fetch_parts",
+            "feedd_decode_tasks",
+        )
+        deadline = time.monotonic() + timeout_s
+        while True:
+            values = self.metrics()
+            missing = [name for name in held if name not in values]
+            assert not missing, missing
+            busy = {name: values[name] for name in held if values[name]}
+            if not busy:
+                return
+            assert time.monotonic() < deadline, (busy, self.log.read_text()[-3000:])
+            time.sleep(0.05)
+
+    def stop(self) -> int:
+        """SIGTERM, wait, return the exit code; SIGKILL and fail where it does not go."""
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError("did not stop: " + self.log.read_text()[-3000:]) from None
+
+    def kill(self) -> None:
+        """SIGKILL, as the OOM killer does."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
