@@ -1,0 +1,1 @@
+"""Whole shards on local disk."""

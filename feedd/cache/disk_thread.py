@@ -1,0 +1,67 @@
+"""Disk work off the event loop, in the order in which it was decided."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DiskThread:
+    """One thread for everything that changes the directory, and a few for looking at it.
+
+    The single changing thread is what keeps the disk in step with the index without a lock: an evicted file is
+    unlinked before any space decided on later is allocated, and before a later fill of the same object is renamed
+    into its place. A job once handed over always runs, whatever becomes of the task that waits for it.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 2) -> None:
+        self._failed = failed
+        self._changes = ThreadPoolExecutor(1, thread_name_prefix="feedd-cache")
+        self._looks = ThreadPoolExecutor(look_threads, thread_name_prefix="feedd-cache-look")
+        self._closed = False
+
+    async def change(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``job`` after all changes handed over before; cancelling the wait does not cancel the job."""
+        return await asyncio.shield(asyncio.wrap_future(self._changes.submit(job, *args, **kwargs)))
+
+    def post(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Hand a change over without waiting for it; an exception goes to ``failed`` on the loop.
+
+        Dropped after ``close``: what it would have removed is found by the next start's scan.
+        """
+        if self._closed:
+            return
+        loop = asyncio.get_running_loop()
+
+        def report(done: Future[object]) -> None:
+            error = done.exception()
+            if error is not None:
+                loop.call_soon_threadsafe(self._failed, error)
+
+        self._changes.submit(job, *args, **kwargs).add_done_callback(report)
+
+    async def look(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``job``, which changes nothing, without waiting for changes."""
+        return await asyncio.shield(asyncio.wrap_future(self._looks.submit(job, *args, **kwargs)))
+
+    async def close(self) -> None:
+        """Let all changes handed over finish, then end the threads."""
+        if self._closed:
+            return
+        self._closed = True
+        idle = False
+        try:
+            await self.change(lambda: None)
+            await self.look(lambda: None)
+            idle = True
+        finally:
+            # idle threads exit within microseconds; when we are cancelled, busy ones end by themselves
+            self._changes.shutdown(wait=idle)
+            self._looks.shutdown(wait=idle)

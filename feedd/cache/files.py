@@ -1,0 +1,191 @@
+"""What is done to files of the cache. Blocking: called in the disk thread, or where nothing else runs."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.cache import layout, trouble
+from feedd.cache.trouble import DiskFull
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from feedd.cache.layout import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of ours in a cache directory.
+
+    Attributes:
+        path: the file.
+        header: what it holds; None: broken or unfinished.
+        written_s: when it was written, seconds since the Unix epoch.
+    """
+
+    path: Path
+    header: Header | None
+    written_s: float
+
+
+def free_bytes(directory: Path) -> int:
+    """Return what an unprivileged user may still write to the file system.
+
+    Raises:
+        OSError: as named.
+    """
+    space = os.statvfs(directory)
+    return space.f_bavail * space.f_frsize
+
+
+def create(path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap:
+    """Make a fully allocated file and map it shared and writable; nothing is left behind where that fails.
+
+    Allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
+
+    Raises:
+        DiskFull: no room for it beside the reserve.
+        CacheUnavailable: the directory cannot be written.
+    """
+    try:
+        for folder in reversed((path.parent, *path.parents[1:3])):  # all of ours: they may have been removed under us
+            folder.mkdir(mode=0o700, exist_ok=True)
+        available = free_bytes(path.parent)
+        if available - size_bytes < reserve_bytes:
+            raise DiskFull(size_bytes, available, reserve_bytes)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except BaseException:
+            remove(path)
+            raise
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if trouble.is_full(error):
+            raise DiskFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
+        raise trouble.unavailable(error, path.parent) from error
+
+
+def publish(mapping: mmap.mmap, header: bytes, temp: Path, final: Path) -> None:
+    """Write the header of a filled file and give it its name.
+
+    Raises:
+        CacheUnavailable: it cannot be renamed, as when somebody removed the directory meanwhile.
+    """
+    mapping[: len(header)] = header
+    unmap(mapping)
+    try:
+        temp.rename(final)
+    except OSError as error:
+        raise trouble.unavailable(error, final) from error
+
+
+def unmap(mapping: mmap.mmap) -> None:
+    """Unmap now, or, where the fetcher's frames still hold views in a traceback, as soon as those are gone."""
+    with contextlib.suppress(BufferError):
+        mapping.close()
+
+
+def remove(*paths: Path) -> None:
+    """Unlink files; those already gone are fine.
+
+    Raises:
+        CacheUnavailable: one cannot be removed; all others are tried first.
+    """
+    failure: tuple[OSError, Path] | None = None
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            continue  # its folder was replaced by something else: gone
+        except OSError as error:
+            failure = error, path
+    if failure is not None:
+        raise trouble.unavailable(*failure) from failure[0]
+
+
+def whole(paths: Iterable[tuple[Path, int]]) -> list[bool]:
+    """Tell for each path whether a regular file of that many bytes is there."""
+    return [_is_whole(path, size_bytes) for path, size_bytes in paths]
+
+
+def walk(directory: Path) -> Iterator[Found]:
+    """Yield every file that a cache made in ``directory``; foreign ones are passed over.
+
+    Raises:
+        CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
+    """
+    top = directory / layout.FORMAT_FOLDER
+    try:
+        for folder in _names(top):
+            if not layout.is_folder_name(folder):
+                continue
+            for name in _names(top / folder):
+                path = top / folder / name
+                entry, temp = layout.is_entry_name(name), layout.is_temp_name(name)
+                found = _examine(directory, path, read=entry) if entry or temp else None
+                if found is not None:
+                    yield found
+    except OSError as error:
+        raise trouble.unavailable(error, directory) from error
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - names, not a Path object for each of many thousand
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _examine(directory: Path, path: Path, *, read: bool) -> Found | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None  # removed since it was listed
+    except OSError:
+        return Found(path, None, 0.0) if path.is_file() and not path.is_symlink() else None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        header = _read_header(fd) if read else None
+        if header is not None:
+            moved = layout.file_path(directory, header.ref) != path
+            header = None if moved or status.st_size != header.file_bytes else header
+        return Found(path, header, status.st_mtime)
+    finally:
+        os.close(fd)
+
+
+def _read_header(fd: int) -> Header | None:
+    try:
+        page = os.pread(fd, layout.PAGE_BYTES, 0)
+        size = layout.header_bytes(page)
+        if size is not None and size > len(page):
+            page = os.pread(fd, size, 0)
+    except OSError:
+        return None  # unreadable is broken: it will be fetched again
+    return layout.unpack_header(page)
+
+
+def _is_whole(path: Path, size_bytes: int) -> bool:
+    try:
+        status = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - once per acquired shard: no Path overhead
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
+
+
+def _free_or_zero(directory: Path) -> int:
+    try:
+        return free_bytes(directory)
+    except OSError:
+        return 0

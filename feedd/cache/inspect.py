@@ -1,0 +1,49 @@
+"""A cache directory seen from outside, for when no daemon runs. Blocking."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.cache import files
+from feedd.cache.durability import RunLedger
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.report import CacheEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def scan(directory: Path) -> Iterator[CacheEntry]:
+    """Yield the whole entries of a directory, owned by a running daemon or not; changes nothing.
+
+    Raises:
+        CacheUnavailable: it cannot be read. A directory that does not exist yields nothing.
+    """
+    for _, entry in _walk(directory):
+        yield entry
+
+
+def remove(directory: Path, predicate: Callable[[CacheEntry], bool]) -> list[CacheEntry]:
+    """Remove the entries for which ``predicate`` holds and return them.
+
+    Raises:
+        CacheUnavailable: a daemon owns the directory, or it cannot be written.
+    """
+    if not directory.is_dir():
+        return []
+    with DirectoryLock(directory):
+        removed = []
+        for path, entry in _walk(directory):
+            if predicate(entry):
+                files.remove(path)
+                removed.append(entry)
+        return removed
+
+
+def _walk(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
+    ledger = RunLedger(directory)
+    for found in files.walk(directory):
+        if found.header is not None and ledger.believes(found.header):
+            ref = found.header.ref
+            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes)

@@ -1,0 +1,142 @@
+"""How an entry lies on disk: one file, a header of whole pages, then the object's bytes. Pure.
+
+``<directory>/v1/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. While it is being
+filled the file is called ``.tmp-<32 hex>`` in the same folder; its header is written last.
+
+Header, little-endian: magic[8], version u32, crc32 u32 (of the whole header with this field zero), data_at u64,
+data_bytes u64, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16, then root, key and etag as UTF-8,
+then zeros up to data_at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGE_BYTES = 4096
+FORMAT_VERSION = 1
+FORMAT_FOLDER = f"v{FORMAT_VERSION}"
+
+_MAGIC = b"feeddshd"
+_FIXED = struct.Struct("<8sIIQQ16s16sHHH")
+_CRC_AT = 12
+_HEADER_BYTES_MAX = 64 * PAGE_BYTES  # three texts of at most 65,535 bytes
+_ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.shard")
+_TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{32}")
+_FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a header says.
+
+    Attributes:
+        ref: the object.
+        data_at: offset of its first byte in the file.
+        boot: 16 bytes naming the kernel's boot it was written in.
+        run: 16 bytes naming the cache's run that wrote it.
+    """
+
+    ref: ObjectRef
+    data_at: int
+    boot: bytes
+    run: bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Length the file must have."""
+        return self.data_at + self.ref.size_bytes
+
+
+def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
+    # surrogatepass: names of local files need not be UTF-8 and must come back as they went in
+    root, key, etag = (text.encode("utf-8", "surrogatepass") for text in (ref.root, ref.key, ref.etag))
+    return root, key, etag
+
+
+def _whole_pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def data_at(ref: ObjectRef) -> int:
+    """Return where the object's bytes start: one page in, more only for paths too long for one page."""
+    return _whole_pages(_FIXED.size + sum(map(len, _texts(ref))))
+
+
+def disk_bytes(ref: ObjectRef) -> int:
+    """Return what the entry takes on disk: header and data in whole pages."""
+    return data_at(ref) + _whole_pages(ref.size_bytes)
+
+
+def file_path(directory: Path, ref: ObjectRef) -> Path:
+    """Return the entry's place."""
+    texts = _texts(ref)
+    identity = struct.pack("<HHHQ", *map(len, texts), ref.size_bytes) + b"".join(texts)
+    name = hashlib.sha256(identity).hexdigest()
+    return directory / FORMAT_FOLDER / name[:2] / f"{name}.shard"
+
+
+def temp_path(final: Path) -> Path:
+    """Return a fresh name beside ``final``."""
+    return final.with_name(f".tmp-{secrets.token_hex(16)}")
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether we could have made a folder of that name."""
+    return _FOLDER_NAME.fullmatch(name) is not None
+
+
+def is_entry_name(name: str) -> bool:
+    """Whether we could have made an entry of that name; all others are foreign and left alone."""
+    return _ENTRY_NAME.fullmatch(name) is not None
+
+
+def is_temp_name(name: str) -> bool:
+    """Whether an unfinished fill of ours could be called that."""
+    return _TEMP_NAME.fullmatch(name) is not None
+
+
+def pack_header(ref: ObjectRef, boot: bytes, run: bytes) -> bytes:
+    """Return the header of ``ref``'s entry, ``data_at(ref)`` bytes long."""
+    texts = _texts(ref)
+    start = data_at(ref)
+    fixed = _FIXED.pack(_MAGIC, FORMAT_VERSION, 0, start, ref.size_bytes, boot, run, *map(len, texts))
+    page = bytearray((fixed + b"".join(texts)).ljust(start, b"\0"))
+    struct.pack_into("<I", page, _CRC_AT, zlib.crc32(page))
+    return bytes(page)
+
+
+def header_bytes(first_page: bytes) -> int | None:
+    """Return how long the header says it is; None where this is no header of ours."""
+    if len(first_page) < PAGE_BYTES:
+        return None
+    magic, version, _, start, *_ = _FIXED.unpack_from(first_page)
+    ours = magic == _MAGIC and version == FORMAT_VERSION
+    return start if ours and PAGE_BYTES <= start <= _HEADER_BYTES_MAX and start % PAGE_BYTES == 0 else None
+
+
+def unpack_header(page: bytes) -> Header | None:
+    """Return what a whole header says; None where it is torn, foreign or of another version."""
+    start = header_bytes(page)
+    if start is None or start != len(page):
+        return None
+    _, _, crc, _, size_bytes, boot, run, *lengths = _FIXED.unpack_from(page)
+    if zlib.crc32(page[:_CRC_AT] + bytes(4) + page[_CRC_AT + 4 :]) != crc:
+        return None
+    texts = []
+    at = _FIXED.size
+    for length in lengths:
+        texts.append(page[at : at + length].decode("utf-8", "surrogatepass"))
+        at += length
+    root, key, etag = texts
+    return Header(ObjectRef(root, key, size_bytes, etag), start, boot, run)

@@ -1,0 +1,112 @@
+"""Fills that nobody waits for yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.cache.index import Claim, TooLarge
+from feedd.cache.order import EntryState
+from feedd.cache.wishes import WishLists
+from feedd.errors import Draining
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.cache.fills import Fills
+    from feedd.cache.index import CacheIndex
+    from feedd.cache.order import Entry
+    from feedd.cache.tally import Tally
+    from feedd.flow.singleflight import Flight
+    from feedd.values import ObjectRef
+
+
+@dataclass(slots=True, eq=False)
+class _Ahead:
+    """A running fill somebody wished for; ``started`` by us, not by an acquirer."""
+
+    flight: Flight[Entry, None]
+    owners: set[str]
+    started: bool
+
+
+class Prefetcher:
+    """Serves wishes in order, a few at a time, never at the cost of a sooner use.
+
+    A wish is served once: an object found in the cache, or brought there, is off the list even if it is evicted
+    again before its use. That keeps prefetching from fighting with acquirers over a cache too small for both.
+    """
+
+    def __init__(self, index: CacheIndex, fills: Fills, tally: Tally, fills_max: int) -> None:
+        self._index = index
+        self._fills = fills
+        self._tally = tally
+        self._fills_max = fills_max
+        self._wishes = WishLists()
+        self._running: dict[Entry, _Ahead] = {}
+        self._started_count = 0
+
+    def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
+        """Replace the owner's list; an empty one also withdraws its running fills that nobody else wants."""
+        self._wishes.replace(owner, refs)
+        if refs:
+            return
+        for entry, ahead in tuple(self._running.items()):
+            ahead.owners.discard(owner)
+            if not ahead.owners and not self._wishes.wanted(entry.ref):
+                self._fills.leave(self._forget(entry).flight)
+
+    def pump(self) -> None:
+        """Start what can be started now."""
+        progress = True
+        while progress and self._started_count < self._fills_max:
+            progress = False
+            for owner in self._wishes.owners():
+                if self._started_count < self._fills_max and self._serve(owner):
+                    progress = True
+
+    def ended(self, entry: Entry, error: BaseException | None) -> None:
+        """Note the end of any fill; a failure is counted and dropped: the acquirer will meet it itself."""
+        if entry not in self._running:
+            return
+        ahead = self._forget(entry)
+        self._fills.leave(ahead.flight)
+        if ahead.started and error is not None and not isinstance(error, Draining):
+            self._tally.error("prefetch")
+
+    def close(self) -> None:
+        """Forget all wishes; the fills are the caller's to cancel."""
+        self._wishes.clear()
+
+    def _serve(self, owner: str) -> bool:
+        """Start one fill for the owner; False where none of its wishes can be started now."""
+        while (ref := self._wishes.head(owner)) is not None:
+            entry = self._index.find(ref)
+            if entry is None:
+                outcome = self._index.reserve_ahead(ref)
+                if isinstance(outcome, Claim):
+                    self._wishes.drop_head(owner)
+                    self._wishes.served(owner)
+                    self._fills.evict(outcome.evicted)
+                    self._adopt(outcome.entries[0], owner, started=True)
+                    return True
+                if not isinstance(outcome, TooLarge):
+                    return False
+                self._tally.error("prefetch")
+            elif entry.state is EntryState.RESERVED:
+                self._adopt(entry, owner, started=False)
+            self._wishes.drop_head(owner)
+        return False
+
+    def _adopt(self, entry: Entry, owner: str, *, started: bool) -> None:
+        ahead = self._running.get(entry)
+        if ahead is None:
+            self._running[entry] = _Ahead(self._fills.join(entry), {owner}, started)
+            self._started_count += started
+        else:
+            ahead.owners.add(owner)
+
+    def _forget(self, entry: Entry) -> _Ahead:
+        ahead = self._running.pop(entry)
+        self._started_count -= ahead.started
+        return ahead
