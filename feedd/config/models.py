@@ -16,6 +16,7 @@ from feedd.config.types import (
     ReadableFile,
     RoleArn,
     Size,
+    SocketMode,
     Status,
     Workers,
     split_list,
@@ -102,6 +103,7 @@ class SecurityConfig(Section):
     allow_uids: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_list)] = Field(
         [], description="user ids that may take an arena over the Unix socket; empty: whoever may open the socket"
     )
+    socket_mode: SocketMode = Field("0660", description="permission bits of the Unix socket, octal")
 
 
 class DrainConfig(Section):

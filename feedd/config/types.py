@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -99,6 +100,14 @@ def _role_arn(text: str) -> str:
     return text
 
 
+def _socket_mode(value: Any) -> str:  # noqa: ANN401 - whatever the user wrote
+    text = str(value)
+    # TOML's and YAML's plain 660 would be decimal: only a text can be octal without surprise.
+    if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ValueError(f'expected three octal digits in quotes like "0660", got {value!r}')
+    return text.zfill(4)
+
+
 def _absolute(path: Path) -> Path:
     path = path.expanduser()
     if not path.is_absolute():
@@ -113,5 +122,6 @@ Status = Annotated[str | None, BeforeValidator(_status)]
 Workers = Annotated[Literal["auto"] | int, BeforeValidator(_workers)]
 ReadableFile = Annotated[Path, BeforeValidator(lambda value: _readable_file(Path(value).expanduser()))]
 AbsolutePath = Annotated[Path, BeforeValidator(lambda value: _absolute(Path(value)))]
+SocketMode = Annotated[str, BeforeValidator(_socket_mode)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 RoleArn = Annotated[str, AfterValidator(_role_arn)]
