@@ -1,0 +1,44 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from feedd import __version__
+from feedd.cli import cache, check, demo, plan, serve
+from feedd.cli.report import report
+from feedd.errors import FeeddError
+
+app = typer.Typer(
+    name="feedd",
+    help="Per-node daemon that streams training shards from S3, decodes each sample once and feeds PyTorch.",
+    epilog="Exit codes: 0 clean, 2 bad configuration or usage, 1 anything else.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command(epilog="Example: feedd version")
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"feedd {__version__}")
+
+
+serve.register(app)
+check.register(app)
+plan.register(app)
+cache.register(app)
+demo.register(app)
+
+
+def main() -> None:
+    """Run the command line; the process's exit code says how it went."""
+    try:
+        app()
+    except FeeddError as error:
+        sys.exit(report(error))

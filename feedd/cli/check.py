@@ -1,0 +1,84 @@
+"""``feedd check``: the effective configuration with its origins, and whether the machine can serve it."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from feedd.cli.credentials import credentials
+from feedd.cli.flags import (
+    CacheDirFlag,
+    CacheSizeFlag,
+    ConfigFlag,
+    Flags,
+    ListenFlag,
+    LogFlag,
+    LogLevelFlag,
+    SetFlag,
+    StatusFlag,
+    WorkersFlag,
+)
+from feedd.cli.machine import Finding, Verdict, examine
+from feedd.cli.report import EXIT_FAILED
+from feedd.config import Effective, render
+
+_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.CANNOT: "red"}
+
+
+def check(
+    config: ConfigFlag = None,
+    listen: ListenFlag = None,
+    cache_dir: CacheDirFlag = None,
+    cache_size: CacheSizeFlag = None,
+    status: StatusFlag = None,
+    workers: WorkersFlag = None,
+    log: LogFlag = None,
+    log_level: LogLevelFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Show the effective configuration, where each value came from, and whether this machine can serve it.
+
+    Exits with 2 where the configuration is wrong and with 1 where the machine cannot serve it.
+    """
+    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
+    effective = flags.load()
+    console = Console()
+    _show_configuration(console, effective)
+    findings = [*examine(effective.config), *credentials(effective.config)]
+    _show_findings(console, findings)
+    if any(finding.verdict is Verdict.CANNOT for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show_configuration(console: Console, effective: Effective) -> None:
+    table = Table(title="Effective configuration", title_justify="left")
+    table.add_column("option", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
+    for name, value in render(effective.config).items():
+        origin = effective.origins[name]
+        table.add_row(escape(name), escape(value), escape(origin), style="dim" if origin == "default" else None)
+    console.print(table)
+
+
+def _show_findings(console: Console, findings: list[Finding]) -> None:
+    table = Table(title="This machine", title_justify="left")
+    table.add_column("question", overflow="fold")
+    table.add_column("answer", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for finding in findings:
+        hint = f"\n{finding.hint}" if finding.hint else ""
+        table.add_row(escape(finding.question), _marked(finding.verdict), escape(finding.detail + hint))
+    console.print(table)
+
+
+def _marked(verdict: Verdict) -> Text:
+    return Text(verdict.value, style=_STYLES[verdict])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: feedd check --config /etc/feedd/feedd.toml")(check)

@@ -1,0 +1,28 @@
+"""Whether there are credentials for the buckets configured. Told, never fatal: the data may be local."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.cli.machine import Finding, Verdict
+from feedd.config.options import ANY_BUCKET
+from feedd.errors import PermissionDenied
+from feedd.pipeline.run import source_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.config import Config
+
+
+def credentials(config: Config) -> Iterator[Finding]:
+    """Look once per bucket configured, and once for all others."""
+    from feedd.source.s3credentials import find_credentials  # noqa: PLC0415 - a second of import no other command needs
+
+    options = source_options(config)
+    for bucket in sorted({ANY_BUCKET, *options.s3}):
+        question = "S3 credentials" if bucket == ANY_BUCKET else f"S3 credentials {bucket}"
+        try:
+            yield Finding(question, Verdict.FINE, f"found by {find_credentials(options.for_bucket(bucket))}")
+        except PermissionDenied as error:
+            yield Finding(question, Verdict.NOTE, error.message, error.hint)

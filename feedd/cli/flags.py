@@ -1,0 +1,105 @@
+"""Flags that set options, shared by the commands that read the configuration."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feedd.config import Effective, find_file, load
+from feedd.config.types import UNIX_PREFIX
+
+_PANEL = "Configuration (flag, then FEEDD_… environment, then TOML file, then default)"
+
+ConfigFlag = Annotated[
+    Path | None,
+    typer.Option("--config", help="TOML file; else $FEEDD_CONFIG, else /etc/feedd/feedd.toml.", rich_help_panel=_PANEL),
+]
+ListenFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--listen",
+        help="Address for trainers: unix:///path.sock or host:port. May be repeated.",
+        rich_help_panel=_PANEL,
+    ),
+]
+CacheDirFlag = Annotated[Path | None, typer.Option("--cache-dir", help="Directory for shards.", rich_help_panel=_PANEL)]
+CacheSizeFlag = Annotated[
+    str | None, typer.Option("--cache-size", help="Most disk the cache may hold: 800GiB.", rich_help_panel=_PANEL)
+]
+StatusFlag = Annotated[
+    str | None, typer.Option("--status", help="Address of status page and metrics, or off.", rich_help_panel=_PANEL)
+]
+WorkersFlag = Annotated[
+    str | None, typer.Option("--workers", help="Decode worker processes, or auto.", rich_help_panel=_PANEL)
+]
+LogFlag = Annotated[str | None, typer.Option("--log", help="json or text.", rich_help_panel=_PANEL)]
+LogLevelFlag = Annotated[
+    str | None, typer.Option("--log-level", help="debug, info, warning or error.", rich_help_panel=_PANEL)
+]
+SetFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Any option by its name: cache.free_reserve=5GiB.", rich_help_panel=_PANEL
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the user gave; None where a flag was not given."""
+
+    config: Path | None = None
+    listen: list[str] | None = None
+    cache_dir: Path | None = None
+    cache_size: str | None = None
+    status: str | None = None
+    workers: str | None = None
+    log: str | None = None
+    log_level: str | None = None
+    set: list[str] | None = None
+
+    def load(self) -> Effective:
+        """Merge with environment and file.
+
+        Raises:
+            ConfigProblems: with every problem.
+        """
+        env = dict(os.environ)
+        return load(self._given(), env, find_file(self.config, env))
+
+    def _given(self) -> dict[str, tuple[object, str]]:
+        given: dict[str, tuple[object, str]] = {}
+        for text in self.set or []:
+            name, equals, value = text.partition("=")
+            if not equals:
+                raise typer.BadParameter(f"expected NAME=VALUE, got {text!r}", param_hint="--set")
+            given[name.strip()] = (_parse(value.strip()), "flag --set")
+        plain: dict[str, tuple[object, str]] = {
+            "listen": ([_absolute(address) for address in self.listen or []] or None, "flag --listen"),
+            "cache.dir": (str(self.cache_dir.absolute()) if self.cache_dir else None, "flag --cache-dir"),
+            "cache.size": (self.cache_size, "flag --cache-size"),
+            "status": (self.status, "flag --status"),
+            "decode.workers": (self.workers, "flag --workers"),
+            "log.format": (self.log, "flag --log"),
+            "log.level": (self.log_level, "flag --log-level"),
+        }
+        return given | {name: pair for name, pair in plain.items() if pair[0] is not None}
+
+
+def _absolute(address: str) -> str:
+    """Let a shell user name a socket next to him: ``unix://./feedd.sock``."""
+    path = address.removeprefix(UNIX_PREFIX)
+    return f"{UNIX_PREFIX}{Path(path).absolute()}" if path != address and path.startswith("./") else address
+
+
+def _parse(text: str) -> object:
+    """Read a value as TOML would where that works (lists, numbers), else as the text it is."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

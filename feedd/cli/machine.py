@@ -1,0 +1,173 @@
+"""Whether this machine can serve the configuration: one finding per question, nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import resource
+import socket
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feedd.cache.lock import DirectoryLock
+from feedd.config.machine import existing_parent, memory_bytes
+from feedd.config.types import UNIX_PREFIX
+from feedd.errors import CacheUnavailable
+from feedd.observe.status import parse_address
+from feedd.units import MIB, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.config import Config
+
+NOFILE_WANTED = 4096  # connections, cache files and arenas of a busy node, with room
+
+
+class Verdict(enum.Enum):
+    """How one question was answered."""
+
+    FINE = "ok"
+    NOTE = "note"  # can serve, but worth knowing
+    CANNOT = "cannot serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One answer.
+
+    Attributes:
+        detail: what was found.
+        hint: what to do; empty where all is well.
+    """
+
+    question: str
+    verdict: Verdict
+    detail: str
+    hint: str = ""
+
+
+def _writable(directory: Path) -> str:
+    """Return why a file cannot be made in ``directory``; empty where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _cache(config: Config) -> Iterator[Finding]:
+    directory = config.cache.dir
+    found = existing_parent(directory)
+    trouble = _writable(found)
+    if trouble:
+        hint = f"give it to user {os.geteuid()}, or pass another --cache-dir"
+        yield Finding("cache directory", Verdict.CANNOT, f"{found}: {trouble}", hint)
+        return
+    made = "" if found == directory else f" ({directory} will be made)"
+    yield Finding("cache directory", Verdict.FINE, f"{found} can be written{made}")
+    if found == directory and (directory / "lock").exists():
+        yield _owner(directory)
+    disk = os.statvfs(found)
+    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    wanted, reserve = config.cache.size, config.cache.free_reserve
+    room = f"{format_size(free)} free of {format_size(total)}, cache.size {format_size(wanted)}"
+    if free <= reserve and found != directory:
+        hint = "free some, or lower cache.free_reserve"
+        yield Finding(
+            "cache space", Verdict.CANNOT, f"{room}: less than cache.free_reserve {format_size(reserve)}", hint
+        )
+    elif wanted + reserve > total:
+        hint = "the disk is the limit; lower cache.size to what it may really take"
+        yield Finding("cache space", Verdict.NOTE, f"{room} and cache.free_reserve {format_size(reserve)}", hint)
+    else:
+        yield Finding("cache space", Verdict.FINE, room)
+
+
+def _owner(directory: Path) -> Finding:
+    try:
+        with DirectoryLock(directory):
+            return Finding("cache owner", Verdict.FINE, "no other daemon owns the directory")
+    except CacheUnavailable as error:
+        return Finding("cache owner", Verdict.CANNOT, error.message, error.hint)
+
+
+def _listen(config: Config) -> Iterator[Finding]:
+    for address in config.listen:
+        path = address.removeprefix(UNIX_PREFIX)
+        if path != address:
+            yield _socket_directory(Path(path))
+        else:
+            yield _port("listen", address)
+    if config.status is not None:
+        yield _port("status", config.status)
+
+
+def _socket_directory(path: Path) -> Finding:
+    found = existing_parent(path.parent)
+    trouble = _writable(found)
+    if trouble:
+        hint = "systemd's RuntimeDirectory=feedd makes it; else pass another --listen"
+        return Finding(f"socket {path}", Verdict.CANNOT, f"{found}: {trouble}", hint)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return Finding(f"socket {path}", Verdict.FINE, f"{found} can be written")
+    return Finding(
+        f"socket {path}", Verdict.CANNOT, "another daemon answers there", "stop it, or pass another --listen"
+    )
+
+
+def _port(what: str, address: str) -> Finding:
+    host, port = parse_address(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        hint = f"stop who listens there, or pass another --{what}"
+        return Finding(f"{what} {address}", Verdict.CANNOT, "the port is taken" if taken else str(error), hint)
+    return Finding(f"{what} {address}", Verdict.FINE, "the address is free")
+
+
+def _process(config: Config) -> Iterator[Finding]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = hard == resource.RLIM_INFINITY or hard >= NOFILE_WANTED
+    hint = "" if enough else "LimitNOFILE= in systemd, ulimit -n in a shell"
+    verdict = Verdict.FINE if enough else Verdict.NOTE
+    yield Finding("open files", verdict, f"hard limit {hard}, {NOFILE_WANTED} wanted", hint)
+    yield _memfd()
+    memory, arena = memory_bytes(), config.arena.size
+    detail = f"arena.size {format_size(arena)} of {format_size(memory)}"
+    if arena > memory:
+        yield Finding("memory", Verdict.CANNOT, detail, "lower arena.size")
+    elif arena > memory // 2:
+        yield Finding("memory", Verdict.NOTE, detail, "more than half of the memory: the trainer needs some too")
+    else:
+        yield Finding("memory", Verdict.FINE, detail)
+
+
+def _memfd() -> Finding:
+    try:
+        fd = os.memfd_create("feedd-check", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError) as error:
+        return Finding("shared memory", Verdict.CANNOT, f"memfd_create: {error}", "a seccomp profile may forbid it")
+    with contextlib.closing(os.fdopen(fd, "wb", buffering=0)) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, MIB)
+        except OSError as error:
+            return Finding("shared memory", Verdict.CANNOT, f"memfd of 1MiB: {error.strerror}", "no memory is left")
+    return Finding("shared memory", Verdict.FINE, "memfd works")
+
+
+def examine(config: Config) -> list[Finding]:
+    """Ask every question; the order is the order of the daemon's start."""
+    return [*_cache(config), *_listen(config), *_process(config)]

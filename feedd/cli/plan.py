@@ -1,0 +1,165 @@
+"""``feedd plan``: who gets which keys and bytes. Lists, downloads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.cli.report import say, single
+from feedd.clock import SystemClock
+from feedd.observe.recorder import NullRecorder
+from feedd.pipeline.run import source_options
+from feedd.plan.sharding import assign, check_mode
+from feedd.source.sources import Sources
+from feedd.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.values import ObjectRef
+
+SKEW_WARNED = 0.2  # a node this much above the mean is worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What one node reads per epoch.
+
+    Attributes:
+        share: of all bytes that all nodes read; 0 to 1.
+    """
+
+    node: int
+    objects: int
+    bytes: int
+    share: float
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """The whole assignment.
+
+    Attributes:
+        skew: bytes of the fullest node above the mean: 0.25 is 25 % more.
+    """
+
+    urls: tuple[str, ...]
+    sharding: str
+    objects: int
+    bytes: int
+    skew: float
+    nodes: tuple[NodeShare, ...]
+
+
+def assignments(refs: Sequence[ObjectRef], node_count: int, sharding: str) -> list[list[int]]:
+    """Return the indices into ``refs`` of each node.
+
+    Raises:
+        BadRequest, Unsupported: an unknown way to split.
+    """
+    check_mode(sharding)
+    sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
+    return [assign(sizes, node_count, node, sharding).tolist() for node in range(node_count)]
+
+
+def summarise(
+    urls: Sequence[str], refs: Sequence[ObjectRef], per_node: Sequence[Sequence[int]], sharding: str
+) -> PlanReport:
+    """Count what each node reads."""
+    loads = [sum(refs[index].size_bytes for index in indices) for indices in per_node]
+    read = sum(loads)
+    mean = read / len(loads)
+    nodes = tuple(
+        NodeShare(
+            node=node,
+            objects=len(indices),
+            bytes=load,
+            share=load / read if read else 0.0,
+            first=refs[indices[0]].key if indices else "",
+            last=refs[indices[-1]].key if indices else "",
+        )
+        for node, (indices, load) in enumerate(zip(per_node, loads, strict=True))
+    )
+    total = sum(ref.size_bytes for ref in refs)
+    skew = max(loads) / mean - 1 if mean else 0.0
+    return PlanReport(tuple(urls), sharding, len(refs), total, skew, nodes)
+
+
+def warnings_of(report: PlanReport) -> list[str]:
+    """Say what about an assignment will hurt."""
+    found: list[str] = []
+    idle = [share.node for share in report.nodes if not share.objects]
+    if idle:
+        names = ", ".join(map(str, idle[:8])) + (", …" if len(idle) > 8 else "")
+        found.append(f"{report.objects} objects for {len(report.nodes)} nodes: nothing for node {names}")
+    elif report.skew > SKEW_WARNED:
+        hint = "; --sharding size evens it out" if report.sharding == "key" else "; smaller shards would even it out"
+        found.append(f"the fullest node reads {100 * report.skew:.0f} % more bytes than the mean{hint}")
+    return found
+
+
+def _show(report: PlanReport) -> None:
+    table = Table(title=f"{report.objects} objects, {format_size(report.bytes)}, sharding {report.sharding}")
+    for name in ("node", "objects", "bytes", "share"):
+        table.add_column(name, justify="right")
+    for name in ("first key", "last key"):
+        table.add_column(name, overflow="fold")
+    for share in report.nodes:
+        cells = (str(share.node), str(share.objects), format_size(share.bytes), f"{100 * share.share:.1f} %")
+        table.add_row(*cells, share.first, share.last)
+    Console().print(table)
+
+
+def plan(
+    urls: Annotated[
+        list[str], typer.Argument(metavar="URL...", help="s3://bucket/prefix/, objects or manifest+s3://…")
+    ],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")],
+    sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
+    keys: Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Show which node gets which keys and bytes. Lists the objects, downloads nothing."""
+    check_mode(sharding)
+    options = source_options(Flags(config=config, set=set_).load().config)
+
+    async def resolve() -> tuple[ObjectRef, ...]:
+        async with Sources(options, NullRecorder(), SystemClock()) as sources:
+            return await sources.resolve(urls)
+
+    try:
+        refs = asyncio.run(resolve())
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+    per_node = assignments(refs, nodes, sharding)
+    report = summarise(urls, refs, per_node, sharding)
+    if json_:
+        facts = asdict(report)
+        if keys:
+            facts["keys"] = [[refs[index].url for index in indices] for indices in per_node]
+        typer.echo(json.dumps(facts, indent=2))
+    elif keys:
+        for node, indices in enumerate(per_node):
+            for index in indices:
+                typer.echo(f"{node}\t{refs[index].url}")
+    else:
+        _show(report)
+    for warning in warnings_of(report):
+        say(f"warning: {warning}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: feedd plan s3://bucket/train/ --nodes 8 --sharding size")(plan)

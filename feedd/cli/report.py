@@ -1,0 +1,53 @@
+"""How an error reaches the terminal: one clean line, a hint, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from feedd.config import ConfigProblems
+from feedd.errors import BadRequest, FeeddError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def say(text: str) -> None:
+    """Write one line to standard error."""
+    sys.stderr.write(f"feedd: {text}\n")
+
+
+def report(error: FeeddError) -> int:
+    """Say what went wrong and return the exit code: 2 for what the user can correct in what he typed, else 1.
+
+    With ``FEEDD_DEBUG=1`` the error is raised again, for its traceback.
+    """
+    if os.environ.get("FEEDD_DEBUG") == "1":
+        raise error
+    if isinstance(error, ConfigProblems):
+        count = len(error.problems)
+        say(f"error: {count} problem{'s' if count > 1 else ''} in the configuration")
+        for problem in error.problems:
+            say(f"  {problem}")
+    else:
+        about = f" [{error.object}]" if error.object else ""
+        say(f"error: {error.message}{about}")
+        if error.hint:
+            say(f"hint: {error.hint}")
+    return EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED
+
+
+def single(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the one error a group holds, however deep, else the first one feedd raised on purpose, else the group."""
+    leaves: list[BaseException] = []
+    todo: list[BaseException] = [group]
+    while todo:
+        error = todo.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            todo += error.exceptions
+        else:
+            leaves.append(error)
+    known = [error for error in leaves if isinstance(error, FeeddError)]
+    if known:
+        return known[0]
+    return leaves[0] if len(leaves) == 1 else group

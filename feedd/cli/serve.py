@@ -1,0 +1,56 @@
+"""``feedd serve``: run the daemon in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+import uvloop
+
+from feedd import daemon
+from feedd.cli.flags import (
+    CacheDirFlag,
+    CacheSizeFlag,
+    ConfigFlag,
+    Flags,
+    ListenFlag,
+    LogFlag,
+    LogLevelFlag,
+    SetFlag,
+    StatusFlag,
+    WorkersFlag,
+)
+from feedd.cli.report import single
+from feedd.observe.logs import configure_logging
+
+
+def serve(
+    config: ConfigFlag = None,
+    listen: ListenFlag = None,
+    cache_dir: CacheDirFlag = None,
+    cache_size: CacheSizeFlag = None,
+    status: StatusFlag = None,
+    workers: WorkersFlag = None,
+    log: LogFlag = None,
+    log_level: LogLevelFlag = None,
+    set_: SetFlag = None,
+    ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
+) -> None:
+    """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once."""
+    flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
+    effective = flags.load()
+    configure_logging(effective.config.log.format, effective.config.log.level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            code = runner.run(daemon.run(effective, ephemeral=ephemeral))
+        except BaseExceptionGroup as group:
+            raise single(group) from group
+    raise typer.Exit(code)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(
+        epilog="Example: feedd serve --cache-dir /mnt/nvme/feedd --cache-size 800GiB --listen unix:///run/feedd/feedd.sock"
+    )(serve)

@@ -1,0 +1,1 @@
+"""The daemon's life: starting, ready, draining, stopped."""

@@ -1,0 +1,31 @@
+"""One periodic task: measures how late the loop wakes, and tells the watchdog that it does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd import metrics
+
+if TYPE_CHECKING:
+    from feedd.daemon.notify import Notifier
+    from feedd.protocols import Clock, Recorder
+
+PERIOD_S = 0.5
+LATE_S = 1.0  # later than this is worth a line in the log
+
+
+async def beat(recorder: Recorder, clock: Clock, notifier: Notifier) -> None:
+    """Run until cancelled. A loop that is blocked sends no sign of life, which is the watchdog's point."""
+    log = structlog.get_logger()
+    period_s = PERIOD_S if notifier.watchdog_s is None else min(PERIOD_S, notifier.watchdog_s / 3)
+    while True:
+        due_s = clock.monotonic_s() + period_s
+        await clock.sleep_s(period_s)
+        late_s = max(0.0, clock.monotonic_s() - due_s)
+        recorder.gauge(metrics.DAEMON_LOOP_LAG, late_s)
+        if late_s > LATE_S:
+            log.warning("the event loop was blocked", late_s=round(late_s, 3))
+        if notifier.watchdog_s is not None:
+            notifier.send("WATCHDOG=1")

@@ -1,0 +1,58 @@
+"""The daemon's state, told to log, metrics and service manager at each change."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd import metrics
+from feedd.values import Lifecycle
+
+if TYPE_CHECKING:
+    from feedd.daemon.notify import Notifier
+    from feedd.protocols import Recorder
+
+_ORDER = tuple(Lifecycle)
+
+
+class State:
+    """Where the daemon is in its life; moves forward only.
+
+    Attributes:
+        started_s: ``time.monotonic()`` at the start.
+    """
+
+    def __init__(self, recorder: Recorder, notifier: Notifier) -> None:
+        self._recorder = recorder
+        self._notifier = notifier
+        self._now = Lifecycle.STARTING
+        self.started_s = time.monotonic()
+        self._tell()
+
+    @property
+    def now(self) -> Lifecycle:
+        """The present state."""
+        return self._now
+
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started_s
+
+    def move(self, to: Lifecycle, **facts: object) -> None:
+        """Enter ``to``; ``facts`` go to the log."""
+        assert _ORDER.index(to) > _ORDER.index(self._now), f"expected a state after {self._now}, got {to}"
+        self._now = to
+        structlog.get_logger().info(to.value, **facts)
+        self._tell()
+
+    def _tell(self) -> None:
+        for state in Lifecycle:
+            self._recorder.gauge(metrics.DAEMON_STATE, float(state is self._now), state=state.value)
+        fields = {
+            Lifecycle.READY: ("READY=1",),
+            Lifecycle.DRAINING: ("STOPPING=1",),
+            Lifecycle.STOPPED: ("STOPPING=1",),
+        }.get(self._now, ())
+        self._notifier.send(*fields, f"STATUS={self._now.value}")

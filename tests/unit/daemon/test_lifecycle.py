@@ -1,0 +1,108 @@
+"""States, stop requests and the heartbeat, each alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from feedd import metrics
+from feedd.daemon.heartbeat import PERIOD_S, beat
+from feedd.daemon.notify import Notifier
+from feedd.daemon.signals import StopRequests, handled
+from feedd.daemon.state import State
+from feedd.observe.recorder import MemoryRecorder
+from feedd.values import Lifecycle
+
+
+def _current(recorder: MemoryRecorder) -> list[str]:
+    name = metrics.DAEMON_STATE.name
+    return [labels[0] for (metric, labels), value in recorder.values.items() if metric == name and value == 1.0]
+
+
+def test_exactly_one_state_is_shown() -> None:
+    """The gauge is 1 for the present state and 0 for every other one, from the first moment on."""
+    recorder = MemoryRecorder()
+    state = State(recorder, Notifier({}))
+    assert (state.now, _current(recorder)) == (Lifecycle.STARTING, ["starting"])
+    for to in (Lifecycle.READY, Lifecycle.DRAINING, Lifecycle.STOPPED):
+        state.move(to)
+        assert (state.now, _current(recorder)) == (to, [to.value])
+
+
+def test_states_only_move_forward() -> None:
+    """A daemon that drains never becomes ready again; a failed start may skip states."""
+    state = State(MemoryRecorder(), Notifier({}))
+    state.move(Lifecycle.DRAINING)
+    with pytest.raises(AssertionError):
+        state.move(Lifecycle.READY)
+    state.move(Lifecycle.STOPPED)
+
+
+async def test_first_signal_drains_second_insists() -> None:
+    """Real signals: one asks to drain and names itself, another one asks to stop at once."""
+    requests = StopRequests()
+    with handled(requests):
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            await requests.drain.wait()
+        assert (requests.reason, requests.now.is_set()) == ("SIGTERM", False)
+        os.kill(os.getpid(), signal.SIGINT)
+        async with asyncio.timeout(5):
+            await requests.now.wait()
+    assert requests.reason == "SIGTERM"
+
+
+async def test_signals_are_given_back() -> None:
+    """After the daemon the process's own handling is in force again."""
+    with handled(StopRequests()):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_request_keeps_its_first_reason_and_grace() -> None:
+    """Asking again changes nothing; a signal after a request insists."""
+    requests = StopRequests()
+    requests.ask("admin", 3.0)
+    requests.ask("other", 9.0)
+    assert (requests.reason, requests.grace_s, requests.now.is_set()) == ("admin", 3.0, False)
+    requests.on_signal(signal.SIGTERM)
+    assert requests.now.is_set()
+
+
+class _LateClock:
+    """A clock whose sleeps last a given time longer than asked, and which ends after a few."""
+
+    def __init__(self, late_s: list[float]) -> None:
+        self._late_s = late_s
+        self._now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self._now_s
+
+    def wall_s(self) -> float:
+        return self._now_s
+
+    async def sleep_s(self, duration_s: float) -> None:
+        if not self._late_s:
+            raise asyncio.CancelledError
+        self._now_s += duration_s + self._late_s.pop(0)
+
+
+async def test_heartbeat_measures_how_late_the_loop_is() -> None:
+    """The gauge holds the delay of the last wake-up."""
+    recorder = MemoryRecorder()
+    with pytest.raises(asyncio.CancelledError):
+        await beat(recorder, _LateClock([0.0, 0.25]), Notifier({}))
+    assert recorder.total(metrics.DAEMON_LOOP_LAG) == pytest.approx(0.25)
+
+
+async def test_heartbeat_is_faster_than_the_watchdog() -> None:
+    """The sign of life comes at least three times per period the manager asked for."""
+    clock = _LateClock([0.0] * 3)
+    notifier = Notifier({"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "300000"})
+    with pytest.raises(asyncio.CancelledError):
+        await beat(MemoryRecorder(), clock, notifier)
+    assert clock.monotonic_s() == pytest.approx(100.0 + 3 * min(PERIOD_S, 0.1))
