@@ -67,8 +67,11 @@ class ObjectStore(Protocol):
     def root(self) -> str:
         """``s3://bucket`` or ``file://``."""
 
-    def list(self, prefix: str) -> AsyncIterator[list[ObjectRef]]:
+    def list(self, prefix: str, start_after: str = "") -> AsyncIterator[list[ObjectRef]]:
         """Yield pages of the objects whose key starts with ``prefix``, in UTF-8 byte order of keys.
+
+        Only keys after ``start_after``: that is how a listing that broke off is taken up again. Close what is
+        not read to its end (``contextlib.aclosing``): a listing may hold a thread.
 
         Zero-byte keys that end in ``/`` (folder markers) are left out. Pages hold at most 1,000 refs.
 

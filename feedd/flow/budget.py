@@ -1,0 +1,103 @@
+"""A budget of bytes: who may hold how much, first come first served, without deadlock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    size_bytes: int
+    granted: asyncio.Future[None]
+
+
+class ByteBudget:
+    """Bounds the bytes held at one time.
+
+    First in, first out: a small request never overtakes a large one, so that nobody starves. A request
+    larger than the whole limit is granted once nothing else is held: one minimal unit always gets through,
+    so a budget that is too small is slow, never stuck.
+
+    One event loop; not thread-safe.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes <= 0:
+            raise ValueError(f"expected a limit of 1 or more bytes, got {limit_bytes}")
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._waiters: deque[_Waiter] = deque()
+
+    def __repr__(self) -> str:
+        return f"ByteBudget({self._held_bytes}/{self._limit_bytes} bytes, {len(self._waiters)} waiting)"
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes that may be held together; more only by a single over-sized request."""
+        return self._limit_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held now."""
+        return self._held_bytes
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests not yet granted."""
+        return len(self._waiters)
+
+    @asynccontextmanager
+    async def reserve(self, size_bytes: int) -> AsyncGenerator[None, None]:
+        """Hold ``size_bytes`` for the body of the ``with``; wait for them first.
+
+        Cancelled while waiting it holds nothing, even where the grant and the cancellation came together.
+
+        Raises:
+            ValueError: a negative size.
+        """
+        if size_bytes < 0:
+            raise ValueError(f"expected 0 or more bytes, got {size_bytes}")
+        await self._acquire(size_bytes)
+        try:
+            yield
+        finally:
+            self._release(size_bytes)
+
+    async def _acquire(self, size_bytes: int) -> None:
+        if not self._waiters and self._fits(size_bytes):
+            self._held_bytes += size_bytes
+            return
+        waiter = _Waiter(size_bytes, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        try:
+            await waiter.granted
+        except asyncio.CancelledError:
+            if waiter.granted.done() and not waiter.granted.cancelled():
+                self._release(size_bytes)  # granted in the same turn of the loop: hand it on
+            else:
+                self._waiters.remove(waiter)
+                self._grant()  # whoever stood behind it may fit now
+            raise
+
+    def _release(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+        assert self._held_bytes >= 0, "released more bytes than were held"
+        self._grant()
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._held_bytes == 0 or self._held_bytes + size_bytes <= self._limit_bytes
+
+    def _grant(self) -> None:
+        while self._waiters and self._fits(self._waiters[0].size_bytes):
+            waiter = self._waiters.popleft()
+            if waiter.granted.cancelled():
+                continue  # its task has not run yet; it must not be given bytes it will not return
+            self._held_bytes += waiter.size_bytes
+            waiter.granted.set_result(None)

@@ -1,0 +1,157 @@
+"""Files of this machine as a store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable
+from feedd.source.hints import CHANGED_HINT
+from feedd.units import MIB
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from feedd.values import ByteRange
+
+T = TypeVar("T")
+_ROOT = "file://"
+_PAGE_COUNT = 1000
+_PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these
+
+
+class LocalStore:
+    """The file system; keys are absolute paths. Blocking calls run on a bounded pool of threads.
+
+    An object's etag is made of size, mtime and inode: a file rewritten in place or replaced is another version.
+    """
+
+    def __init__(self, thread_count: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(thread_count, thread_name_prefix="feedd-files")
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root})"
+
+    @property
+    def root(self) -> str:
+        """``file://``."""
+        return _ROOT
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield pages of regular files whose path starts with ``prefix``; see ``ObjectStore.list``.
+
+        Links are followed; a link back to a directory it lies in is not entered again.
+
+        Raises:
+            NotFound: the directory part of ``prefix`` does not exist.
+        """
+        found = _walk(prefix, start_after)
+        while page := await self._in_thread(lambda _: list(islice(found, _PAGE_COUNT)), prefix):
+            yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Return the current version of one file; see ``ObjectStore.head``."""
+        return await self._in_thread(lambda _: _head(key), key)
+
+    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+        """Read a range on a thread; see ``ObjectStore.read_into``."""
+        await self._in_thread(lambda stop: _read(ref, span, target, stop), ref.key)
+
+    async def close(self) -> None:
+        """End the threads; idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[[threading.Event], T], path: str) -> T:
+        """Run ``work`` and wait for its end even if cancelled: until then it may write into borrowed memory."""
+        stop = threading.Event()
+        job = asyncio.get_running_loop().run_in_executor(self._pool, work, stop)
+        cancelled: asyncio.CancelledError | None = None
+        while not job.done():
+            try:
+                await asyncio.wait([job])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                stop.set()
+        if cancelled is not None:
+            job.exception()  # what a cancelled read ended with is of no interest
+            raise cancelled
+        try:
+            return job.result()
+        except OSError as error:
+            raise _translate(error, path) from error
+
+
+def _translate(error: OSError, path: str) -> FeeddError:
+    kinds: dict[type[OSError], type[FeeddError]] = {
+        FileNotFoundError: NotFound,
+        NotADirectoryError: NotFound,
+        PermissionError: PermissionDenied,
+    }
+    kind = kinds.get(type(error), StoreUnavailable)
+    return kind(f"expected a readable path, got {error.strerror}", object=path, stage="source")
+
+
+def _tag(status: os.stat_result) -> str:
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+
+
+def _head(path: str) -> ObjectRef:
+    status = Path(path).stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise NotFound("expected a regular file, got something else", object=path, stage="source")
+    return ObjectRef(_ROOT, path, status.st_size, _tag(status))
+
+
+def _read(ref: ObjectRef, span: ByteRange, target: memoryview, stop: threading.Event) -> None:
+    file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check_tag(file, ref)
+        at = 0
+        while at < span.size_bytes and not stop.is_set():
+            with target[at : at + _PIECE_BYTES] as piece:
+                count = os.preadv(file, [piece], span.start + at)
+            if count == 0:
+                message = f"expected {span.size_bytes} bytes at {span.start}, got {at}"
+                raise BadResponse(message, object=ref.key, stage="source")
+            at += count
+        _check_tag(file, ref)  # what was read while the file changed is of no version
+    finally:
+        os.close(file)
+
+
+def _check_tag(file: int, ref: ObjectRef) -> None:
+    got = _tag(os.fstat(file))
+    if got != ref.etag:
+        message = f"expected version {ref.etag}, got {got}"
+        raise ObjectChanged(message, object=ref.key, hint=CHANGED_HINT, stage="source")
+
+
+def _walk(prefix: str, start_after: str) -> Iterator[ObjectRef]:
+    """Yield the files under ``prefix`` in byte order of their whole paths."""
+    top = prefix[: prefix.rindex("/") + 1] if "/" in prefix else "/"
+    return _enter(top, os.fsencode(prefix), os.fsencode(start_after), frozenset())
+
+
+def _enter(top: str, prefix: bytes, after: bytes, above: frozenset[tuple[int, int]]) -> Iterator[ObjectRef]:
+    status = Path(top).stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    with os.scandir(top) as entries:
+        # a directory sorts as "name/": only then are whole paths in order
+        names = sorted((os.fsencode(entry.path + "/" * entry.is_dir()), entry) for entry in entries)
+    for path, entry in names:
+        if path.endswith(b"/"):
+            inside = path.startswith(prefix) or prefix.startswith(path)
+            if inside and not (path < after and not after.startswith(path)):
+                yield from _enter(os.fsdecode(path), prefix, after, above | {here})
+        elif path.startswith(prefix) and path > after and entry.is_file():
+            found = entry.stat()
+            yield ObjectRef(_ROOT, entry.path, found.st_size, _tag(found))

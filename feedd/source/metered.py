@@ -1,0 +1,76 @@
+"""A store whose requests are counted and timed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from feedd.errors import FeeddError
+from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_SECONDS
+from feedd.source.pages import closing_pages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+    from feedd.protocols import Clock, ObjectStore, Recorder
+    from feedd.values import ByteRange, ObjectRef
+
+
+class MeteredStore:
+    """Records each request with its outcome: ``ok``, ``cancelled``, or the kind of the error."""
+
+    def __init__(self, inner: ObjectStore, recorder: Recorder, clock: Clock) -> None:
+        self._inner = inner
+        self._recorder = recorder
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"MeteredStore({self._inner!r})"
+
+    @property
+    def root(self) -> str:
+        """Root of the inner store."""
+        return self._inner.root
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield the inner store's pages; each counts as one request, and so does finding the end."""
+        async with closing_pages(self._inner.list(prefix, start_after)) as pages:
+            while True:
+                with self._measured("list"):
+                    page = await anext(pages, None)
+                if page is None:
+                    return
+                yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Ask the inner store."""
+        with self._measured("head"):
+            return await self._inner.head(key)
+
+    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+        """Read from the inner store."""
+        with self._measured("read"):
+            await self._inner.read_into(ref, span, target)
+        self._recorder.count(SOURCE_BYTES, span.size_bytes)
+
+    async def close(self) -> None:
+        """Close the inner store."""
+        await self._inner.close()
+
+    @contextlib.contextmanager
+    def _measured(self, op: str) -> Generator[None, None, None]:
+        started_s = self._clock.monotonic_s()
+        outcome = "internal"
+        try:
+            yield
+            outcome = "ok"
+        except FeeddError as error:
+            outcome = error.kind
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            self._recorder.count(SOURCE_REQUESTS, op=op, outcome=outcome)
+            self._recorder.observe(SOURCE_SECONDS, self._clock.monotonic_s() - started_s, op=op)

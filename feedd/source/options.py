@@ -1,0 +1,75 @@
+"""How to reach the stores, and how hard to pull."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003 - readers of configuration resolve annotations at run time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from feedd.units import MIB
+
+AddressingStyle = Literal["auto", "path", "virtual"]
+
+
+@dataclass(frozen=True, slots=True)
+class S3Options:
+    """Access to one bucket; what is None is left to botocore's own chain (``AWS_*``, profiles, roles).
+
+    Attributes:
+        endpoint_url: another store that speaks S3.
+        region: region of the bucket.
+        profile: section of the AWS configuration files.
+        role_arn: role to assume with the credentials found.
+        addressing_style: ``auto``: virtual on AWS, path where ``endpoint_url`` is set.
+        anonymous: send no credentials.
+        requester_pays: accept to be charged.
+        ca_bundle: file of certificates to trust instead of the system's.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    role_arn: str | None = None
+    addressing_style: AddressingStyle = "auto"
+    anonymous: bool = False
+    requester_pays: bool = False
+    ca_bundle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Bounds of the source room.
+
+    Attributes:
+        part_size_bytes: size of one ranged GET.
+        parts_in_flight: ranged GETs at one time, over all shards; also connections per bucket.
+        bytes_in_flight: bytes of parts being received at one time.
+        attempts_max: attempts of one request, the first included.
+        connect_timeout_s: longest wait for a connection.
+        read_timeout_s: longest silence of a server that owes us bytes.
+        rate_floor_bytes_s: a part may take ``connect + read timeout + size / this``.
+        listing_deadline_s: longest wait for one page of a listing.
+        heads_in_flight: HEAD requests at one time, for manifests.
+        file_threads: threads that read local files.
+        s3: access by bucket; ``*`` for those not named.
+    """
+
+    part_size_bytes: int = 8 * MIB
+    parts_in_flight: int = 32
+    bytes_in_flight: int = 256 * MIB
+    attempts_max: int = 8
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
+    rate_floor_bytes_s: int = MIB // 4
+    listing_deadline_s: float = 60.0
+    heads_in_flight: int = 64
+    file_threads: int = 8
+    s3: Mapping[str, S3Options] = field(default_factory=dict)
+
+    def for_bucket(self, bucket: str) -> S3Options:
+        """Return the access settings of ``bucket``."""
+        return self.s3.get(bucket) or self.s3.get("*") or S3Options()
+
+    def read_deadline_s(self, size_bytes: int) -> float:
+        """Return how long one request for ``size_bytes`` may take in all."""
+        return self.connect_timeout_s + self.read_timeout_s + size_bytes / self.rate_floor_bytes_s

@@ -1,0 +1,129 @@
+"""S3 and what speaks its protocol, through aiobotocore."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from feedd.errors import BadResponse, ObjectChanged
+from feedd.source.hints import CHANGED_HINT
+from feedd.source.s3client import S3Clients
+from feedd.source.s3errors import Asked
+from feedd.source.s3list import list_pages
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from feedd.source.options import SourceOptions
+    from feedd.values import ByteRange
+
+
+class S3Store:
+    """One bucket. Sends each request once: limits, retries and measurements are wrappers."""
+
+    def __init__(self, bucket: str, limits: SourceOptions) -> None:
+        self._bucket = bucket
+        self._limits = limits
+        self._s3 = limits.for_bucket(bucket)
+        self._clients = S3Clients(self._s3, limits)
+        self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
+        self._endpoint = self._s3.endpoint_url or "the configured endpoint"
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.root})"
+
+    @property
+    def root(self) -> str:
+        """``s3://bucket``."""
+        return f"s3://{self._bucket}"
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield pages in byte order, produced by a thread of its own; see ``ObjectStore.list``."""
+        asked = self._asked("list", prefix)
+        async with contextlib.aclosing(list_pages(self._bucket, asked, self._limits, start_after)) as pages:
+            async for page in pages:
+                yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Return the current version; see ``ObjectStore.head``."""
+        asked = self._asked("head", key)
+
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            answer: Mapping[str, Any] = await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
+            return answer
+
+        answer = await self._clients.call(ask, asked, self._limits.read_deadline_s(0))
+        return ObjectRef(self.root, key, int(answer["ContentLength"]), _etag(answer, asked))
+
+    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+        """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
+        assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
+        if not span.size_bytes:
+            return
+        asked = self._asked("read", ref.key, ref.etag)
+
+        async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
+            answer = await client.get_object(
+                Bucket=self._bucket,
+                Key=ref.key,
+                Range=f"bytes={span.start}-{span.end - 1}",
+                IfMatch=f'"{ref.etag}"',
+                **self._payer,
+            )
+            raw = answer["Body"].raw_stream
+            try:
+                _check_head(answer, ref, span, asked)
+                await _receive(raw.content, target, asked)
+            except BaseException:
+                raw.close()  # the rest of the body is unread: this connection cannot serve another request
+                raise
+
+        await self._clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+
+    async def close(self) -> None:
+        """Close connections; idempotent."""
+        await self._clients.aclose()
+
+    def _asked(self, op: str, key: str, etag: str = "") -> Asked:
+        return Asked(op, f"{self.root}/{key}", self._endpoint, etag)
+
+
+def _etag(answer: Mapping[str, Any], asked: Asked) -> str:
+    etag = str(answer.get("ETag", "")).removeprefix("W/").strip('"')
+    if not etag:
+        raise BadResponse("expected an ETag header, got none", object=asked.url, stage="source")
+    return etag
+
+
+def _check_head(answer: Mapping[str, Any], ref: ObjectRef, span: ByteRange, asked: Asked) -> None:
+    """Refuse an answer that is not the range asked for, before a byte of it counts."""
+    status = answer["ResponseMetadata"]["HTTPStatusCode"]
+    whole = span.size_bytes == ref.size_bytes
+    wanted = f"bytes {span.start}-{span.end - 1}/{ref.size_bytes}"
+    got_range, length = answer.get("ContentRange"), answer.get("ContentLength")
+    etag = _etag(answer, asked)
+    problem = ""
+    if status == 206 and got_range != wanted:
+        problem = f"expected content-range {wanted!r}, got {got_range!r}"
+    elif status != 206 and not (status == 200 and whole):
+        problem = f"expected status 206 for a range, got {status}"
+    elif length != span.size_bytes:
+        problem = f"expected {span.size_bytes} bytes, got an answer of {length}"
+    if etag != ref.etag:
+        message = f"expected etag {ref.etag}, got {etag}"
+        raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
+    if problem:
+        raise BadResponse(problem, object=asked.url, stage="source")
+
+
+async def _receive(body: Any, target: memoryview, asked: Asked) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+    at, size_bytes = 0, target.nbytes
+    async for chunk, _ in body.iter_chunks():  # chunk by chunk as they came: joining them would copy once more
+        end = at + len(chunk)
+        if end > size_bytes:
+            raise BadResponse(f"expected {size_bytes} bytes, got more", object=asked.url, stage="source")
+        target[at:end] = chunk
+        at = end
+    if at != size_bytes:
+        raise BadResponse(f"expected {size_bytes} bytes, got {at}", object=asked.url, stage="source")

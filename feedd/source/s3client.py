@@ -1,0 +1,151 @@
+"""The aiobotocore client of one bucket: opened on first use, renewed when its credentials ran out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredRefreshableCredentials
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore.exceptions import NoCredentialsError
+
+from feedd.errors import BadConfig
+from feedd.source.once import Once
+from feedd.source.s3errors import EXPIRED, FOREIGN, Asked, code_of, translate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from feedd.source.options import S3Options, SourceOptions
+
+T = TypeVar("T")
+_SESSION_NAME = "feedd"
+
+
+async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
+    """Open a client into ``stack``; botocore's own retries are off, ours are a wrapper.
+
+    Raises:
+        BadConfig: the endpoint is malformed.
+        BotoCoreError, ClientError: as botocore does; the caller translates.
+    """
+    session = AioSession(profile=s3.profile)
+    if s3.role_arn and not s3.anonymous:
+        await _assume(session, s3.role_arn)
+    config = AioConfig(
+        connect_timeout=limits.connect_timeout_s,
+        read_timeout=limits.read_timeout_s,
+        max_pool_connections=limits.parts_in_flight + limits.heads_in_flight,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={} if s3.addressing_style == "auto" else {"addressing_style": s3.addressing_style},
+        signature_version=UNSIGNED if s3.anonymous else None,
+        # a ranged GET has no checksum of its range: asking for one costs time or fails, depending on the store
+        response_checksum_validation="when_required",
+        request_checksum_calculation="when_required",
+        # loads the service model in a thread: it is megabytes of JSON
+        warm_up_loader_caches=True,
+        user_agent_extra="feedd",
+    )
+    client = session.create_client(
+        "s3", region_name=s3.region, endpoint_url=s3.endpoint_url, verify=s3.ca_bundle, config=config
+    )
+    try:
+        return await stack.enter_async_context(client)
+    except ValueError as error:  # botocore's answer to a malformed endpoint
+        hint = "endpoint_url is like https://s3.example.com:9000"
+        raise BadConfig(f"expected a valid endpoint: {error}", hint=hint, stage="source") from error
+
+
+async def _assume(session: AioSession, role_arn: str) -> None:
+    source = await session.get_credentials()
+    if source is None:
+        raise NoCredentialsError
+    fetcher = AioAssumeRoleCredentialFetcher(
+        session.create_client, source, role_arn, extra_args={"RoleSessionName": _SESSION_NAME}
+    )
+    refreshing = AioDeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+    # botocore offers this from configuration files only; every library that takes a role sets it here
+    session._credentials = refreshing  # noqa: SLF001
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    """One client, and who still uses it."""
+
+    client: Any
+    stack: contextlib.AsyncExitStack
+    user_count: int = 0
+    retired: bool = False
+
+
+class S3Clients:
+    """Lends the current client; ``renew`` replaces it, and the old one closes after its last user.
+
+    A new client reads the whole credential chain again: that is how credentials that somebody wrote to a
+    file or an environment are picked up when the old ones turn out to be expired.
+    """
+
+    def __init__(self, s3: S3Options, limits: SourceOptions) -> None:
+        self._s3 = s3
+        self._limits = limits
+        self._current: Once[_Generation] = Once(self._open)
+
+    @contextlib.asynccontextmanager
+    async def lend(self) -> AsyncGenerator[Any, None]:
+        """Yield a client that stays open for the body of the ``with``."""
+        generation = await self._current.get()
+        generation.user_count += 1
+        try:
+            yield generation.client
+        finally:
+            generation.user_count -= 1
+            await self._close_unused(generation)
+
+    async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
+        """Run ``ask`` with a client, and once more with a new one where its credentials had run out.
+
+        Raises:
+            FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                async with self.lend() as client:
+                    try:
+                        return await ask(client)
+                    except FOREIGN as error:
+                        if code_of(error) not in EXPIRED:
+                            raise
+                await self.renew(client)
+                async with self.lend() as client:
+                    return await ask(client)
+        except FOREIGN as error:
+            raise translate(error, asked) from error
+
+    async def renew(self, stale: object) -> None:
+        """Replace the client ``stale`` unless somebody did already."""
+        generation = self._current.value
+        if generation is not None and generation.client is stale:
+            generation.retired = True
+            self._current = Once(self._open)
+            await self._close_unused(generation)
+
+    async def aclose(self) -> None:
+        """Close the current client; idempotent."""
+        generation = self._current.value
+        if generation is not None:
+            await self.renew(generation.client)
+
+    async def _open(self) -> _Generation:
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(self._limits.connect_timeout_s + self._limits.read_timeout_s):
+                client = await open_client(stack, self._s3, self._limits)
+            return _Generation(client, stack.pop_all())
+
+    @staticmethod
+    async def _close_unused(generation: _Generation) -> None:
+        if generation.retired and generation.user_count == 0:
+            await generation.stack.aclose()

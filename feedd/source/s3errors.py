@@ -1,0 +1,189 @@
+"""The border with botocore and aiohttp: their exceptions become ours, once, with a hint that helps."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiobotocore import httpsession
+from botocore import exceptions as boto
+
+from feedd.errors import (
+    BadConfig,
+    BadRequest,
+    BadResponse,
+    FeeddError,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+    Throttled,
+)
+from feedd.source.hints import CHANGED_HINT, MISSING_HINT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+
+_MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "404", "MethodNotAllowed", "405", "NoSuchVersion"})
+_DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
+_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "401", "InvalidClientTokenId"})
+_THROTTLED = frozenset(
+    {"SlowDown", "503", "429", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
+)
+_TRANSIENT = frozenset({"RequestTimeout", "RequestTimeTooSkewed", "InternalError", "BandwidthLimitExceeded"})
+_CHANGED = frozenset({"PreconditionFailed", "412", "InvalidRange", "416"})
+_MOVED = frozenset(
+    {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"}
+    | {"IllegalLocationConstraintException"}
+)
+_PERMISSIONS = {"list": "s3:ListBucket", "head": "s3:GetObject", "read": "s3:GetObject"}
+
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.UnauthorizedSSOTokenError,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+)
+_BAD_CONFIG = (
+    boto.ProfileNotFound,
+    boto.ConfigParseError,
+    boto.ConfigNotFound,
+    boto.InvalidConfigError,
+    boto.NoRegionError,
+    boto.UnknownEndpointError,
+    boto.InvalidRegionError,
+    boto.InvalidS3AddressingStyleError,
+    boto.UnknownRegionError,
+)
+
+CREDENTIALS_HINT = (
+    "give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, "
+    "or set anonymous = true for a public bucket"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was being done when a foreign exception came.
+
+    Attributes:
+        op: ``list``, ``head`` or ``read``.
+        url: object or prefix.
+        endpoint: the store's address as configured, or ``AWS``.
+        etag: version wanted; empty where any.
+    """
+
+    op: str
+    url: str
+    endpoint: str
+    etag: str = ""
+
+
+def code_of(error: BaseException) -> str:
+    """Return the S3 error code of a botocore exception; empty where it has none."""
+    if not isinstance(error, boto.ClientError):
+        return ""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def translate(error: BaseException, asked: Asked) -> FeeddError:
+    """Return our error for theirs; raise it ``from`` the original."""
+    if isinstance(error, boto.ClientError):
+        return _answered(error, asked)
+    if isinstance(error, _NO_CREDENTIALS):
+        return PermissionDenied(
+            f"expected credentials, got none: {_line(error)}", object=asked.url, hint=CREDENTIALS_HINT, stage="source"
+        )
+    if isinstance(error, _BAD_CONFIG):
+        return BadConfig(f"expected a usable s3 configuration: {_line(error)}", object=asked.url, stage="source")
+    if isinstance(error, boto.ParamValidationError):
+        return BadRequest(f"expected a bucket and key that s3 allows: {_line(error)}", object=asked.url, stage="source")
+    if isinstance(error, boto.ResponseParserError):
+        return BadResponse(f"expected an s3 answer, got {_line(error)}", object=asked.url, stage="source")
+    return _transport(error, asked)
+
+
+def _transport(error: BaseException, asked: Asked) -> FeeddError:
+    if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        hint = "set ca_bundle to the store's certificate authority"
+        return BadConfig(
+            "expected a trusted certificate, got another", object=asked.endpoint, hint=hint, stage="source"
+        )
+    if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
+        message = f"expected a connection to {asked.endpoint}, got {_cause(error)}"
+        hint = "check endpoint_url, region, proxy and network"
+        return StoreUnavailable(message, object=asked.url, hint=hint, stage="source")
+    if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
+        return StoreUnavailable("expected an answer in time, got none", object=asked.url, stage="source")
+    return StoreUnavailable(f"expected a whole answer, got {_cause(error)}", object=asked.url, stage="source")
+
+
+def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
+    code = code_of(error)
+    meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
+    headers: Mapping[str, str] = meta.get("HTTPHeaders", {})
+    status = int(meta.get("HTTPStatusCode", 0))
+    where = {"object": asked.url, "stage": "source"}
+    said = f"{status} {code}" if code != str(status) else code
+    if code in _MISSING:
+        return _missing(code, asked)
+    if code in _MOVED:
+        region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "")
+        told = f"set region = {region!r} for this bucket" if region else "set the bucket's region"
+        return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)
+    if code in EXPIRED:
+        hint = "the credentials ran out and their source gave no fresh ones; renew them"
+        return PermissionDenied(f"expected valid credentials, got {said}", hint=hint, **where)
+    if code in _CREDENTIALS:
+        return PermissionDenied(f"expected valid credentials, got {said}", hint=CREDENTIALS_HINT, **where)
+    if code == "InvalidObjectState":
+        return PermissionDenied("expected a readable object, got an archived one", hint="restore it first", **where)
+    if code in _DENIED or status in {401, 403}:
+        hint = f"grant {_PERMISSIONS[asked.op]} (and kms:Decrypt where the bucket has its own key) to these credentials"
+        return PermissionDenied(f"expected access, got {said}", hint=hint, **where)
+    if code in _CHANGED:
+        got = headers.get("etag", "").strip('"') or "another"
+        return ObjectChanged(f"expected etag {asked.etag}, got {got} ({said})", hint=CHANGED_HINT, **where)
+    if code in _THROTTLED:
+        return Throttled(f"expected an answer, got {said}", retry_after_s=_retry_after_s(headers), **where)
+    if code in _TRANSIENT or not 400 <= status < 500:
+        return StoreUnavailable(f"expected an answer, got {said}", **where)
+    return BadRequest(f"expected the store to accept the request, got {said}: {_line(error)}", **where)
+
+
+def _missing(code: str, asked: Asked) -> NotFound:
+    if code == "NoSuchBucket" or asked.op == "list":
+        hint = "check the bucket's name and region"
+        return NotFound(f"expected a bucket at {asked.endpoint}, got none", object=asked.url, hint=hint, stage="source")
+    return NotFound("expected an object, got none", object=asked.url, hint=MISSING_HINT, stage="source")
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    try:
+        return max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None  # absent, or the HTTP date form, which S3 does not use
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _cause(error: BaseException) -> str:
+    inner = error.kwargs.get("error") if isinstance(error, boto.BotoCoreError) else None
+    return f"{type(inner or error).__name__}: {_line(inner or error)}"
+
+
+FOREIGN: tuple[type[BaseException], ...] = (
+    boto.BotoCoreError,
+    boto.ClientError,
+    httpsession.aiohttp.ClientError,
+    OSError,  # includes TimeoutError and socket errors
+)
+"""What calls into aiobotocore may raise."""

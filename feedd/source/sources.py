@@ -1,0 +1,164 @@
+"""All stores of the daemon behind one door: URLs in, versioned objects and their bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Self
+
+from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
+from feedd.flow.budget import ByteBudget
+from feedd.flow.retry import RetryPolicy
+from feedd.source.limit import LimitStore
+from feedd.source.local import LocalStore
+from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
+from feedd.source.metered import MeteredStore
+from feedd.source.pages import closing_pages
+from feedd.source.ranged import RangeFetcher
+from feedd.source.retry import RetryStore
+from feedd.source.s3 import S3Store
+from feedd.source.urls import FILE_ROOT, Location, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.protocols import Clock, ObjectStore, Recorder, ShardFetcher
+    from feedd.source.options import SourceOptions
+    from feedd.values import ObjectRef
+
+
+class Sources:
+    """Opens stores on first use, one per bucket, and closes them all at exit.
+
+    Args:
+        options: bounds and access.
+        recorder: takes the measurements.
+        clock: times requests and waits between attempts.
+    """
+
+    def __init__(self, options: SourceOptions, recorder: Recorder, clock: Clock) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._clock = clock
+        self._stores: dict[str, ObjectStore] = {}
+        self._closed = False
+        self._fetcher = RangeFetcher(
+            self.store,
+            ByteBudget(options.bytes_in_flight),
+            recorder,
+            part_size_bytes=options.part_size_bytes,
+            parts_in_flight=options.parts_in_flight,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._closed = True
+        stores, self._stores = list(self._stores.values()), {}
+        async with contextlib.AsyncExitStack() as stack:  # one that fails to close does not keep the others open
+            for store in stores:
+                stack.push_async_callback(store.close)
+
+    @property
+    def fetcher(self) -> ShardFetcher:
+        """Fetches objects of any store, by their root."""
+        return self._fetcher
+
+    def store(self, root: str) -> ObjectStore:
+        """Return the store of ``s3://bucket`` or ``file://``; connections are opened on first use.
+
+        Raises:
+            BadRequest: no such kind of store.
+        """
+        assert not self._closed, "sources are closed"
+        found = self._stores.get(root)
+        if found is None:
+            found = self._stores[root] = self._wrapped(self._bare(root))
+        return found
+
+    async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
+        """Return the current versions of the objects that ``urls`` name, in order; duplicates stay.
+
+        A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
+        manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that.
+
+        Raises:
+            BadRequest: malformed URL or manifest. Unsupported: understood, and not served.
+            NotFound: a URL that names nothing.
+            PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        found: list[ObjectRef] = []
+        for location in [parse_url(url) for url in urls]:  # all are judged before the first request
+            found += await (self._manifest(location) if location.manifest else self._plain(location))
+        return tuple(found)
+
+    def _bare(self, root: str) -> ObjectStore:
+        if root == FILE_ROOT:
+            return LocalStore(self._options.file_threads)
+        return S3Store(parse_url(root).bucket, self._options)
+
+    def _wrapped(self, bare: ObjectStore) -> ObjectStore:
+        metered = MeteredStore(bare, self._recorder, self._clock)
+        limited = LimitStore(metered, self._options.parts_in_flight + self._options.heads_in_flight)
+        policy = RetryPolicy(attempts_max=self._options.attempts_max)
+        return RetryStore(limited, policy, self._clock, self._recorder)
+
+    async def _plain(self, location: Location) -> list[ObjectRef]:
+        store = self.store(location.root)
+        if location.root == FILE_ROOT and location.key[-1:] != "/":
+            location = await _directory_or_file(store, location)
+        try:
+            found = await self._listed(store, location)
+        except PermissionDenied as denied:
+            found = await self._without_listing(store, location, denied)
+        if not found:
+            hint = "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
+            raise NotFound("expected at least one object, got none", object=location.url, hint=hint, stage="source")
+        return found
+
+    @staticmethod
+    async def _listed(store: ObjectStore, location: Location) -> list[ObjectRef]:
+        found: list[ObjectRef] = []
+        async with closing_pages(store.list(location.key)) as pages:
+            async for page in pages:
+                if not found and page[0].key == location.key:
+                    return page[:1]  # byte order puts the exact key first
+                found += page
+        return found
+
+    @staticmethod
+    async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:
+        """Serve a single object to credentials that may read but not list."""
+        if location.key[-1:] in {"", "/"}:
+            raise denied
+        try:
+            return [await store.head(location.key)]
+        except FeeddError:
+            raise denied from None
+
+    async def _manifest(self, location: Location) -> list[ObjectRef]:
+        ref = await self.store(location.root).head(location.key)
+        if ref.size_bytes > MANIFEST_BYTES_MAX:
+            message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
+            raise BadRequest(message, object=location.url, stage="source")
+        data = bytearray(ref.size_bytes)
+        await self._fetcher.fetch(ref, memoryview(data))
+        # a manifest may name millions of objects: parsing that must not hold the loop
+        names = await asyncio.to_thread(_names, bytes(data), location.url)
+        return await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
+
+
+def _names(data: bytes, url: str) -> list[tuple[str, str]]:
+    places = (parse_url(name) for name in parse_manifest(data, url))
+    return [(place.root, place.key) for place in places]
+
+
+async def _directory_or_file(store: ObjectStore, location: Location) -> Location:
+    """Name a directory with its slash, so that ``/data/a`` does not match ``/data/ab``."""
+    async with closing_pages(store.list(location.key + "/")) as pages:
+        try:
+            await anext(pages, None)
+        except NotFound:
+            return location
+    return Location(location.url, location.root, location.key + "/", manifest=False)

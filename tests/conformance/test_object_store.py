@@ -1,0 +1,105 @@
+"""The object store suite over memory, files, S3 over HTTP, and every wrapper."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import NotFound
+from feedd.flow.retry import RetryPolicy
+from feedd.source.limit import LimitStore
+from feedd.source.local import LocalStore
+from feedd.source.memory import MemoryStore
+from feedd.source.metered import MeteredStore
+from feedd.source.options import S3Options, SourceOptions
+from feedd.source.retry import RetryStore
+from feedd.source.s3 import S3Store
+from feedd.values import ObjectRef
+from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
+from tests.conformance.object_store_suite import Bed, collect, read
+from tests.fakes.s3server import S3Server
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from feedd.protocols import ObjectStore
+
+KINDS = ["memory", "local", "s3"]
+KINDS += ["limit/memory", "retry/memory", "metered/memory", "metered+limit+retry/s3", "metered+limit+retry/local"]
+
+
+@contextlib.contextmanager
+def _bare(kind: str, top: Path) -> Iterator[Bed]:
+    if kind == "memory":
+        memory = MemoryStore()
+        yield Bed(memory, memory.put, memory.delete)
+    elif kind == "local":
+        yield _local(top)
+    else:
+        with S3Server() as server:
+            server.create_bucket("bucket")
+            store = S3Store("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)}))
+            yield Bed(
+                store,
+                lambda name, data: server.put("bucket", name, data),
+                lambda name: server.delete("bucket", name),
+            )
+
+
+def _local(top: Path) -> Bed:
+    def put(name: str, data: bytes) -> None:
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+
+    odd_names = ("a\nb", "%41", " lead", "q?x=1#y&z", "tab\tx")  # those that name one file in one way
+    return Bed(LocalStore(2), put, lambda name: (top / name).unlink(), lambda name: f"{top}/{name}", odd_names)
+
+
+def _wrapped(names: str, inner: ObjectStore) -> ObjectStore:
+    recorder, clock = TallyRecorder(), TimelessClock()
+    wrappers: dict[str, Callable[[ObjectStore], ObjectStore]] = {
+        "limit": lambda store: LimitStore(store, 2),
+        "retry": lambda store: RetryStore(store, RetryPolicy(), clock, recorder),
+        "metered": lambda store: MeteredStore(store, recorder, clock),
+    }
+    for name in filter(None, names.split("+")):
+        inner = wrappers[name](inner)
+    return inner
+
+
+@pytest.fixture(params=KINDS)
+async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bed]:
+    """Set up each store and stack of wrappers in turn."""
+    names, _, kind = request.param.rpartition("/")
+    with _bare(kind, tmp_path) as bare:
+        store = _wrapped(names, bare.store)
+        yield Bed(store, bare.put, bare.delete, bare.at, bare.odd_names, bare.many_count)
+        await store.close()
+
+
+async def test_missing_bucket() -> None:
+    """A bucket that does not exist is NotFound for every request, with a hint about name and region."""
+    with S3Server() as server:
+        store = S3Store("absent", SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)}))
+        with pytest.raises(NotFound, match="name and region"):
+            await collect(store, "")
+        with pytest.raises(NotFound):
+            await store.head("x")
+        with pytest.raises(NotFound, match="name and region"):
+            await read(store, ObjectRef(store.root, "x", 10, "etag"), 0, 10)
+        await store.close()
+
+
+async def test_missing_directory() -> None:
+    """A directory that does not exist is NotFound."""
+    store = LocalStore(1)
+    with pytest.raises(NotFound):
+        await collect(store, "/nonexistent-feedd/x/")
+    await store.close()
