@@ -1,0 +1,1 @@
+"""Serving: sessions, streams, the hand-off of arenas, and the gRPC server's life."""

@@ -1,0 +1,184 @@
+"""The Unix socket that hands out arenas and whose connections are lifelines.
+
+A client sends 21 bytes and gets one byte back:
+
+    b"ARENA" + token (16 bytes)   0x01 with the arena's memfd (SCM_RIGHTS), or 0x00 for an unknown token
+    b"HOLD!" + 16 zero bytes      0x01
+
+The connection then stays open, silent. The kernel ends it when the client's process dies, however it dies: the end of
+an ARENA connection frees the slots that process held, the end of the last HOLD lets an ephemeral daemon go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from feedd.protocols import Clock
+    from feedd.serve.hosted import Lifeline
+    from feedd.serve.options import ServeOptions
+
+HELLO_BYTES = 21
+ARENA = b"ARENA"
+HOLD = b"HOLD!" + bytes(16)
+_YES, _NO = b"\x01", b"\x00"
+_ACCEPT_PAUSE_S = 0.1  # when accept fails for want of file descriptors: trying again at once cannot help
+
+_log = structlog.get_logger(__name__)
+
+
+class ArenaDirectory(Protocol):
+    """Who knows the arenas."""
+
+    def attach(self, token: bytes, lifeline: Lifeline) -> int | None:
+        """Take in a lifeline; return its arena's memfd, or None for an unknown token."""
+
+    def detach(self, token: bytes, lifeline: Lifeline) -> None:
+        """Hear that it has ended."""
+
+
+class _Connection:
+    """One client; a ``Lifeline``."""
+
+    def __init__(self, conn: socket.socket) -> None:
+        self.conn = conn
+
+    def cut(self) -> None:
+        """Make the reader see the end."""
+        with contextlib.suppress(OSError):
+            self.conn.shutdown(socket.SHUT_RDWR)
+
+
+def peer_credentials(conn: socket.socket) -> tuple[int, int]:
+    """Return (pid, uid) of the process at the other end of a Unix socket."""
+    pid, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return pid, uid
+
+
+class ArenaSocket:
+    """Serves any number of listening sockets, with one bound over all connections."""
+
+    def __init__(
+        self, directory: ArenaDirectory, options: ServeOptions, clock: Clock, on_holders: Callable[[int], None] | None
+    ) -> None:
+        """Bind to the sessions.
+
+        Args:
+            directory: where tokens are known.
+            options: who may connect, how many, and how long the hello may take.
+            clock: for the pause when file descriptors run out.
+            on_holders: told the number of HOLD connections whenever it changes.
+        """
+        self._directory = directory
+        self._options = options
+        self._clock = clock
+        self._on_holders = on_holders
+        self._allowed_uids = {0, os.geteuid(), *options.allow_uids}
+        self._connection_count = 0
+        self._holder_count = 0
+
+    @property
+    def connection_count(self) -> int:
+        """Connections open now."""
+        return self._connection_count
+
+    @property
+    def holder_count(self) -> int:
+        """HOLD connections open now."""
+        return self._holder_count
+
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept until cancelled; all connections are closed then. The listeners stay the caller's."""
+        async with asyncio.TaskGroup() as group:
+            for listener in listeners:
+                group.create_task(self._accept(listener, group))
+
+    async def _accept(self, listener: socket.socket, group: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                conn, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                _log.warning("a lifeline could not be accepted", error=str(error))
+                await self._clock.sleep_s(_ACCEPT_PAUSE_S)
+                continue
+            if self._connection_count >= self._options.arena_connections_max:
+                _log.warning("too many lifelines", connections_max=self._options.arena_connections_max)
+                conn.close()
+                continue
+            self._connection_count += 1
+            group.create_task(self._connection(conn))
+
+    async def _connection(self, conn: socket.socket) -> None:
+        try:
+            conn.settimeout(0.0)
+            pid, uid = peer_credentials(conn)
+            if uid not in self._allowed_uids:
+                _log.warning("a lifeline was refused for its user", uid=uid, pid=pid)
+                conn.send(_NO)
+                return
+            async with asyncio.timeout(self._options.hello_timeout_s):
+                hello = await _read_hello(conn)
+            if hello == HOLD:
+                await self._hold(conn)
+            elif hello.startswith(ARENA):
+                await self._lend(conn, hello[len(ARENA) :])
+            else:
+                conn.send(_NO)
+        except (OSError, TimeoutError) as error:
+            _log.debug("a lifeline broke", error=repr(error))
+        finally:
+            self._connection_count -= 1
+            conn.close()
+
+    async def _lend(self, conn: socket.socket, token: bytes) -> None:
+        lifeline = _Connection(conn)
+        fd = self._directory.attach(token, lifeline)
+        if fd is None:
+            conn.send(_NO)
+            return
+        try:
+            socket.send_fds(conn, [_YES], [fd])  # one byte into an empty buffer never blocks
+            await _read_end(conn)
+        finally:
+            self._directory.detach(token, lifeline)
+
+    async def _hold(self, conn: socket.socket) -> None:
+        self._move_holders(1)
+        try:
+            conn.send(_YES)
+            await _read_end(conn)
+        finally:
+            self._move_holders(-1)
+
+    def _move_holders(self, delta: int) -> None:
+        self._holder_count += delta
+        if self._on_holders is not None:
+            self._on_holders(self._holder_count)
+
+
+async def _read_hello(conn: socket.socket) -> bytes:
+    """Return 21 bytes, fewer where the client ended before."""
+    loop = asyncio.get_running_loop()
+    hello = b""
+    while len(hello) < HELLO_BYTES:
+        part = await loop.sock_recv(conn, HELLO_BYTES - len(hello))
+        if not part:
+            break
+        hello += part
+    return hello
+
+
+async def _read_end(conn: socket.socket) -> None:
+    """Wait for the end; anything said after the hello is a broken client and ends it too."""
+    with contextlib.suppress(ConnectionError):
+        await asyncio.get_running_loop().sock_recv(conn, 1)

@@ -1,0 +1,159 @@
+"""The Feed service: Open, Stream, Close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from feedd.errors import BadRequest, FeeddError, StoreUnavailable
+from feedd.serve.status import abort, as_feedd_error
+from feedd.serve.stream import StreamCall
+from feedd.units import format_duration
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.convert import check_version, cursor_from, open_response, open_spec, slots_from
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
+    from typing import Any
+
+    from feedd.protocols import FeedBackend, FeedSession
+    from feedd.serve.hosted import HostedSession
+    from feedd.serve.options import ServeOptions
+    from feedd.serve.registry import Sessions
+    from feedd.serve.stream import Context
+    from feedd.values import OpenSpec
+
+    OpenContext = grpc.aio.ServicerContext[pb.OpenRequest, pb.OpenResponse]
+    CloseContext = grpc.aio.ServicerContext[pb.CloseRequest, pb.CloseResponse]
+
+SERVICE = "feedd.v1.Feed"
+_log = structlog.get_logger(__name__)
+
+
+class FeedService:
+    """Handlers of the Feed service. An error of one call is that call's; the daemon lives on."""
+
+    def __init__(
+        self,
+        backend: FeedBackend,
+        sessions: Sessions,
+        options: ServeOptions,
+        daemon_id: str,
+        spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
+        """Bind.
+
+        Args:
+            backend: opens and produces.
+            sessions: the open ones.
+            options: bounds and deadlines.
+            daemon_id: said in every Open.
+            spawn: starts a task that outlives the call which asked for it.
+        """
+        self._backend = backend
+        self._sessions = sessions
+        self._options = options
+        self._daemon_id = daemon_id
+        self._spawn = spawn
+        self.arena_path: Path | None = None
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what a server registers; Stream's responses are serialized by the transports."""
+        methods = {
+            "Open": grpc.unary_unary_rpc_method_handler(
+                self.open, pb.OpenRequest.FromString, pb.OpenResponse.SerializeToString
+            ),
+            "Stream": grpc.stream_stream_rpc_method_handler(self.stream, pb.StreamRequest.FromString, None),
+            "Close": grpc.unary_unary_rpc_method_handler(
+                self.close, pb.CloseRequest.FromString, pb.CloseResponse.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    # ------------------------------------------------------------------ Open
+
+    async def open(self, request: pb.OpenRequest, context: OpenContext) -> pb.OpenResponse:
+        """Resolve dataset, recipe and topology into a session."""
+        try:
+            check_version(request.version)
+            spec = open_spec(request, self._options.open_limits)
+            self._sessions.admit()
+            try:
+                hosted = self._sessions.add(await self._open_backend(spec), spec)
+            finally:
+                self._sessions.admitted()
+        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+            await abort(context, as_feedd_error(error, "opening a session"))
+        _log.info("session opened", session=hosted.id[:8], client=request.client_version, urls=list(spec.urls[:3]))
+        return self._response(hosted)
+
+    async def _open_backend(self, spec: OpenSpec) -> FeedSession:
+        deadline = asyncio.timeout(self._options.open_timeout_s)
+        try:
+            async with deadline:
+                return await self._backend.open(spec)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise StoreUnavailable(
+                f"expected the dataset to open within {format_duration(self._options.open_timeout_s)}, got no answer",
+                object=spec.urls[0],
+                stage="serve",
+            ) from error
+
+    def _response(self, hosted: HostedSession) -> pb.OpenResponse:
+        slots = hosted.feed.slots
+        response = open_response(hosted.feed.info, hosted.id, slots.slot_count, self._daemon_id)
+        if self.arena_path is not None:
+            response.arena.socket_path = str(self.arena_path)
+            response.arena.token = hosted.token
+            response.arena.size_bytes = hosted.arena_bytes
+            response.arena.slot_bytes = slots.slot_bytes
+        return response
+
+    # ------------------------------------------------------------------ Stream
+
+    async def stream(self, _requests: AsyncIterator[pb.StreamRequest], context: Context) -> None:
+        """Stream one epoch's batches of a session to its client."""
+        try:
+            first = await context.read()
+            hosted, call = await self._begin(first, context)
+            try:
+                await call.run(first)
+            finally:
+                self._sessions.stream_gone(hosted)
+        except FeeddError as error:
+            await abort(context, error)
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+            await abort(context, as_feedd_error(error, "streaming"))
+
+    async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[HostedSession, StreamCall]:
+        if first is grpc.aio.EOF or not first.HasField("start"):  # type: ignore[attr-defined]  # the stubs lack it
+            raise BadRequest("expected a start in the first message, got none", stage="serve")
+        self._sessions.check_draining()
+        next_step = cursor_from(first.start.next)
+        hosted = await self._sessions.claim_stream(first.start.session_id)
+        # Nothing awaits from here until the call runs: the claim cannot be lost in between.
+        held = slots_from(first.start.held.leases) if first.start.HasField("held") else None
+        out = hosted.machine.start(next_step, inline_only=first.start.inline_only, held=held)
+        assert hosted.machine.stream is not None
+        hosted.call = StreamCall(hosted, hosted.machine.stream, context, self._options)
+        self._sessions.stream_came(hosted)
+        hosted.call.apply(out)
+        return hosted, hosted.call
+
+    # ------------------------------------------------------------------ Close
+
+    async def close(self, request: pb.CloseRequest, _context: CloseContext) -> pb.CloseResponse:
+        """End a session; one that is not there (any more) is as good as closed."""
+        with contextlib.suppress(FeeddError):
+            hosted = self._sessions.find(request.session_id)
+            await asyncio.shield(self._spawn(self._sessions.close(hosted)))
+        return pb.CloseResponse()

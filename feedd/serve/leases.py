@@ -1,0 +1,65 @@
+"""Which slots a client holds: the one place that takes slots from the arena and gives them back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd.protocols import Slots
+    from feedd.values import SlotRef
+
+
+class Leases:
+    """The session's ledger. A lease exists only while the client's lifeline does: without it nobody could end one.
+
+    Attributes:
+        attached: whether the client's lifeline is there.
+        stale_count: releases refused because no such lease was held.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._held: dict[int, SlotRef] = {}
+        self.attached = False
+        self.stale_count = 0
+
+    @property
+    def held_count(self) -> int:
+        """Slots the client holds."""
+        return len(self._held)
+
+    def take(self) -> SlotRef | None:
+        """Return a free slot, if there is one."""
+        return self._slots.take()
+
+    def free(self, slot: SlotRef) -> None:
+        """Give back a slot the client does not hold."""
+        given = self._slots.give_back(slot)
+        assert given, f"slot {slot.index} was given back twice"
+
+    def lease(self, slot: SlotRef) -> bool:
+        """Let the client hold it; where there is no lifeline it is freed instead, and False."""
+        if not self.attached:
+            self.free(slot)
+            return False
+        self._held[slot.index] = slot
+        return True
+
+    def release(self, slot: SlotRef) -> None:
+        """End a lease; one that is not held (any more) is counted and nothing else."""
+        if self._held.get(slot.index) == slot:
+            del self._held[slot.index]
+            self.free(slot)
+        else:
+            self.stale_count += 1
+
+    def reclaim(self, keep: Iterable[SlotRef] = ()) -> tuple[SlotRef, ...]:
+        """End all leases but those in ``keep``; return the ones ended."""
+        kept = set(keep)
+        ended = tuple(slot for slot in self._held.values() if slot not in kept)
+        for slot in ended:
+            del self._held[slot.index]
+            self.free(slot)
+        return ended

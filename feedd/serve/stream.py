@@ -1,0 +1,227 @@
+"""Drives one Stream call: reads events for the state machine, carries out what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import grpc
+
+from feedd.errors import BadRequest, FeeddError
+from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
+from feedd.serve.meter import StreamMeter
+from feedd.serve.status import as_feedd_error
+from feedd.serve.transport import InlineTransport, SlotTransport
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.convert import error_message, slots_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd.serve.hosted import HostedSession
+    from feedd.serve.instructions import Instruction, Outcome
+    from feedd.serve.options import ServeOptions
+    from feedd.serve.session import StreamMachine
+
+    Context = grpc.aio.ServicerContext[pb.StreamRequest, bytes]
+
+_LEASES_PER_MESSAGE = 64
+
+
+class _Over(Exception):
+    """The stream has run its course."""
+
+
+class StreamCall:
+    """One Stream call from its start message to the return of its handler."""
+
+    def __init__(self, hosted: HostedSession, machine: StreamMachine, context: Context, options: ServeOptions) -> None:
+        """Bind; nothing runs before ``run``.
+
+        Args:
+            hosted: the session.
+            machine: the stream's state machine, already started.
+            context: the call.
+            options: lingering time and chunk size.
+        """
+        self._hosted = hosted
+        self._machine = machine
+        self._context = context
+        self._linger_s = options.linger_s
+        self._slot_transport = SlotTransport(context.write)
+        self._inline_transport = InlineTransport(context.write, hosted.feed.slots.view, options.chunk_size_bytes)
+        self._meter = StreamMeter(hosted.recorder, hosted.clock)
+        self._jobs: deque[Produce] = deque()
+        self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
+        self._wake = asyncio.Event()
+        self._over = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._help_asked = False
+        self._stopped = False
+        self._lingering: asyncio.TimerHandle | None = None
+        self.ended = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the stream now, whatever is unsent; ``ended`` is set once all productions have ended too."""
+        self._over.set()
+
+    def apply(self, instructions: Iterable[Instruction]) -> None:
+        """Carry out, or hand to the tasks that do."""
+        for instruction in instructions:
+            if isinstance(instruction, Produce):
+                self._jobs.append(instruction)
+            elif isinstance(instruction, Reclaim):
+                self._hosted.count_reclaimed(instruction)
+            else:
+                self._outbox.append(instruction)
+        if self._outbox:
+            self._wake.set()
+        self._ask_help()
+        self._meter.mark(idle=not self._outbox, making=self._machine.making_count > 0)
+        self._hosted.account()
+
+    async def run(self, first: pb.StreamRequest) -> None:
+        """Serve until the end of the epoch, an error, or the client's departure."""
+        try:
+            async with self._group:
+                try:
+                    self._group.create_task(self._write())
+                    self._take(first)
+                    self._group.create_task(self._read())
+                    await self._over.wait()
+                    raise _Over
+                finally:
+                    self._leave()
+        except* _Over:
+            pass
+        finally:
+            if self._lingering is not None:
+                self._lingering.cancel()
+            self._hosted.machine.stream_ended()
+            self._meter.mark(idle=True, making=False)
+            self._meter.flush()
+            self._hosted.account()
+            self.ended.set()
+
+    def _leave(self) -> None:
+        """Tell the machine before the tasks are cancelled, so that nothing new is planned meanwhile."""
+        self._stopped = True
+        self._machine.gone()
+        while self._jobs:
+            self._machine.produced(self._jobs.popleft().slot, None)
+
+    # ------------------------------------------------------------------ events in
+
+    async def _read(self) -> None:
+        while True:
+            request = await self._context.read()
+            if request is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it
+                if not self._stopped:
+                    self.apply(self._machine.half_closed())
+                return
+            if request.HasField("start"):
+                self.apply(self._machine.fail(BadRequest("expected one start per stream, got another", stage="serve")))
+            self._take(request)
+
+    def _take(self, request: pb.StreamRequest) -> None:
+        if self._stopped:
+            return
+        if request.releases:
+            self.apply(self._machine.releases(slots_from(request.releases)))
+        if request.credits:
+            self.apply(self._machine.credits(request.credits))
+
+    # ------------------------------------------------------------------ productions
+
+    def _ask_help(self) -> None:
+        """Have a task started for the jobs nobody took by then: an immediate ``produce`` needs no task of its own."""
+        if self._jobs and not self._help_asked and not self._stopped:
+            self._help_asked = True
+            asyncio.get_running_loop().call_soon(self._help)
+
+    def _help(self) -> None:
+        self._help_asked = False
+        if not self._jobs or self._stopped:
+            return
+        lane = self._lane()
+        try:
+            self._group.create_task(lane)
+        except RuntimeError:
+            lane.close()  # another task failed and the group is on its way out; _leave frees the jobs
+
+    async def _lane(self) -> None:
+        """Take jobs until there are none; each lane has one production under way."""
+        while self._jobs:
+            job = self._jobs.popleft()
+            self._ask_help()
+            outcome: Outcome = None
+            try:
+                outcome = await self._produce(job)
+            finally:
+                self.apply(self._machine.produced(job.slot, outcome))
+
+    async def _produce(self, job: Produce) -> Outcome:
+        try:
+            return await self._hosted.feed.produce(job.at, job.slot)
+        except FeeddError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 -- a defect below must not take other sessions down; it is logged
+            return as_feedd_error(error, f"producing step {job.at.step} of epoch {job.at.epoch}")
+
+    # ------------------------------------------------------------------ messages out
+
+    async def _write(self) -> None:
+        try:
+            await self._write_all()
+        except grpc.aio.BaseError:
+            self.stop()  # the client is gone; what it may have received stays leased
+
+    async def _write_all(self) -> None:
+        steps = self._hosted.feed.info.steps
+        if steps is not None:
+            await self._context.write(pb.StreamResponse(known_steps=steps).SerializeToString())
+        while True:
+            while not self._outbox:
+                self._wake.clear()
+                await self._wake.wait()
+            item = self._outbox.popleft()
+            if isinstance(item, Send):
+                await self._send(item)
+            elif isinstance(item, Finish):
+                self.stop()
+                return
+            else:
+                await self._context.write(_last_message(item).SerializeToString())
+                # Its last releases may still be on their way; a client that half-closes ends the wait.
+                self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
+
+    async def _send(self, first: Send) -> None:
+        if not self._machine.leasing or first.batch.oversize is not None:
+            held = await self._inline_transport.send(first.seq, first.batch, first.slot)
+            self._sent(self._inline_transport.name, [first], held=held)
+            return
+        run = [first]
+        while self._outbox and len(run) < _LEASES_PER_MESSAGE:
+            following = self._outbox[0]
+            if not isinstance(following, Send) or following.batch.oversize is not None:
+                break
+            run.append(following)
+            self._outbox.popleft()
+        self._sent(self._slot_transport.name, run, held=True)  # first: the client may release before the write returns
+        await self._slot_transport.send_many(run)
+
+    def _sent(self, transport: str, sends: list[Send], *, held: bool) -> None:
+        if self._stopped:
+            return
+        self._meter.sent(transport, len(sends), sum(send.batch.size_bytes for send in sends))
+        self.apply([follows for send in sends for follows in self._machine.sent(send.seq, held=held)])
+
+
+def _last_message(item: SendEnd | SendError) -> pb.StreamResponse:
+    if isinstance(item, SendError):
+        return pb.StreamResponse(error=error_message(item.error))
+    end = item.end
+    return pb.StreamResponse(
+        end=pb.EndOfEpoch(epoch=end.epoch, steps=end.steps, samples=item.samples, bad_samples=item.bad_samples)
+    )
