@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,8 @@ class ByteBudget:
             if waiter.granted.done() and not waiter.granted.cancelled():
                 self._release(size_bytes)  # granted in the same turn of the loop: hand it on
             else:
-                self._waiters.remove(waiter)
+                with suppress(ValueError):  # a release in this very turn may have dropped it from the line
+                    self._waiters.remove(waiter)
                 self._grant()  # whoever stood behind it may fit now
             raise
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiobotocore import httpsession
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from feedd.errors import (
     BadConfig,
@@ -104,7 +105,7 @@ def translate(error: BaseException, asked: Asked) -> FeeddError:
         return BadConfig(f"expected a usable s3 configuration: {_line(error)}", object=asked.url, stage="source")
     if isinstance(error, boto.ParamValidationError):
         return BadRequest(f"expected a bucket and key that s3 allows: {_line(error)}", object=asked.url, stage="source")
-    if isinstance(error, boto.ResponseParserError):
+    if isinstance(error, ResponseParserError):
         return BadResponse(f"expected an s3 answer, got {_line(error)}", object=asked.url, stage="source")
     return _transport(error, asked)
 
@@ -183,6 +184,7 @@ def _cause(error: BaseException) -> str:
 FOREIGN: tuple[type[BaseException], ...] = (
     boto.BotoCoreError,
     boto.ClientError,
+    ResponseParserError,
     httpsession.aiohttp.ClientError,
     OSError,  # includes TimeoutError and socket errors
 )

@@ -1,0 +1,270 @@
+"""Scripted misbehaviour of S3: exact bytes or the right error, and nothing held afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import (
+    BadConfig,
+    BadResponse,
+    FeeddError,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+    Throttled,
+)
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_RETRIES
+from feedd.source.options import S3Options, SourceOptions
+from feedd.source.sources import Sources
+from tests.fakes import s3faults as fault
+from tests.fakes.s3server import S3Server
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from feedd.values import ObjectRef
+    from tests.fakes.s3faults import Fault
+
+PART_BYTES = 64 * 1024
+DATA = random.Random(1).randbytes(5 * PART_BYTES + 123)
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    """Start a server with one object of six parts."""
+    with S3Server() as running:
+        running.put("bucket", "key", DATA)
+        yield running
+
+
+class Rig:
+    """Sources over the fake server, with clocks that do not wait and short time-outs."""
+
+    def __init__(self, url: str, **changes: float) -> None:
+        self.recorder = TallyRecorder()
+        self.clock = TimelessClock()
+        settings: dict[str, float] = {"connect_timeout_s": 2.0, "read_timeout_s": 5.0, "attempts_max": 4} | changes
+        options = SourceOptions(
+            part_size_bytes=PART_BYTES,
+            parts_in_flight=4,
+            bytes_in_flight=3 * PART_BYTES,
+            s3={"*": S3Options(endpoint_url=url, anonymous=True)},
+            **settings,  # type: ignore[arg-type]  # attempts_max is a whole number in every call
+        )
+        self.sources = Sources(options, self.recorder, self.clock)
+
+    async def fetch(self) -> bytes:
+        """Resolve and fetch the object."""
+        (ref,) = await self.sources.resolve(["s3://bucket/key"])
+        return await self.fetch_ref(ref)
+
+    async def fetch_ref(self, ref: ObjectRef) -> bytes:
+        """Fetch a version."""
+        target = bytearray(ref.size_bytes)
+        await self.sources.fetcher.fetch(ref, memoryview(target))
+        return bytes(target)
+
+    def assert_nothing_held(self) -> None:
+        """Check that the gauges are back at zero."""
+        assert self.recorder.total(FETCH_BYTES) == 0
+        assert self.recorder.total(FETCH_PARTS) == 0
+
+
+@pytest.fixture
+async def rig(server: S3Server) -> AsyncIterator[Rig]:
+    """Run the sources, and check the gauges at the end of each test."""
+    made = Rig(server.url)
+    async with made.sources:
+        yield made
+    made.assert_nothing_held()
+
+
+TRANSIENT = {
+    "503 burst": (fault.slow_down(), fault.slow_down()),
+    "503 with retry-after": (fault.slow_down(3),),
+    "500": (fault.internal_error(),),
+    "reset instead of an answer": (fault.reset_before(),),
+    "reset in body": (fault.reset_in_body(1000), fault.reset_in_body(PART_BYTES - 1)),
+    "reset at the end of the body": (fault.reset_at_end(),),
+    "clean close in body": (fault.cut_body(1000), None, fault.cut_body(0)),
+    "short body": (fault.short_body(1), None, fault.short_body(100)),
+    "extra bytes": (fault.extra_bytes(1), None, fault.extra_bytes(70_000)),
+    "wrong content-range": (fault.wrong_content_range(), None, fault.wrong_content_range(-1)),
+    "200 for a range": (fault.whole_object(), None, fault.whole_object()),
+    "late first byte": (fault.late(0.2),),
+    "slow drip that arrives": (fault.drip(PART_BYTES * 4),),
+}
+
+
+@pytest.mark.parametrize("faults", TRANSIENT.values(), ids=TRANSIENT.keys())
+async def test_passing_faults_leave_exact_bytes(server: S3Server, rig: Rig, faults: tuple[Fault | None, ...]) -> None:
+    """A fault that passes costs a retry, never a byte."""
+    server.script("bucket", "key", *faults)
+    assert await rig.fetch() == DATA
+    assert rig.recorder.total(SOURCE_BYTES) == len(DATA)
+    assert rig.recorder.peaks[FETCH_BYTES.name] <= 3 * PART_BYTES
+
+
+async def test_retry_after_is_honoured(server: S3Server, rig: Rig) -> None:
+    """A server that says when to come back is not asked before."""
+    server.script("bucket", "key", fault.slow_down(7))
+    assert await rig.fetch() == DATA
+    assert max(rig.clock.sleeps_s) >= 7
+    assert rig.recorder.total(SOURCE_RETRIES, reason="throttled") == 1
+
+
+LASTING = {
+    "503": (fault.slow_down(), Throttled),
+    "500": (fault.internal_error(), StoreUnavailable),
+    "reset in body": (fault.reset_in_body(100), StoreUnavailable),
+    "clean close in body": (fault.cut_body(100), StoreUnavailable),
+    "short body": (fault.short_body(1), BadResponse),
+    "extra bytes": (fault.extra_bytes(1), BadResponse),
+    "wrong content-range": (fault.wrong_content_range(), BadResponse),
+    "200 for a range": (fault.whole_object(), BadResponse),
+    "changed etag": (fault.changed_etag(), ObjectChanged),
+    "403": (fault.denied(), PermissionDenied),
+    "404": (fault.missing(), NotFound),
+    "expired token": (fault.expired_token(), PermissionDenied),
+}
+
+
+@pytest.mark.parametrize(("lasting", "error"), LASTING.values(), ids=LASTING.keys())
+async def test_lasting_faults_end_in_the_right_error(
+    server: S3Server, rig: Rig, lasting: Fault, error: type[FeeddError]
+) -> None:
+    """A fault that stays ends in its own error, which names the object, after a bounded number of requests."""
+    server.script("bucket", "key", always=lasting)
+    with pytest.raises(error) as caught:
+        await rig.fetch()
+    assert type(caught.value) is error
+    assert caught.value.object == "s3://bucket/key"
+    assert caught.value.__cause__ is not None or error in {BadResponse, ObjectChanged}
+    attempts = sum(request.op == "GET" for request in server.requests)
+    assert attempts <= 6 * 4
+    if not error.retryable:
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+async def test_fetch_works_again_after_an_error(server: S3Server, rig: Rig) -> None:
+    """A failed fetch leaves the store usable: no connection is stuck with the rest of a body."""
+    server.script("bucket", "key", *[fault.extra_bytes(200_000)] * 3, *[fault.denied()] * 4)
+    with pytest.raises(FeeddError):
+        await rig.fetch()
+    server.calm()
+    assert await rig.fetch() == DATA
+
+
+async def test_object_replaced_between_parts(server: S3Server, rig: Rig) -> None:
+    """An object replaced after it was planned is ObjectChanged with both the wanted etag and a hint."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    server.put("bucket", "key", DATA[::-1])
+    with pytest.raises(ObjectChanged, match=ref.etag) as caught:
+        await rig.fetch_ref(ref)
+    assert "open the dataset again" in caught.value.hint
+
+
+async def test_first_hopeless_part_stops_its_siblings(server: S3Server, rig: Rig) -> None:
+    """When one part cannot succeed the others are cancelled, even while they hang."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    # the budget is three parts: two hang, the third is refused
+    server.script("bucket", "key", fault.hang(), fault.hang_in_body(1000), always=fault.denied())
+    async with asyncio.timeout(4):
+        with pytest.raises(PermissionDenied):
+            await rig.fetch_ref(ref)
+
+
+async def test_expired_token_is_refreshed_once(server: S3Server, rig: Rig) -> None:
+    """Credentials that ran out are read again, and the request repeated, without a retry."""
+    server.script("bucket", "key", *[fault.expired_token()] * 3)
+    assert await rig.fetch() == DATA
+    assert rig.recorder.total(SOURCE_REQUESTS, op="read", outcome="ok") >= 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stall", [fault.hang(), fault.hang_in_body(1000), fault.drip(20)], ids=["head", "body", "drip"]
+)
+async def test_stalled_answers_are_abandoned(server: S3Server, stall: Fault) -> None:
+    """A server that owes us bytes and stays silent, or nearly so, is left after the deadline."""
+    rig = Rig(server.url, connect_timeout_s=0.5, read_timeout_s=0.5, rate_floor_bytes_s=10_000_000)
+    async with rig.sources:
+        server.script("bucket", "key", stall)
+        assert await rig.fetch() == DATA
+        server.script("bucket", "key", always=stall)
+        with pytest.raises(StoreUnavailable):
+            await rig.fetch()
+    rig.assert_nothing_held()
+
+
+async def test_cancelled_fetch_holds_nothing(server: S3Server, rig: Rig) -> None:
+    """A fetch cancelled while parts hang gives everything back, the target included."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    server.script("bucket", "key", always=fault.hang_in_body(500))
+    target = bytearray(ref.size_bytes)
+    view = memoryview(target)
+    task = asyncio.ensure_future(rig.sources.fetcher.fetch(ref, view))
+    while rig.recorder.total(FETCH_PARTS) < 3:  # noqa: ASYNC110 - the gauge is what is waited for, it has no event
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    rig.assert_nothing_held()
+    view.release()
+    target.clear()  # raises BufferError while anything still holds the memory
+
+
+async def test_missing_bucket(rig: Rig) -> None:
+    """A bucket that does not exist is NotFound, without retries, and says what to check."""
+    with pytest.raises(NotFound, match="name and region"):
+        await rig.sources.resolve(["s3://no-such-bucket/x"])
+    assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+async def test_refused_connection_names_the_endpoint() -> None:
+    """Nobody at the endpoint is StoreUnavailable, after retries, and names the endpoint."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    rig = Rig(url)
+    async with rig.sources:
+        with pytest.raises(StoreUnavailable, match=url) as caught:
+            await rig.fetch()
+        assert "endpoint_url" in caught.value.hint
+        assert rig.recorder.total(SOURCE_RETRIES) == 3
+
+
+async def test_denied_listing_names_the_permission(server: S3Server, rig: Rig) -> None:
+    """A listing refused for a prefix names s3:ListBucket; a refused object names s3:GetObject."""
+    server.script("bucket", "", op="LIST", always=fault.denied())
+    with pytest.raises(PermissionDenied, match="s3:ListBucket"):
+        await rig.sources.resolve(["s3://bucket/"])
+    server.script("bucket", "key", always=fault.denied())
+    with pytest.raises(PermissionDenied, match="s3:GetObject"):
+        await rig.fetch()  # one object needs no listing
+
+
+async def test_listing_goes_on_where_it_broke(server: S3Server, rig: Rig) -> None:
+    """Pages that fail are asked for again, from the last good key on; no key is lost or repeated."""
+    for index in range(2500):
+        server.put("many", f"k{index:05d}", b"x")
+    server.script("many", "", None, fault.slow_down(), None, fault.reset_in_body(2000), op="LIST")
+    refs = await rig.sources.resolve(["s3://many/k"])
+    assert [ref.key for ref in refs] == [f"k{index:05d}" for index in range(2500)]
+    assert rig.recorder.total(SOURCE_RETRIES) == 2
+
+
+async def test_wrong_region_names_the_right_one(server: S3Server, rig: Rig) -> None:
+    """A bucket of another region is found by following the redirect, or named with its region."""
+    server.script("bucket", "key", fault.moved("eu-north-1"))
+    assert await rig.fetch() == DATA  # the SDK learns the region from the redirect
+    server.script("bucket", "key", always=fault.moved("eu-north-1"))
+    with pytest.raises(BadConfig, match="eu-north-1"):
+        await rig.fetch()
