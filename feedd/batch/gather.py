@@ -1,0 +1,124 @@
+"""From (shard, ordinal) pairs to columns of byte spans: where each field of each row of a batch lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.values import FieldRecipe, ShardIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Where one field lies, one entry per row.
+
+    Attributes:
+        start: int64[rows], first byte in the row's shard.
+        size: int64[rows], bytes; -1 where the sample lacks the field.
+    """
+
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Spans of all fields of a batch.
+
+    Attributes:
+        spans: one per recipe, in their order.
+        missing_rows: int64, rows that lack at least one field, ascending.
+    """
+
+    spans: tuple[Spans, ...]
+    missing_rows: NDArray[np.int64]
+
+
+def gather(
+    indexes: Sequence[ShardIndex],
+    shard_no: NDArray[np.int32],
+    ordinal: NDArray[np.int64],
+    recipes: Sequence[FieldRecipe],
+) -> Gathered:
+    """Look up the fields of rows ``(indexes[shard_no[i]], ordinal[i])``.
+
+    A recipe's sources are tried in order, per sample: the first one a sample has is the one.
+
+    Args:
+        indexes: of the batch's shards.
+        shard_no: int32[rows], position in ``indexes``.
+        ordinal: int64[rows], sample within the shard.
+        recipes: the fields wanted.
+    """
+    rows = len(shard_no)
+    spans = tuple(Spans(np.zeros(rows, np.int64), np.full(rows, -1, np.int64)) for _ in recipes)
+    for number in np.unique(shard_no).tolist():
+        index = indexes[number]
+        here = np.flatnonzero(shard_no == number)
+        for recipe, span in zip(recipes, spans, strict=True):
+            _look_up(index, here, ordinal[here], recipe.sources, span)
+    missing = np.zeros(rows, np.bool_)
+    for span in spans:
+        missing |= span.size < 0
+    return Gathered(spans, np.flatnonzero(missing))
+
+
+def _look_up(
+    index: ShardIndex, rows: NDArray[np.intp], ordinals: NDArray[np.int64], sources: Sequence[str], span: Spans
+) -> None:
+    for source in sources:
+        if source not in index.fields or not len(rows):
+            continue
+        column = index.fields.index(source)
+        size = index.sizes[column, ordinals]
+        found = size >= 0
+        span.size[rows[found]] = size[found]
+        span.start[rows[found]] = index.starts[column, ordinals[found]]
+        rows, ordinals = rows[~found], ordinals[~found]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of all rows, as a TEXT field of a batch holds it.
+
+    Attributes:
+        blob: UTF-8, back to back.
+        offsets: int64[rows + 1], where each row's text starts in ``blob``; the last is its length.
+    """
+
+    blob: bytes
+    offsets: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64[rows], bytes of each row's text."""
+        return np.diff(self.offsets)
+
+
+def _text(parts: Sequence[bytes]) -> Text:
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
+    return Text(b"".join(parts), offsets)
+
+
+def keys(indexes: Sequence[ShardIndex], shard_no: NDArray[np.int32], ordinal: NDArray[np.int64]) -> Text:
+    """Return the ``__key__`` of each row."""
+    parts: list[bytes] = []
+    for number, position in zip(shard_no.tolist(), ordinal.tolist(), strict=True):
+        index = indexes[number]
+        start = int(index.key_ends[position - 1]) if position else 0
+        parts.append(index.key_blob[start : int(index.key_ends[position])])
+    return _text(parts)
+
+
+def shard_urls(urls: Sequence[str], shard_no: NDArray[np.int32]) -> Text:
+    """Return the ``__url__`` of each row; ``urls`` are the batch's shards in the order ``shard_no`` counts them."""
+    encoded = [url.encode("utf-8", "replace") for url in urls]
+    return _text([encoded[number] for number in shard_no.tolist()])

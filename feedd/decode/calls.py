@@ -1,0 +1,188 @@
+"""The calls a pool can have under way: how each asks for some of its rows and what it makes of the answers."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from feedd import errors
+from feedd.decode import columns, split
+from feedd.decode.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
+from feedd.decode.work import BadRow, DecodeResult
+from feedd.values import FieldRecipe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.decode.work import DecodeTask, FieldWork
+    from feedd.values import ShardFile, ShardIndex
+
+
+def _error_classes(root: type[errors.FeeddError]) -> dict[str, type[errors.FeeddError]]:
+    classes = {root.kind: root}
+    for child in root.__subclasses__():
+        classes |= _error_classes(child)
+    return classes
+
+
+_BY_KIND = _error_classes(errors.FeeddError)
+
+
+def error_of(answer: Failed) -> errors.FeeddError:
+    """Return the error a worker met, as it was raised there."""
+    kind = _BY_KIND.get(answer.kind, errors.Internal)
+    return kind(answer.message, object=answer.object, hint=answer.hint, stage="decode")
+
+
+class Work(Protocol):
+    """What a call does, some rows at a time."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
+        """Take the answer for ``rows``; descriptors stay the caller's."""
+
+    def give_up(self, rows: range, reason: str) -> None:
+        """Do without ``rows``: they killed two workers. Raises where that leaves nothing."""
+
+
+class DecodeCall:
+    """``DecodePool.decode``."""
+
+    def __init__(self, task: DecodeTask) -> None:
+        self._task = task
+        self._bad: list[BadRow] = []
+        self._busy_s = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return len(self._task.seeds)
+
+    @property
+    def result(self) -> DecodeResult:
+        """What became of it."""
+        return DecodeResult(tuple(sorted(self._bad)), self._busy_s)
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+        return split.decode_packet(self._task, rows, request_id)
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Note bad rows."""
+        assert isinstance(answer, Decoded)
+        self._busy_s += answer.busy_s
+        names = [work.recipe.name for work in self._task.fields]
+        self._bad.extend(BadRow(rows.start + row, names[field], reason) for row, field, reason in answer.bad)
+
+    def give_up(self, rows: range, reason: str) -> None:
+        """Report the rows as bad."""
+        name = self._task.fields[0].recipe.name
+        self._bad.extend(BadRow(row, name, f"worker died: {reason}") for row in rows)
+
+
+class MeasureCall:
+    """``DecodePool.measure``."""
+
+    def __init__(self, files: Sequence[ShardFile], work: FieldWork, ndim: int) -> None:
+        self._files = files
+        self._work = work
+        self.shapes: NDArray[np.int64] = np.full((len(work.size), ndim), -1, np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows to measure."""
+        return len(self.shapes)
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+        return split.measure_packet(self._files, self._work, rows, request_id)
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Note shapes."""
+        assert isinstance(answer, Measured)
+        shapes = np.frombuffer(answer.shapes, "<i8").reshape(len(rows), -1)
+        self.shapes[rows.start : rows.stop] = shapes
+
+    def give_up(self, rows: range, reason: str) -> None:
+        """Leave -1: decode meets the rows again and reports them."""
+
+
+class IndexCall:
+    """``DecodePool.index``."""
+
+    rows = 1
+
+    def __init__(self, file: ShardFile, format_name: str) -> None:
+        self._file = file
+        self._format_name = format_name
+        self.index: ShardIndex | None = None
+
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+        """Return the request."""
+        return encode(IndexRequest(request_id, split.file_message(self._file), self._format_name))
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Read the columns."""
+        assert isinstance(answer, Indexed)
+        self.index = columns.unpack(fds[0], answer)
+
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
+        """Call the shard unreadable.
+
+        Raises:
+            BadShard: always.
+        """
+        raise errors.BadShard(
+            f"expected to read the shard's framing, got a worker killed twice by it ({reason})",
+            object=self._file.ref.url,
+            stage="decode",
+        )
+
+
+class PinCall:
+    """One ``npy`` field of ``DecodePool.resolve``."""
+
+    rows = 1
+
+    def __init__(self, file: ShardFile, recipe: FieldRecipe, start: int, size: int) -> None:
+        self._file = file
+        self._span = (start, size)
+        self.recipe = recipe
+
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+        """Return the request."""
+        return encode(PinRequest(request_id, split.file_message(self._file), *self._span))
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Pin."""
+        assert isinstance(answer, Pinned)
+        given = self.recipe
+        self.recipe = FieldRecipe(given.name, given.sources, given.codec, answer.params)
+
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
+        """Call the sample undecodable.
+
+        Raises:
+            BadSample: always.
+        """
+        raise errors.BadSample(
+            f"expected to read a first {self.recipe.name}, got a worker killed twice by it ({reason})",
+            object=self._file.ref.url,
+            stage="decode",
+        )
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors that came with a message."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,183 @@
+"""One worker process as the event loop sees it: start, send, receive, kill, reap. No thread, no polling."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import feedd
+from feedd.decode.worker import receive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.decode.work import DecodeOptions
+
+_SOCKET_BUFFER_BYTES: Final = 1 << 20
+_KILL_WAIT_S: Final = 5.0
+
+
+def _environment() -> dict[str, str]:
+    """Return what a worker inherits: no credentials, our own package, and one thread per process."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    home = str(Path(feedd.__file__).parent.parent)
+    path = [home, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return environment | threads | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Child:
+    """A started worker.
+
+    Args:
+        options: how to start it.
+        on_message: called on the loop with each packet and its descriptors, which it then owns.
+
+    Attributes:
+        gone: done when the worker hung up, which it does by dying at the latest. The kernel drops a process's memory
+            before its sockets, so nothing writes to an arena any more once this is done.
+    """
+
+    def __init__(self, options: DecodeOptions, on_message: Callable[[Child, bytes, list[int]], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.killed_for = ""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            for sock in (ours, theirs):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+            ours.settimeout(0.0)
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, or what the operator configured
+                [*options.command, str(theirs.fileno()), str(os.getpid()), str(options.nice)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in a terminal is the daemon's to handle
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._loop.add_reader(ours.fileno(), self._on_readable)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def ending(self) -> str:
+        """How it ended, for people: ``SIGSEGV``, ``exit status 1``, ``ran past 60 s``."""
+        code = self._process.returncode
+        if self.killed_for or code is None:
+            return self.killed_for or "still running"
+        if code >= 0:
+            return f"exit status {code}"
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+
+    def send(self, payload: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send a packet, now or as soon as the socket takes it; descriptors are duplicated.
+
+        What is sent to a worker that is gone is dropped: whoever awaits the answer learns it by ``gone``.
+        """
+        if self.gone.done():
+            return
+        self._outbox.append((payload, [os.dup(fd) for fd in fds]))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            payload, fds = self._outbox[0]
+            try:
+                socket.send_fds(self._socket, [payload], fds)
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._socket.fileno(), self._flush)
+                return
+            except OSError:  # it hung up; its last answers may still wait to be read
+                self._drop_outbox()
+                break
+            for fd in fds:
+                os.close(fd)
+            self._outbox.popleft()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            data, fds = receive(self._socket)
+        except (BlockingIOError, InterruptedError, ConnectionResetError):
+            return  # the kernel reports a reset once, before the answers that still wait to be read
+        except OSError:
+            data, fds = b"", []
+        if data:
+            self._on_message(self, data, fds)
+        else:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._socket.fileno() < 0:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._drop_outbox()
+        _set(self.gone)
+
+    def _drop_outbox(self) -> None:
+        while self._outbox:
+            for fd in self._outbox.popleft()[1]:
+                os.close(fd)
+
+    def retire(self) -> None:
+        """Let it leave once it has answered what it holds."""
+        if self._socket.fileno() >= 0:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def kill(self, reason: str = "") -> None:
+        """End it now; ``gone`` follows."""
+        if self._process.returncode is None:
+            self.killed_for = self.killed_for or reason
+            self._process.kill()
+
+    async def reap(self) -> None:
+        """Wait until the process is gone, killing it where need be; afterwards nothing of it is left.
+
+        A worker that hung up has nothing more to do, so it is killed first. One stuck in the kernel is given up after
+        5 s: it can execute no further instruction of its own.
+        """
+        exited: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, _set, exited)
+        try:
+            if self._process.poll() is None:
+                self.kill()
+                await asyncio.wait((exited,), timeout=_KILL_WAIT_S)
+        finally:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._hang_up()
+            if self._process.poll() is None:  # cancelled meanwhile: the kill above needs a moment to be true
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=1.0)

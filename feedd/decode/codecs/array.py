@@ -1,0 +1,158 @@
+"""``npy``, ``tensor`` and ``tokens``: arrays of numbers. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, NpyParams, canonical
+from feedd.errors import BadSample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.decode.params import Params
+    from feedd.values import TensorSpec
+
+_NPY_MAGIC: Final = b"\x93NUMPY"
+_HEADER_BYTES_MAX: Final = 10_000
+
+
+class RawCodec:
+    """``tensor`` and ``tokens``: exactly the row's bytes, little-endian, C order."""
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE."""
+        return self._params.spec(name)
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
+        """Return the shape the recipe says."""
+        return self._params.spec("").shape
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Copy ``data`` into ``out``.
+
+        Raises:
+            BadSample: another length than ``out`` has.
+        """
+        if len(data) != out.nbytes:
+            raise BadSample(f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {len(data)}")
+        little_endian = np.frombuffer(data, out.dtype.newbyteorder("<"))
+        out[...] = little_endian.reshape(out.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a .npy file says about itself."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran_order: bool
+    data_at: int
+
+
+def read_npy_header(data: memoryview) -> NpyHeader:
+    """Read the header of a .npy file; allocates nothing of the array's size.
+
+    Raises:
+        BadSample: not .npy, an object or structured dtype, an absurd shape, or a length that does not fit it.
+    """
+    head = bytes(data[:12])
+    if head[:6] != _NPY_MAGIC or len(head) < 12 or head[6] not in {1, 2, 3}:
+        raise BadSample(f"expected a .npy array, got {head!r}")
+    length_size = 2 if head[6] == 1 else 4
+    length = int.from_bytes(head[8 : 8 + length_size], "little")
+    data_at = 8 + length_size + length
+    if length > _HEADER_BYTES_MAX or data_at > len(data):
+        raise BadSample(f"expected a .npy header of at most {_HEADER_BYTES_MAX} bytes, got {length}")
+    header = _parse_header(bytes(data[8 + length_size : data_at]), data_at)
+    expected = header.dtype.itemsize * math.prod(header.shape)
+    if len(data) - data_at != expected:
+        raise BadSample(f"expected {expected} bytes for {header.dtype}{list(header.shape)}, got {len(data) - data_at}")
+    return header
+
+
+@functools.lru_cache(maxsize=256)  # a data set has few different headers; parsing one costs 30 us
+def _parse_header(text: bytes, data_at: int) -> NpyHeader:
+    try:
+        fields = ast.literal_eval(text.decode("utf-8").strip())
+        descr, fortran_order, shape = fields["descr"], fields["fortran_order"], fields["shape"]
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise BadSample(f"expected a .npy header, got {text[:60]!r}") from error
+    if not (isinstance(descr, str) and len(descr) <= 4 and isinstance(fortran_order, bool)):
+        raise BadSample(f"expected a plain dtype in the .npy header, got {text[:60]!r}")
+    try:
+        dtype = np.dtype(descr)
+    except TypeError as error:
+        raise BadSample(f"expected a dtype in the .npy header, got {descr!r}") from error
+    if dtype.newbyteorder("=").name not in DTYPES:
+        raise BadSample(f"expected one of the dtypes {', '.join(DTYPES)}, got {dtype}")
+    if not (
+        isinstance(shape, tuple)
+        and len(shape) <= DIMS_MAX
+        and all(isinstance(side, int) and 0 <= side <= SAMPLE_BYTES_MAX for side in shape)
+        and math.prod(shape) * dtype.itemsize <= SAMPLE_BYTES_MAX
+    ):
+        raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got shape {shape!r} of {dtype}")
+    return NpyHeader(dtype, shape, fortran_order, data_at)
+
+
+class NpyCodec:
+    """``npy``: any byte and memory order in the file, native C order in the batch."""
+
+    def __init__(self, params: NpyParams) -> None:
+        self._params = params
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE with a shape in the recipe, else RAGGED."""
+        return self._params.spec(name)
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:
+        """Shape of the array.
+
+        Raises:
+            BadSample: not .npy, or another dtype or number of dimensions than the recipe has.
+        """
+        return self._header(data).shape
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Copy the array into ``out``.
+
+        Raises:
+            BadSample: not .npy, or not what the recipe and ``out`` expect.
+        """
+        header = self._header(data)
+        if header.shape != out.shape:
+            raise BadSample(f"expected shape {list(out.shape)}, got {list(header.shape)}")
+        flat = np.frombuffer(data, header.dtype, offset=header.data_at)
+        out[...] = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
+
+    def _header(self, data: memoryview) -> NpyHeader:
+        header = read_npy_header(data)
+        params = self._params
+        ndim = params.ndim if params.shape is None else len(params.shape)
+        name = header.dtype.newbyteorder("=").name
+        if name != params.dtype or len(header.shape) != ndim:
+            raise BadSample(f"expected {params.dtype} with {ndim} dimensions, got {name}{list(header.shape)}")
+        return header
+
+
+def pin_npy(data: memoryview) -> str:
+    """Return canonical parameters for arrays like this first one: its dtype and number of dimensions.
+
+    Raises:
+        BadSample: not .npy.
+    """
+    header = read_npy_header(data)
+    dtype = header.dtype.newbyteorder("=").name
+    if not header.shape:
+        return canonical(NpyParams(dtype=dtype, shape=()))
+    return canonical(NpyParams(dtype=dtype, ndim=len(header.shape)))

@@ -1,0 +1,75 @@
+"""``int`` and ``float``: ASCII numbers, surrounding white space allowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from feedd.errors import BadSample
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from feedd.decode.params import FloatParams, IntParams
+    from feedd.values import TensorSpec
+
+_DIGITS_MAX: Final = 64
+_INT64: Final = 1 << 63
+
+
+class _NumberCodec:
+    def __init__(self, params: IntParams | FloatParams) -> None:
+        self._params = params
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE scalar."""
+        return self._params.spec(name)
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
+        """Scalars have no dimensions."""
+        return ()
+
+    def _text(self, data: memoryview) -> bytes:
+        text = bytes(data[: _DIGITS_MAX + 1])
+        # Python reads 1_000 as a number; no data set means that.
+        if len(text) > _DIGITS_MAX or b"_" in text or not text.isascii():
+            raise BadSample(f"expected an ASCII number of at most {_DIGITS_MAX} bytes, got {text[:24]!r}")
+        return text
+
+
+class IntCodec(_NumberCodec):
+    """``int``: int64."""
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the number into ``out`` (int64, no dimensions).
+
+        Raises:
+            BadSample: not an integer, or not within int64.
+        """
+        text = self._text(data)
+        try:
+            value = int(text)
+        except ValueError as error:
+            raise BadSample(f"expected an integer, got {text[:24]!r}") from error
+        if not -_INT64 <= value < _INT64:
+            raise BadSample(f"expected an integer of 64 bits, got {value}")
+        out[()] = value
+
+
+class FloatCodec(_NumberCodec):
+    """``float``: float32."""
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the number into ``out`` (float32, no dimensions); overflow becomes infinity, as IEEE rounds.
+
+        Raises:
+            BadSample: not a number.
+        """
+        text = self._text(data)
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise BadSample(f"expected a number, got {text[:24]!r}") from error
+        if abs(value) >= 3.4028235677973366e38:  # float32's largest plus half a step; numpy would warn
+            value *= float("inf")
+        out[()] = value

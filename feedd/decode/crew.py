@@ -1,0 +1,141 @@
+"""The workers behind the pool: starting, greeting, replacing and ending them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from feedd.decode.calls import close_all
+from feedd.decode.child import Child
+from feedd.decode.messages import PROTOCOL, Hello, reply_decoder
+from feedd.errors import Internal, WorkerLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.decode.dispatch import Dispatch, Packet
+    from feedd.decode.work import DecodeOptions
+
+_log = structlog.get_logger("feedd.decode")
+
+_STARTS_MAX: Final = 5
+_BACK_OFF_S: Final = 0.1
+
+
+class Crew:
+    """Keeps ``options.workers`` processes in the service of ``dispatch``.
+
+    Args:
+        options: as the pool's.
+        dispatch: whom workers join and leave.
+        first_packets: what a worker must be told before its first chunk.
+    """
+
+    def __init__(self, options: DecodeOptions, dispatch: Dispatch, first_packets: Callable[[], list[Packet]]) -> None:
+        self._options = options
+        self._dispatch = dispatch
+        self._first_packets = first_packets
+        self._numbers: dict[Child, int] = {}
+        self._hellos: dict[Child, asyncio.Future[None]] = {}
+        self._group = asyncio.TaskGroup()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Start all workers and wait for their hellos.
+
+        Raises:
+            WorkerLost: one does not start; the others are gone again.
+        """
+        await self._group.__aenter__()
+        loop = asyncio.get_running_loop()
+        started: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self._options.workers)]
+        for number, future in enumerate(started):
+            self._group.create_task(self._keep(number, future), name=f"decode-worker-{number}")
+        try:
+            await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
+            for future in started:
+                if future.done():
+                    future.result()
+        except BaseException:
+            for future in started:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # one report is enough
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End and reap all workers; bounded by ``close_grace_s`` and the time a kill takes."""
+        self._closing = True
+        self._dispatch.close()
+        for child in self._hellos:
+            child.kill("closing")
+        # The keepers end by themselves; the group only has to cancel them where we are cancelled meanwhile.
+        await self._group.__aexit__(None, None, None)
+
+    async def _keep(self, number: int, started: asyncio.Future[None]) -> None:
+        """Have a worker in place ``number`` until the crew ends."""
+        failed_starts = 0
+        while not self._closing:
+            failure = await self._employ(number, started)
+            if not failure or self._closing:
+                failed_starts = 0
+                continue
+            failed_starts += 1
+            message = f"expected decode worker {number} to start, got {failure}"
+            if not started.done():
+                started.set_exception(WorkerLost(message, stage="decode"))
+                return
+            if failed_starts == _STARTS_MAX:
+                raise Internal(f"{message}, {failed_starts} times", stage="decode")
+            await asyncio.sleep(_BACK_OFF_S * 2**failed_starts)
+
+    async def _employ(self, number: int, started: asyncio.Future[None]) -> str:
+        """Run one worker to its end; return how it ended if it never said hello, else nothing."""
+        try:
+            child = Child(self._options, self._on_message)
+        except OSError as error:
+            return str(error)
+        self._numbers[child] = number
+        try:
+            greeted = await self._greet(child)
+            if greeted:
+                for packet in self._first_packets():
+                    child.send(*packet)
+                self._dispatch.join(number, child)
+                if not started.done():
+                    started.set_result(None)
+                await asyncio.wait((child.gone,))
+        finally:
+            await child.reap()
+            self._dispatch.leave(number)
+            del self._numbers[child]
+        return "" if greeted else child.ending
+
+    async def _greet(self, child: Child) -> bool:
+        hello = self._hellos[child] = asyncio.get_running_loop().create_future()
+        try:
+            start_s = self._options.start_deadline_s
+            await asyncio.wait((hello, child.gone), timeout=start_s, return_when=asyncio.FIRST_COMPLETED)
+            if not hello.done() and not child.gone.done():
+                child.kill(f"no hello within {start_s:g} s")
+            return hello.done() and not child.gone.done()
+        finally:
+            del self._hellos[child]
+
+    def _on_message(self, child: Child, data: bytes, fds: list[int]) -> None:
+        try:
+            reply = reply_decoder.decode(data)
+            if not isinstance(reply, Hello):
+                self._dispatch.answer(self._numbers[child], reply, fds)
+            elif reply.protocol != PROTOCOL:
+                child.kill(f"protocol {reply.protocol} and not {PROTOCOL}: upgraded while the daemon ran")
+            elif child in self._hellos and not self._hellos[child].done():
+                self._hellos[child].set_result(None)
+        except (Internal, msgspec.DecodeError) as error:
+            _log.error("decode worker broke the protocol", pid=child.pid, error=str(error))
+            child.kill("broke the protocol")
+        finally:
+            close_all(fds)

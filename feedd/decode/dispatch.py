@@ -1,0 +1,235 @@
+"""Between the schedule and the workers' sockets: sends chunks, times them, hands answers to whoever awaits them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from feedd import metrics
+from feedd.decode.calls import Work, error_of
+from feedd.decode.messages import MESSAGE_BYTES_MAX, Failed
+from feedd.decode.schedule import Call, Chunk, Schedule
+from feedd.errors import BadRequest, Draining, FeeddError, Internal
+
+if TYPE_CHECKING:
+    from feedd.decode.child import Child
+    from feedd.decode.messages import Answer
+    from feedd.decode.work import DecodeOptions
+    from feedd.protocols import Recorder
+
+_log = structlog.get_logger("feedd.decode")
+
+_KILL_WAIT_S: Final = 10.0
+
+
+class Pending(Call):
+    """A call with whoever awaits it.
+
+    Attributes:
+        done: set when no worker holds anything of it and nothing waits.
+        error: what it failed with; from then on its answers do not matter.
+    """
+
+    __slots__ = ("done", "error", "work")
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.error: FeeddError | None = None
+
+
+class Packet(NamedTuple):
+    """A message that has no answer, with the descriptors that go along (they stay the caller's)."""
+
+    payload: bytes
+    fds: tuple[int, ...] = ()
+
+
+class Dispatch:
+    """Feeds workers that have joined with the chunks of pending calls, until they leave."""
+
+    def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._schedule = Schedule()
+        self._children: dict[int, Child] = {}
+        self._deadlines: dict[int, asyncio.TimerHandle] = {}
+        self._calls: set[Pending] = set()
+        self._closing = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes that take work now, by worker number."""
+        return tuple(self._children[number].pid for number in sorted(self._children))
+
+    async def do(self, work: Work, chunk_rows: int) -> None:
+        """Have all rows of ``work`` done.
+
+        Raises:
+            Draining: the pool is closing.
+            Whatever the workers answer.
+        """
+        if self._closing:
+            raise Draining("expected a running decode pool, got one that is closing", stage="decode")
+        if not work.rows:
+            return
+        call = Pending(work)
+        self._calls.add(call)
+        self._recorder.move(metrics.DECODE_TASKS, 1)
+        try:
+            self._schedule.submit(call, work.rows, chunk_rows)
+            self._pump()
+            await asyncio.wait((call.done,))
+        except asyncio.CancelledError:
+            self._fail(call, Draining("expected to finish, got cancelled", stage="decode"))
+            await self._quiesce(call)
+            raise
+        finally:
+            self._calls.discard(call)
+            self._recorder.move(metrics.DECODE_TASKS, -1)
+        if call.error is not None:
+            raise call.error
+
+    def tell(self, packet: Packet) -> None:
+        """Send a message without an answer to every worker, in order with its chunks."""
+        for child in self._children.values():
+            child.send(*packet)
+
+    def join(self, number: int, child: Child) -> None:
+        """Give a worker that said hello work from now on."""
+        self._children[number] = child
+        self._schedule.join(number)
+        self._recorder.move(metrics.DECODE_WORKERS, 1)
+        self._pump()
+
+    def leave(self, number: int) -> None:
+        """Say what becomes of what a dead worker held. Called once it cannot write any more."""
+        child = self._children.pop(number, None)
+        if child is None:
+            return
+        if number in self._deadlines:
+            self._deadlines.pop(number).cancel()
+        self._recorder.move(metrics.DECODE_WORKERS, -1)
+        given_up, concerned = self._schedule.leave(number, withdrawn={c for c in self._calls if c.error is not None})
+        if not self._closing:
+            self._recorder.count(metrics.DECODE_RESTARTS)
+            _log.warning("decode worker died", pid=child.pid, ending=child.ending, calls=len(concerned))
+        for chunk in given_up:
+            call = _pending(chunk.call)
+            try:
+                call.work.give_up(chunk.rows, child.ending)
+            except FeeddError as error:
+                self._fail(call, error)
+        for concern in concerned:
+            self._settle(_pending(concern))
+        self._pump()
+
+    def close(self) -> None:
+        """Fail what is under way, send idle workers home, kill busy ones. They are gone within ``close_grace_s``."""
+        self._closing = True
+        for call in tuple(self._calls):
+            self._fail(call, Draining("expected a running decode pool, got one that is closing", stage="decode"))
+        for number, child in self._children.items():
+            if self._schedule.running(number) is None:
+                child.retire()
+                self._kill_later(number, self._options.close_grace_s, "closing")
+            else:
+                child.kill("closing")
+
+    async def _quiesce(self, call: Pending) -> None:
+        """Wait until no worker holds anything of ``call``; another cancellation only shortens the grace."""
+        grace_s, killed = self._options.cancel_grace_s, False
+        while not call.done.done():
+            try:
+                _, waiting = await asyncio.wait((call.done,), timeout=grace_s)
+                if waiting and killed:
+                    return  # stuck in the kernel with SIGKILL pending: it can write nothing any more
+            except asyncio.CancelledError:
+                pass  # the caller re-raises the first one
+            if not call.done.done():
+                for number in self._schedule.holders(call):
+                    self._children[number].kill("cancelled")
+                grace_s, killed = _KILL_WAIT_S, True
+
+    def _fail(self, call: Pending, error: FeeddError) -> None:
+        call.error = call.error or error
+        self._schedule.withdraw(call)
+        self._settle(call)
+
+    @staticmethod
+    def _settle(call: Pending) -> None:
+        if call.over and not call.done.done():
+            call.done.set_result(None)
+
+    # ------------------------------------------------------------------ dispatch
+
+    def _pump(self) -> None:
+        """Send chunks for as long as there are any and workers with room."""
+        while (assigned := self._schedule.assign()) is not None:
+            number, chunk = assigned
+            packet = self._packet(number, chunk)
+            if packet:
+                self._children[number].send(packet)
+                if self._schedule.running(number) is chunk:
+                    self._arm(number)
+
+    def _packet(self, number: int, chunk: Chunk) -> bytes:
+        """Return the request, or nothing where the chunk had to be taken back."""
+        call = _pending(chunk.call)
+        try:
+            packet = call.work.packet(chunk.rows, chunk.id)
+        except Exception as error:  # noqa: BLE001 - whoever called must hear of it, whatever it is
+            self._schedule.take_back(number)
+            self._fail(call, Internal(f"{type(error).__name__}: {error}", stage="decode"))
+            return b""
+        if len(packet) <= MESSAGE_BYTES_MAX:
+            return packet
+        self._schedule.take_back(number)
+        if len(chunk.rows) > 1:
+            self._schedule.divide(chunk)
+        else:
+            message = f"expected one row's request within {MESSAGE_BYTES_MAX} bytes, got {len(packet)}"
+            self._fail(call, BadRequest(message, hint="ask for fewer fields", stage="decode"))
+        return b""
+
+    def _arm(self, number: int) -> None:
+        """Start the clock for what worker ``number`` is doing now, if anything."""
+        if number in self._deadlines:
+            self._deadlines.pop(number).cancel()
+        if self._schedule.running(number) is not None:
+            self._kill_later(number, self._options.task_deadline_s, f"ran past {self._options.task_deadline_s:g} s")
+
+    def _kill_later(self, number: int, delay_s: float, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadlines[number] = loop.call_later(delay_s, self._children[number].kill, reason)
+
+    def answer(self, number: int, answer: Answer, fds: list[int]) -> None:
+        """Take an answer; descriptors stay the caller's.
+
+        Raises:
+            Internal: it is not the one due: the worker cannot be trusted any more.
+        """
+        running = self._schedule.running(number)
+        if running is None or running.id != answer.id:
+            raise Internal(f"expected the answer to {running}, got {answer.id}", stage="decode")
+        chunk = self._schedule.finish(number)
+        self._arm(number)
+        call = _pending(chunk.call)
+        self._recorder.count(metrics.DECODE_BUSY, answer.busy_s)
+        try:
+            if isinstance(answer, Failed):
+                raise error_of(answer)
+            if call.error is None:
+                call.work.accept(chunk.rows, answer, fds)
+        except FeeddError as error:
+            self._fail(call, error)
+        self._settle(call)
+        self._pump()
+
+
+def _pending(call: Call) -> Pending:
+    assert isinstance(call, Pending)
+    return call

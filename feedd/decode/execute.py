@@ -1,0 +1,214 @@
+"""What a decode worker does with a request. No sockets here: requests in, replies out."""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feedd.decode import columns
+from feedd.decode.codecs.array import pin_npy
+from feedd.decode.codecs.registry import make
+from feedd.decode.formats import registry as formats
+from feedd.decode.messages import (
+    REASON_CHARS_MAX,
+    Answer,
+    Decoded,
+    DecodeRequest,
+    Failed,
+    Indexed,
+    IndexRequest,
+    Measured,
+    MeasureRequest,
+    Pinned,
+    PinRequest,
+)
+from feedd.errors import BadSample, CacheUnavailable, FeeddError, Internal
+from feedd.values import FieldKind, FieldRecipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from feedd.decode.messages import FieldMessage, FileMessage
+    from feedd.protocols import SampleCodec
+
+_codec_for = functools.lru_cache(maxsize=256)(make)
+
+
+@contextmanager
+def mapped(files: Sequence[FileMessage]) -> Iterator[list[memoryview]]:
+    """Map shard files read-only for the time of one task: an evicted file must not keep its disk space.
+
+    Raises:
+        CacheUnavailable: a file is gone or shorter than its object.
+    """
+    maps: list[mmap.mmap] = []
+    views: list[memoryview] = []
+    try:
+        for file in files:
+            if not file.size_bytes:
+                views.append(memoryview(b""))
+                continue
+            maps.append(_map(file))
+            views.append(memoryview(maps[-1]))
+        yield views
+    finally:
+        # A traceback may still hold a slice: its mapping then goes when the traceback does.
+        for leave in (*(view.release for view in views), *(mapping.close for mapping in maps)):
+            with suppress(BufferError):
+                leave()
+
+
+def _map(file: FileMessage) -> mmap.mmap:
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(fd, file.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=file.data_at)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as error:
+        raise CacheUnavailable(
+            f"expected {file.size_bytes} bytes at {file.data_at} of {file.path}, got: {error}",
+            object=file.url,
+            stage="decode",
+        ) from error
+
+
+class _Field:
+    """One field of a request, ready to be decoded row by row."""
+
+    def __init__(self, message: FieldMessage, codec: SampleCodec) -> None:
+        spec = codec.spec(message.name)
+        self.codec = codec
+        self.dtype = np.dtype(spec.dtype)
+        self.dense = spec.shape if spec.kind is FieldKind.DENSE else None
+        self.file_no: list[int] = np.frombuffer(message.file_no, np.int32).tolist()
+        self.start: list[int] = np.frombuffer(message.start, np.int64).tolist()
+        self.size: list[int] = np.frombuffer(message.size, np.int64).tolist()
+        self.out_at: list[int] = np.frombuffer(message.out_at, np.int64).tolist()
+        shape = np.frombuffer(message.shape, np.int64).reshape(-1, max(1, spec.ndim))
+        self.shape: list[list[int]] = shape.tolist()
+
+    def data(self, row: int, shards: list[memoryview]) -> memoryview:
+        size, start = self.size[row], self.start[row]
+        if size < 0:
+            raise BadSample("expected the field, got a sample without it")
+        data = shards[self.file_no[row]][start : start + size]
+        if len(data) != size:
+            raise BadSample(f"expected {size} bytes at byte {start} of the shard, got {len(data)}")
+        return data
+
+    def decode(self, row: int, shards: list[memoryview], out: mmap.mmap, slot_at: int, seed: int) -> None:
+        data = self.data(row, shards)
+        shape = self.shape[row] if self.dense is None else self.dense
+        if self.dense is None and min(shape) < 0:
+            measured = list(self.codec.measure(data))
+            raise BadSample(f"expected a shape that could be measured, got {measured} only when decoding")
+        try:
+            target: np.ndarray[Any, Any] = np.ndarray(shape, self.dtype, out, slot_at + self.out_at[row])
+        except (TypeError, ValueError) as error:
+            raise Internal(f"expected row {row} to lie in the arena, got {error}", stage="decode") from error
+        self.codec.decode(data, target, seed)
+
+
+def _reason(error: Exception) -> str:
+    text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
+    return text[:REASON_CHARS_MAX]
+
+
+class Executor:
+    """Holds the attached arenas; everything else lives for one request."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, mmap.mmap] = {}
+
+    def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
+        """Map an arena read-write; ``fd`` stays the caller's."""
+        self.detach(arena_id)
+        self._arenas[arena_id] = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def detach(self, arena_id: int) -> None:
+        """Unmap it; unknown ids are ignored."""
+        arena = self._arenas.pop(arena_id, None)
+        if arena is not None:
+            arena.close()
+
+    def run(self, request: IndexRequest | PinRequest | MeasureRequest | DecodeRequest) -> tuple[Answer, list[int]]:
+        """Return the reply and the descriptors that go with it (the caller closes them)."""
+        began_s = time.perf_counter()
+        fds: list[int] = []
+
+        def busy_s() -> float:
+            return time.perf_counter() - began_s
+
+        answer: Answer
+        try:
+            match request:
+                case DecodeRequest():
+                    bad = self._decode(request)
+                    answer = Decoded(request.id, busy_s(), bad)
+                case MeasureRequest():
+                    shapes = self._measure(request)
+                    answer = Measured(request.id, busy_s(), shapes)
+                case IndexRequest():
+                    answer = self._index(request, fds)
+                case PinRequest():
+                    with mapped((request.file,)) as (shard,):
+                        params = pin_npy(shard[request.start : request.start + request.size])
+                    answer = Pinned(request.id, busy_s(), params)
+        except FeeddError as error:
+            answer = Failed(
+                request.id, busy_s(), error.kind, error.message[:2000], error.object[:4000], error.hint[:2000]
+            )
+        except Exception as error:  # noqa: BLE001 - a defect must reach the daemon as an answer, not as silence
+            answer = Failed(request.id, busy_s(), Internal.kind, f"{type(error).__name__}: {error}"[:2000], "", "")
+        return answer, fds
+
+    def _index(self, request: IndexRequest, fds: list[int]) -> Indexed:
+        began_s = time.perf_counter()
+        with mapped((request.file,)) as (shard,):
+            index = formats.get(request.format_name).index(shard, request.file.url)
+        fds.append(columns.pack(index))
+        busy_s = time.perf_counter() - began_s
+        return Indexed(request.id, busy_s, index.fields, index.sample_count, len(index.key_blob))
+
+    def _measure(self, request: MeasureRequest) -> bytes:
+        codec = _codec(request.field)
+        field = _Field(request.field, codec)
+        ndim = max(1, codec.spec("").ndim)
+        shapes = np.full((len(field.size), ndim), -1, np.int64)
+        with mapped(request.files) as shards:
+            for row in range(len(field.size)):
+                try:
+                    shapes[row] = codec.measure(field.data(row, shards))
+                except Exception:  # noqa: BLE001 - whatever it is, decode meets it again and reports it with the row
+                    shapes[row] = -1
+        return shapes.tobytes()
+
+    def _decode(self, request: DecodeRequest) -> tuple[tuple[int, int, str], ...]:
+        arena = self._arenas.get(request.arena_id)
+        if arena is None:
+            raise Internal(f"expected an attached arena, got {request.arena_id}", stage="decode")
+        fields = [_Field(message, _codec(message)) for message in request.fields]
+        seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
+        bad: list[tuple[int, int, str]] = []
+        with mapped(request.files) as shards:
+            for row, seed in enumerate(seeds):
+                for number, field in enumerate(fields):
+                    try:
+                        field.decode(row, shards, arena, request.slot_at, seed)
+                    except Internal:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - one sample must not take the others with it
+                        bad.append((row, number, _reason(error)))
+                        break
+        return tuple(bad)
+
+
+def _codec(message: FieldMessage) -> SampleCodec:
+    return _codec_for(FieldRecipe(message.name, (), message.codec, message.params))

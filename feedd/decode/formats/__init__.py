@@ -1,0 +1,1 @@
+"""Framings of shards: from a shard's bytes to sample spans."""

@@ -1,0 +1,149 @@
+"""What daemon and decode worker say to each other: msgpack on a SEQPACKET socket pair, one message per packet.
+
+Columns travel as raw little-endian bytes. Requests are answered in order, one reply each; attach and detach have none.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+PROTOCOL: Final = 1
+"""Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
+
+MESSAGE_BYTES_MAX: Final = 96 << 10
+"""Kernels let an unprivileged socket buffer about 200 KiB: two requests fit, so that sending does not wait."""
+
+REASON_CHARS_MAX: Final = 300
+
+
+class FileMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A shard file to map."""
+
+    path: str
+    data_at: int
+    size_bytes: int
+    url: str
+
+
+class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
+    """``work.FieldWork`` of some rows; ``shape`` is empty for DENSE fields."""
+
+    name: str
+    codec: str
+    params: str
+    file_no: bytes  # int32[rows]
+    start: bytes  # int64[rows]
+    size: bytes  # int64[rows]
+    out_at: bytes  # int64[rows]
+    shape: bytes  # int64[rows, ndim]
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
+    """Map this arena; its descriptor comes along."""
+
+    arena_id: int
+    size_bytes: int
+
+
+class Detach(msgspec.Struct, frozen=True, array_like=True, tag="detach"):
+    """Unmap it."""
+
+    arena_id: int
+
+
+class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
+    """Where do the samples of this shard lie?"""
+
+    id: int
+    file: FileMessage
+    format_name: str
+
+
+class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
+    """Pin the parameters of an ``npy`` field by this first sample."""
+
+    id: int
+    file: FileMessage
+    start: int
+    size: int
+
+
+class MeasureRequest(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
+    """What are the decoded shapes?"""
+
+    id: int
+    files: tuple[FileMessage, ...]
+    field: FieldMessage
+
+
+class DecodeRequest(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
+    """Decode these rows into the arena."""
+
+    id: int
+    files: tuple[FileMessage, ...]
+    arena_id: int
+    slot_at: int
+    fields: tuple[FieldMessage, ...]
+    seeds: bytes  # uint64[rows]
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """First message of a worker."""
+
+    protocol: int
+
+
+class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
+    """The columns come along as a memfd (see ``columns``)."""
+
+    id: int
+    busy_s: float
+    fields: tuple[str, ...]
+    sample_count: int
+    key_bytes: int
+
+
+class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
+    """Canonical parameters."""
+
+    id: int
+    busy_s: float
+    params: str
+
+
+class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
+    """Shapes, -1 in rows that cannot be measured."""
+
+    id: int
+    busy_s: float
+    shapes: bytes  # int64[rows, ndim]
+
+
+class Decoded(msgspec.Struct, frozen=True, array_like=True, tag="decoded"):
+    """Done; ``bad`` lists (row of the request, field of the request, reason)."""
+
+    id: int
+    busy_s: float
+    bad: tuple[tuple[int, int, str], ...]
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The request as a whole failed; the fields of a ``FeeddError``."""
+
+    id: int
+    busy_s: float
+    kind: str
+    message: str
+    object: str
+    hint: str
+
+
+Request: TypeAlias = Attach | Detach | IndexRequest | PinRequest | MeasureRequest | DecodeRequest
+Answer: TypeAlias = Indexed | Pinned | Measured | Decoded | Failed
+Reply: TypeAlias = Hello | Answer
+
+request_decoder: Final = msgspec.msgpack.Decoder(Request)
+reply_decoder: Final = msgspec.msgpack.Decoder(Reply)
+encode: Final = msgspec.msgpack.Encoder().encode

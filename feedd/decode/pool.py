@@ -1,0 +1,141 @@
+"""The decode workers of a node, as the rest of the daemon sees them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+
+from feedd import metrics
+from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall
+from feedd.decode.crew import Crew
+from feedd.decode.dispatch import Dispatch, Packet
+from feedd.decode.messages import Attach, Detach, encode
+from feedd.decode.recipe import check_fields, needs_resolve, spec_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.decode.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork
+    from feedd.protocols import Recorder
+    from feedd.values import FieldRecipe, ShardFile, ShardIndex
+
+_MEASURE_ROWS: Final = 256
+
+
+class DecodePool:
+    """Decode workers behind plain coroutines; an async context manager.
+
+    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. A worker that dies or
+    runs past ``task_deadline_s`` is replaced and what it held is replayed (see ``schedule.Schedule``). Results do not
+    depend on the number of workers, on the size of chunks or on who dies when.
+
+    Cancelling ``decode`` returns only when no worker can write into the task's slot any more: waiting chunks are
+    dropped, running ones get ``cancel_grace_s`` to finish, then their workers are killed. The slot may be reused the
+    moment the CancelledError arrives. The same holds when ``decode`` raises.
+    """
+
+    def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
+        self._dispatch = Dispatch(options, recorder)
+        self._crew = Crew(options, self._dispatch, lambda: [self._arena_packet(number) for number in self._arenas])
+
+    async def __aenter__(self) -> Self:
+        await self._crew.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await self._crew.stop()
+        finally:
+            for arena_id in tuple(self._arenas):
+                self.detach(arena_id)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Processes that take work now, by worker number."""
+        return self._dispatch.pids
+
+    async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
+        """Return where each sample of ``file`` lies.
+
+        Raises:
+            BadShard: broken framing.
+            CacheUnavailable: the file is gone or too short.
+            Unsupported: no such format.
+        """
+        call = IndexCall(file, format_name)
+        await self._dispatch.do(call, 1)
+        assert call.index is not None
+        return call.index
+
+    async def resolve(
+        self, file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe]
+    ) -> tuple[FieldRecipe, ...]:
+        """Return ``recipes`` with everything pinned that only data can tell: ``npy``'s dtype and dimensions.
+
+        Raises:
+            BadRecipe: a field this shard does not have; the message lists those it has.
+            BadSample: the first sample of such a field is not what its codec expects.
+            CacheUnavailable: the file is gone or too short.
+        """
+        check_fields(recipes, index.fields)
+        return tuple([await self._pin(file, index, r) if needs_resolve(r) else r for r in recipes])
+
+    async def _pin(self, file: ShardFile, index: ShardIndex, recipe: FieldRecipe) -> FieldRecipe:
+        column = next(index.fields.index(source) for source in recipe.sources if source in index.fields)
+        sample = int(np.argmax(index.sizes[column] >= 0))
+        call = PinCall(file, recipe, int(index.starts[column, sample]), int(index.sizes[column, sample]))
+        await self._dispatch.do(call, 1)
+        return call.recipe
+
+    async def measure(self, files: Sequence[ShardFile], work: FieldWork) -> NDArray[np.int64]:
+        """Return the decoded shapes, int64[rows, ndim], of a field for which ``recipe.needs_measure``.
+
+        A row that cannot be measured is -1 in every column; decode it all the same to learn why.
+
+        Raises:
+            CacheUnavailable: a file is gone or too short.
+        """
+        call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim))
+        await self._dispatch.do(call, _MEASURE_ROWS)
+        return call.shapes
+
+    async def decode(self, task: DecodeTask) -> DecodeResult:
+        """Decode all fields of all rows of ``task`` into its slot.
+
+        Raises:
+            CacheUnavailable: a file is gone or too short.
+            BadRequest: one row alone does not fit a message (hundreds of fields).
+            Draining: the pool is closing.
+            Internal: the arena is not attached, or a row lies outside it.
+        """
+        call = DecodeCall(task)
+        await self._dispatch.do(call, self._options.chunk_rows)
+        result = call.result
+        self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
+        if result.bad:
+            self._recorder.count(metrics.DECODE_BAD_SAMPLES, len(result.bad))
+        return result
+
+    def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
+        """Make an arena known to all workers, those started later too. ``fd`` stays the caller's."""
+        self.detach(arena_id)
+        self._arenas[arena_id] = (os.dup(fd), size_bytes)
+        self._dispatch.tell(self._arena_packet(arena_id))
+
+    def detach(self, arena_id: int) -> None:
+        """Have all workers unmap an arena; no decode into it may be under way. Unknown ids are ignored."""
+        held = self._arenas.pop(arena_id, None)
+        if held is not None:
+            os.close(held[0])
+            self._dispatch.tell(Packet(encode(Detach(arena_id))))
+
+    def _arena_packet(self, arena_id: int) -> Packet:
+        fd, size_bytes = self._arenas[arena_id]
+        return Packet(encode(Attach(arena_id, size_bytes)), (fd,))

@@ -1,0 +1,171 @@
+"""The ``fields`` mini-language: recipe text in, frozen recipes and tensor specs out. Pure.
+
+Short form ``codec[:argument...]``, or the long form as JSON object text::
+
+    bytes  str  int  float  json  image:raw
+    image  image:224x224  image:224x224:random
+    npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049
+    {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
+
+A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
+batch key is the first of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from feedd.decode.params import CODECS, Params, canonical, params_of
+from feedd.errors import BadRecipe
+from feedd.values import FieldRecipe, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SHORT_FORMS: Final = (
+    "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
+    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT"
+)
+_DEFAULTS: Final = {
+    "image": ("jpg", "jpeg", "png", "webp", "bmp"),
+    "int": ("cls", "cls2", "index", "inx", "id", "int"),
+    "str": ("txt", "text", "transcript"),
+    "json": ("json", "jsn"),
+    "npy": ("npy",),
+}
+_DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
+
+
+def parse_field(name: str, text: str) -> FieldRecipe:
+    """Return the recipe of one field.
+
+    Args:
+        name: extension or ``;``-separated alternatives; the first is the key in the batch.
+        text: short or long form.
+
+    Raises:
+        BadRecipe: not understood; the message lists what is.
+    """
+    sources = tuple(part.strip().lower() for part in name.split(";"))
+    batch_key = name.split(";", 1)[0].strip()
+    if not all(sources) or batch_key.startswith("__"):
+        raise BadRecipe(f"expected a field name like 'jpg' or 'jpg;png', got {name!r}", object=name, stage="decode")
+    text = text.strip()
+    form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
+    codec = form.pop("decode")
+    given = form.pop("from", None)
+    try:
+        if given is not None:
+            sources = tuple(part.lower() for part in msgspec.convert(given, tuple[str, ...]))
+        params: Params = msgspec.convert(form, CODECS[codec])
+    except msgspec.ValidationError as error:
+        problem = str(error)
+        message = f"{problem[:1].lower()}{problem[1:]} in {text!r}"
+        raise BadRecipe(message, object=name, hint=f"known: {_SHORT_FORMS}", stage="decode") from error
+    if not sources or not all(sources) or len(set(sources)) != len(sources):
+        raise BadRecipe(f"expected different extensions to decode from, got {sources}", object=name, stage="decode")
+    return FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params))
+
+
+def _check_codec(name: str, codec: object) -> None:
+    if not isinstance(codec, str) or codec not in CODECS:
+        raise BadRecipe(f"expected one of the codecs {', '.join(CODECS)}, got {codec!r}", object=name, stage="decode")
+
+
+def _long_form(name: str, text: str) -> dict[str, Any]:
+    try:
+        form = msgspec.json.decode(text.encode(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise BadRecipe(f"expected a JSON object, got {text!r}: {error}", object=name, stage="decode") from error
+    if "decode" not in form:
+        raise BadRecipe(f'expected "decode": one of {", ".join(CODECS)}, got {text!r}', object=name, stage="decode")
+    _check_codec(name, form["decode"])
+    return form
+
+
+def _short_form(name: str, text: str) -> dict[str, Any]:
+    codec, *arguments = (part.strip() for part in text.split(":"))
+    _check_codec(name, codec)
+    form: dict[str, Any] = {"decode": codec}
+    try:
+        match (codec, arguments):
+            case (_, []):
+                pass
+            case ("image", ["raw"]):
+                form["raw"] = True
+            case ("image", [size, *rest]) if rest in ([], ["random"]):
+                form["size"] = [int(side) for side in size.split("x")]
+                if rest:
+                    form["augment"] = ["random_resized_crop", "flip"]
+            case ("npy" | "tensor", [dtype, shape]):
+                form |= {"dtype": dtype, "shape": [int(side) for side in shape.split(",") if side.strip()]}
+            case ("tokens", [dtype, count]):
+                form |= {"dtype": dtype, "count": int(count)}
+            case _:
+                raise _not_understood(name, text)
+    except ValueError as error:
+        raise _not_understood(name, text) from error
+    return form
+
+
+def _not_understood(name: str, text: str) -> BadRecipe:
+    return BadRecipe(f"expected one of {_SHORT_FORMS}, got {text!r}", object=name, stage="decode")
+
+
+def default_fields(extensions: Sequence[str]) -> tuple[FieldRecipe, ...]:
+    """Return what to decode when the user named nothing: one field per extension, by its last part.
+
+    ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field.
+    """
+    recipes: list[FieldRecipe] = []
+    spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
+    for extension in extensions:
+        if extension in spellings[1:]:
+            continue
+        name = ";".join(spellings) if extension in spellings else extension
+        recipes.append(parse_field(name, _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")))
+    return tuple(recipes)
+
+
+def spec_of(recipe: FieldRecipe) -> TensorSpec:
+    """Return what the field looks like in a batch.
+
+    Raises:
+        BadRecipe: unknown codec or parameters.
+        Internal: an ``npy`` field that was not resolved yet.
+    """
+    return params_of(recipe).spec(recipe.name)
+
+
+def needs_measure(recipe: FieldRecipe) -> bool:
+    """Whether shapes must come from ``DecodePool.measure``; otherwise sizes in bytes tell them (or they are fixed)."""
+    return params_of(recipe).measured
+
+
+def needs_resolve(recipe: FieldRecipe) -> bool:
+    """Whether ``DecodePool.resolve`` must look at a first sample before the spec is known."""
+    params = params_of(recipe)
+    return not getattr(params, "pinned", True)
+
+
+def check_fields(recipes: Iterable[FieldRecipe], available_extensions: Sequence[str]) -> None:
+    """Make sure that the data has every wanted field, and that no two fields share a batch key.
+
+    Raises:
+        BadRecipe: naming the field and listing what the data has.
+    """
+    seen: set[str] = set()
+    for recipe in recipes:
+        if recipe.name in seen:
+            raise BadRecipe("expected each batch key once, got it twice", object=recipe.name, stage="decode")
+        seen.add(recipe.name)
+        if not any(source in available_extensions for source in recipe.sources):
+            raise BadRecipe(
+                f"expected one of {', '.join(available_extensions) or 'no fields at all'}, "
+                f"got {' or '.join(recipe.sources)}",
+                object=recipe.name,
+                hint="name fields by the extensions the shards hold",
+                stage="decode",
+            )

@@ -1,0 +1,108 @@
+"""What the pool is asked to do, and what it answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from feedd.values import FieldRecipe, ShardFile
+
+
+CHUNK_ROWS_MAX: Final = 64
+"""A worker's answer names each bad row with its reason, and must fit one packet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How the pool runs.
+
+    Attributes:
+        workers: processes, >= 1.
+        task_deadline_s: a worker that spends longer on one chunk is killed and the chunk replayed.
+        nice: niceness of the workers; 0 leaves it.
+        chunk_rows: rows a worker is sent at once; small enough to balance, large enough to amortise a message.
+        start_deadline_s: from starting a worker to its hello.
+        cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
+        close_grace_s: how long idle workers get to leave at close.
+        command: the worker's command line; descriptor and parent's pid are appended.
+    """
+
+    workers: int = 1
+    task_deadline_s: float = 60.0
+    nice: int = 0
+    chunk_rows: int = 32
+    start_deadline_s: float = 60.0
+    cancel_grace_s: float = 5.0
+    close_grace_s: float = 5.0
+    command: tuple[str, ...] = (sys.executable, "-P", "-X", "faulthandler", "-m", "feedd.decode.worker")
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"expected 1 or more decode workers, got {self.workers}")
+        if not 1 <= self.chunk_rows <= CHUNK_ROWS_MAX:
+            raise ValueError(f"expected 1 to {CHUNK_ROWS_MAX} rows per chunk, got {self.chunk_rows}")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldWork:
+    """One field of the rows of a task; every array has one entry per row.
+
+    Attributes:
+        recipe: resolved recipe.
+        file_no: int32[rows], which of the task's files.
+        start: int64[rows], first byte in the object.
+        size: int64[rows], bytes; -1 where the sample lacks the field: the row is then reported bad.
+        out_at: int64[rows], where to decode to, in bytes from the slot's start. Not used by ``measure``.
+        shape: int64[rows, ndim] of the decoded value where the field is not DENSE, else None. A row of -1 (what
+            ``measure`` gives for what it cannot measure) makes decode report the row with the reason.
+    """
+
+    recipe: FieldRecipe
+    file_no: NDArray[np.int32]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    out_at: NDArray[np.int64]
+    shape: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTask:
+    """One batch: all fields of all rows, into one slot of one attached arena.
+
+    Attributes:
+        slot_at: the slot's first byte in the arena.
+        seeds: uint64[rows], all that augmentation depends on.
+    """
+
+    files: tuple[ShardFile, ...]
+    arena_id: int
+    slot_at: int
+    fields: tuple[FieldWork, ...]
+    seeds: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BadRow:
+    """A row that could not be decoded, the first field that failed, and why. Its place in the slot holds garbage."""
+
+    row: int
+    field: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResult:
+    """What became of a task.
+
+    Attributes:
+        bad: in order of rows.
+        busy_s: time workers spent on it, summed over workers.
+    """
+
+    bad: tuple[BadRow, ...]
+    busy_s: float

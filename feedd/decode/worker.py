@@ -1,0 +1,103 @@
+"""A decode worker: ``python -m feedd.decode.worker DESCRIPTOR PARENT_PID [NICE]``.
+
+Started by the pool with one end of a SEQPACKET socket pair. It knows no network and no asyncio: it reads a request,
+does it, answers. It leaves when the other end closes, and the kernel kills it when its daemon dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+
+from feedd.decode.execute import Executor
+from feedd.decode.messages import (
+    MESSAGE_BYTES_MAX,
+    PROTOCOL,
+    Attach,
+    Detach,
+    Hello,
+    Reply,
+    encode,
+    request_decoder,
+)
+
+_PR_SET_PDEATHSIG = 1
+_DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+
+
+def die_with(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent dies; leave at once if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the next packet and its descriptors; ``b""`` at the end.
+
+    Raises:
+        OSError: also for a packet over the limit, of which the kernel kept only a part.
+    """
+    data, control, flags, _ = sock.recvmsg(MESSAGE_BYTES_MAX, _DESCRIPTORS_BYTES, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMSGSIZE, f"expected a packet of at most {MESSAGE_BYTES_MAX} bytes")
+    return data, list(fds)
+
+
+def _answer(sock: socket.socket, reply: Reply, fds: list[int]) -> None:
+    try:
+        socket.send_fds(sock, [encode(reply)], fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def serve(sock: socket.socket) -> None:
+    """Answer requests until the other end closes."""
+    executor = Executor()
+    _answer(sock, Hello(PROTOCOL), [])
+    while True:
+        data, fds = receive(sock)
+        if not data:
+            return
+        try:
+            request = request_decoder.decode(data)
+            if isinstance(request, Attach):
+                executor.attach(request.arena_id, fds[0], request.size_bytes)
+                continue
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if isinstance(request, Detach):
+            executor.detach(request.arena_id)
+        else:
+            _answer(sock, *executor.run(request))
+
+
+def main(arguments: list[str]) -> int:
+    """Run until the daemon hangs up."""
+    descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
+    die_with(parent_pid)
+    if nice:
+        os.nice(nice)
+    gc.freeze()  # what importing left behind is never garbage
+    with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(sock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
