@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from feedd.cli.machine import Finding, Verdict
 from feedd.config.options import ANY_BUCKET
 from feedd.errors import PermissionDenied
-from feedd.pipeline.run import source_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
 
 def credentials(config: Config) -> Iterator[Finding]:
     """Look once per bucket configured, and once for all others."""
-    from feedd.source.s3credentials import find_credentials  # noqa: PLC0415 - a second of import no other command needs
+    # The SDK takes most of a second to import, which other commands do not need.
+    from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
+    from feedd.source.s3credentials import find_credentials  # noqa: PLC0415 - see above
 
     options = source_options(config)
     for bucket in sorted({ANY_BUCKET, *options.s3}):

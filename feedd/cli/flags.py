@@ -13,7 +13,7 @@ import typer
 from feedd.config import Effective, find_file, load
 from feedd.config.types import UNIX_PREFIX
 
-_PANEL = "Configuration (flag, then FEEDD_… environment, then TOML file, then default)"
+_PANEL = "Configuration: flag, else FEEDD_… variable, else TOML file, else default"
 
 ConfigFlag = Annotated[
     Path | None,

@@ -13,17 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.report import say, single
-from feedd.clock import SystemClock
-from feedd.observe.recorder import NullRecorder
-from feedd.pipeline.run import source_options
+from feedd.cli.report import say
 from feedd.plan.sharding import assign, check_mode
-from feedd.source.sources import Sources
 from feedd.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.config import Config
     from feedd.values import ObjectRef
 
 SKEW_WARNED = 0.2  # a node this much above the mean is worth a word
@@ -120,10 +117,26 @@ def _show(report: PlanReport) -> None:
     Console().print(table)
 
 
+def _resolve(urls: list[str], config: Config) -> tuple[ObjectRef, ...]:
+    # The SDK takes most of a second to import, which --help and most other commands do not need.
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
+    from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
+    from feedd.source.sources import Sources  # noqa: PLC0415 - see above
+
+    async def resolve() -> tuple[ObjectRef, ...]:
+        async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
+            return await sources.resolve(urls)
+
+    try:
+        return asyncio.run(resolve())
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
 def plan(
-    urls: Annotated[
-        list[str], typer.Argument(metavar="URL...", help="s3://bucket/prefix/, objects or manifest+s3://…")
-    ],
+    urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")],
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
     keys: Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")] = False,  # noqa: FBT002 - a flag is a flag
@@ -133,16 +146,7 @@ def plan(
 ) -> None:
     """Show which node gets which keys and bytes. Lists the objects, downloads nothing."""
     check_mode(sharding)
-    options = source_options(Flags(config=config, set=set_).load().config)
-
-    async def resolve() -> tuple[ObjectRef, ...]:
-        async with Sources(options, NullRecorder(), SystemClock()) as sources:
-            return await sources.resolve(urls)
-
-    try:
-        refs = asyncio.run(resolve())
-    except BaseExceptionGroup as group:
-        raise single(group) from group
+    refs = _resolve(urls, Flags(config=config, set=set_).load().config)
     per_node = assignments(refs, nodes, sharding)
     report = summarise(urls, refs, per_node, sharding)
     if json_:

@@ -35,19 +35,3 @@ def report(error: FeeddError) -> int:
         if error.hint:
             say(f"hint: {error.hint}")
     return EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED
-
-
-def single(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the one error a group holds, however deep, else the first one feedd raised on purpose, else the group."""
-    leaves: list[BaseException] = []
-    todo: list[BaseException] = [group]
-    while todo:
-        error = todo.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            todo += error.exceptions
-        else:
-            leaves.append(error)
-    known = [error for error in leaves if isinstance(error, FeeddError)]
-    if known:
-        return known[0]
-    return leaves[0] if len(leaves) == 1 else group

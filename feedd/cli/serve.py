@@ -6,9 +6,7 @@ import asyncio
 from typing import Annotated
 
 import typer
-import uvloop
 
-from feedd import daemon
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -21,7 +19,6 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
-from feedd.cli.report import single
 from feedd.observe.logs import configure_logging
 
 
@@ -41,11 +38,13 @@ def serve(
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     effective = flags.load()
     configure_logging(effective.config.log.format, effective.config.log.level)
+    # The stages take most of a second to import: a wrong configuration is told before.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd import daemon  # noqa: PLC0415 - see above
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            code = runner.run(daemon.run(effective, ephemeral=ephemeral))
-        except BaseExceptionGroup as group:
-            raise single(group) from group
+        code = runner.run(daemon.run(effective, ephemeral=ephemeral))
     raise typer.Exit(code)
 
 

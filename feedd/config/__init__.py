@@ -1,6 +1,6 @@
 """Configuration: flag, environment, TOML, default; every problem at once, and where each value came from."""
 
-from feedd.config.load import ConfigProblems, Effective, Problem, find_file, load
+from feedd.config.loading import ConfigProblems, Effective, Problem, find_file, load
 from feedd.config.models import Config
 from feedd.config.options import Option, options, render
 

@@ -62,7 +62,7 @@ def section_of(info: FieldInfo) -> type[BaseModel] | None:
 
 
 def _exact_size(value: int) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+    for unit, name in ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if value and value % unit == 0:
             return f"{value // unit}{name}"
     return str(value)

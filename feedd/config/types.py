@@ -15,7 +15,7 @@ from feedd.units import parse_duration_s, parse_size
 
 OFF = "off"
 UNIX_PREFIX = "unix://"
-_UNIX_PATH_MAX = 107  # bytes: sockaddr_un has 108 with the closing zero
+_UNIX_PATH_MAX = 101  # bytes: sockaddr_un has 108 with the closing zero, and the arena's socket adds ".arena"
 
 
 class SizeUnit:

@@ -1,0 +1,187 @@
+"""Start, serve, drain, stop: one task tree, unwound in the reverse order it was built in."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import resource
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd import __version__, metrics
+from feedd.clock import SystemClock
+from feedd.config import render
+from feedd.daemon.cut_short import cut_short_by
+from feedd.daemon.ephemeral import Holders
+from feedd.daemon.failures import single
+from feedd.daemon.heartbeat import beat
+from feedd.daemon.notify import Notifier
+from feedd.daemon.signals import StopRequests, handled
+from feedd.daemon.state import State
+from feedd.observe.recorder import PrometheusRecorder
+from feedd.observe.status import StatusSource, open_status
+from feedd.pipeline import open_pipeline
+from feedd.serve.options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
+from feedd.serve.server import FeedServer
+from feedd.values import Lifecycle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.config import Config, Effective
+    from feedd.pipeline import Pipeline
+    from feedd.protocols import Clock
+
+UNWIND_S = 60.0  # longest time for closing everything; then all stacks are dumped and the process ends
+HURRIED_UNWIND_S = 5.0  # the same after a second signal
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """What one run of the daemon is made of before any stage is open."""
+
+    config: Config
+    recorder: PrometheusRecorder
+    clock: Clock
+    state: State
+    notifier: Notifier
+    requests: StopRequests = field(default_factory=StopRequests)
+    daemon_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+async def run(effective: Effective, *, ephemeral: bool = False) -> int:
+    """Run the daemon until it is asked to stop; return the process's exit code.
+
+    Args:
+        effective: configuration, already checked.
+        ephemeral: end when the last process that holds the daemon ends, or when none comes.
+
+    Raises:
+        FeeddError: the start failed; what had been opened is closed again.
+    """
+    faulthandler.enable()
+    recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
+    life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier)
+    _tell_start(effective, life)
+    try:
+        with handled(life.requests):
+            await _live(life, ephemeral=ephemeral)
+    except BaseExceptionGroup as group:
+        error = single(group)
+        if error is group:
+            raise
+        raise error from group
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        life.state.move(Lifecycle.STOPPED, reason=life.requests.reason or "error", **_totals(life))
+    return 0
+
+
+async def _live(life: _Life, *, ephemeral: bool) -> None:
+    """Build the tree, wait, drain; leaving unwinds it."""
+    requests, holders = life.requests, Holders(life.requests)
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        background = [group.create_task(beat(life.recorder, life.clock, life.notifier))]
+        if ephemeral:
+            background.append(group.create_task(holders.expect_first(life.clock)))
+        for task in background:
+            stack.callback(task.cancel)
+        server: FeedServer | None = None
+        async with cut_short_by(requests.drain):  # a signal during a long start need not wait for its end
+            server = await _open(life, stack, holders if ephemeral else None)
+        if server is not None and not requests.drain.is_set():
+            life.state.move(Lifecycle.READY, addresses=server.addresses)
+            await requests.drain.wait()
+        grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
+        life.state.move(Lifecycle.DRAINING, reason=requests.reason, grace_s=grace_s)
+        if server is not None:
+            async with cut_short_by(requests.now):
+                await server.drain(grace_s)
+        unwind_s = HURRIED_UNWIND_S if requests.now.is_set() else UNWIND_S
+        faulthandler.dump_traceback_later(unwind_s, exit=True)
+
+
+async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> FeedServer:
+    """Open status page, stages and server, in this order, into ``stack``."""
+    config = life.config
+    if config.status is not None:
+        source = StatusSource(
+            recorder=life.recorder,
+            state=lambda: life.state.now,
+            version=__version__,
+            daemon_id=life.daemon_id,
+            started_s=life.state.started_s,
+            cache_capacity_bytes=config.cache.size,
+        )
+        address = await stack.enter_async_context(open_status(config.status, source))
+        _log.info("status page", address=address)
+    pipeline = await stack.enter_async_context(open_pipeline(config, life.recorder, life.clock))
+    hooks = ServeHooks(
+        samples=lambda: _stat_samples(life.recorder),
+        cache_entries=lambda: _cache_rows(pipeline),
+        drain=lambda grace_s: life.requests.ask("admin", grace_s),
+        on_holders=holders.on_change if holders else None,
+    )
+    server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
+    return await stack.enter_async_context(server)
+
+
+def _serve_options(life: _Life) -> ServeOptions:
+    config = life.config
+    tls = config.tls
+    return ServeOptions(
+        listen=tuple(config.listen),
+        tls=TlsFiles(tls.cert, tls.key, tls.client_ca) if tls.cert and tls.key else None,
+        allow_insecure_tcp=config.security.allow_insecure_tcp,
+        socket_mode=int(config.security.socket_mode, 8),
+        allow_uids=tuple(config.security.allow_uids),
+        daemon_id=life.daemon_id,
+    )
+
+
+def _stat_samples(recorder: PrometheusRecorder) -> Iterator[StatSample]:
+    for sample in recorder.samples():
+        yield StatSample(sample.name, sample.labels, sample.value)
+
+
+def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
+    for entry in pipeline.cache.entries():
+        yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins)
+
+
+def _tell_start(effective: Effective, life: _Life) -> None:
+    """Log the first line: the whole effective configuration, and what in it is not a default."""
+    life_facts = {"version": __version__, "daemon_id": life.daemon_id, "pid": os.getpid()}
+    origins = {name: origin for name, origin in effective.origins.items() if origin != "default"}
+    files = _raise_file_limit()
+    _log.info("starting", **life_facts, config=render(effective.config), origins=origins, open_files_max=files)
+
+
+def _raise_file_limit() -> int:
+    """Raise the soft limit of open files to the hard one and return it: connections, cache files, arenas."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _totals(life: _Life) -> dict[str, object]:
+    total = life.recorder.total
+    return {
+        "uptime_s": round(life.state.uptime_s(), 1),
+        "fetched_bytes": int(total(metrics.SOURCE_BYTES)),
+        "samples": int(total(metrics.DECODE_SAMPLES)),
+        "batches": int(total(metrics.SERVE_BATCHES)),
+        "batch_bytes": int(total(metrics.SERVE_BATCH_BYTES)),
+        "cache_hits": int(total(metrics.CACHE_HITS)),
+        "cache_misses": int(total(metrics.CACHE_MISSES)),
+        "bad_samples": int(total(metrics.DECODE_BAD_SAMPLES)),
+    }

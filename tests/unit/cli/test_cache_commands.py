@@ -1,0 +1,117 @@
+"""``feedd cache``: what it shows is what is there, and it removes only what it was told to, from nobody's hands."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cache.disk import DiskCache
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
+from feedd.cache.report import CacheEntry
+from feedd.cli.cache import matches
+from feedd.clock import SystemClock
+from feedd.observe.recorder import NullRecorder
+from tests.fakes.fetchers import MemoryFetcher
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Feedd
+
+URLS = ["s3://bucket/new/c.tar", "s3://bucket/old/a.tar", "s3://bucket/old/b.tar"]
+
+
+async def _fill(directory: Path) -> None:
+    fetcher = MemoryFetcher()
+    refs = [fetcher.put(url.removeprefix("s3://bucket/"), b"x" * 1000) for url in URLS]
+    options = CacheOptions(directory, 1 << 24, free_reserve_bytes=0)
+    async with DiskCache(options, fetcher, NullRecorder(), SystemClock()) as cache:
+        for ref in refs:
+            (await cache.acquire([ref])).release()
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    """A cache directory with three objects, as a daemon that has ended leaves it."""
+    directory = tmp_path / "cache"
+    asyncio.run(_fill(directory))
+    return directory
+
+
+def _urls(feedd: Feedd, cache_dir: Path) -> list[str]:
+    return [entry["url"] for entry in json.loads(feedd("cache", "ls", "--json", "--cache-dir", cache_dir).out)]
+
+
+def test_list_shows_every_object(feedd: Feedd, cache_dir: Path) -> None:
+    """URLs in order, sizes, a total; as a table and as JSON."""
+    table = feedd("cache", "ls", "--cache-dir", cache_dir)
+    assert table.code == 0
+    assert "3 objects" in table.out
+    assert [url for url in URLS if url in table.out] == URLS
+    assert _urls(feedd, cache_dir) == URLS
+    only = json.loads(feedd("cache", "ls", "s3://bucket/new/", "--json", "--cache-dir", cache_dir).out)
+    assert [(entry["url"], entry["size_bytes"]) for entry in only] == [(URLS[0], 1000)]
+
+
+def test_stat_adds_up(feedd: Feedd, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries and bytes are the sums of what is listed."""
+    monkeypatch.setenv("FEEDD_CACHE__SIZE", "1GiB")
+    facts = json.loads(feedd("cache", "stat", "--json", "--cache-dir", cache_dir).out)
+    assert (facts["entries"], facts["object_bytes"], facts["size_bytes"]) == (3, 3000, 1 << 30)
+    assert "entries" in feedd("cache", "stat", "--cache-dir", cache_dir).out
+
+
+def test_remove_takes_what_matches(feedd: Feedd, cache_dir: Path) -> None:
+    """A prefix or a shell pattern removes those, and leaves the others."""
+    outcome = feedd("cache", "rm", "s3://bucket/old/a*", "--yes", "--cache-dir", cache_dir)
+    assert (outcome.code, outcome.out) == (0, "removed 1 objects, 1000B\n")
+    assert _urls(feedd, cache_dir) == [URLS[0], URLS[2]]
+    assert feedd("cache", "rm", "--all", "-y", "--cache-dir", cache_dir).code == 0
+    assert _urls(feedd, cache_dir) == []
+
+
+def test_remove_asks_first(feedd: Feedd, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --yes the answer decides; anything but yes changes nothing."""
+    answers = iter(["n", "y"])
+    monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda *_: next(answers))
+    assert feedd("cache", "rm", "--all", "--cache-dir", cache_dir).code == 1
+    assert _urls(feedd, cache_dir) == URLS
+    assert feedd("cache", "rm", "--all", "--cache-dir", cache_dir).code == 0
+    assert _urls(feedd, cache_dir) == []
+
+
+def test_remove_needs_a_pattern_or_all(feedd: Feedd, cache_dir: Path) -> None:
+    """Neither or both is wrong usage; a pattern that matches nothing is told."""
+    assert feedd("cache", "rm", "--cache-dir", cache_dir).code == 2
+    assert feedd("cache", "rm", "s3://x/", "--all", "--cache-dir", cache_dir).code == 2
+    assert feedd("cache", "rm", "s3://x/", "--yes", "--cache-dir", cache_dir).code == 1
+    assert _urls(feedd, cache_dir) == URLS
+
+
+def test_remove_is_refused_while_a_daemon_owns_the_directory(feedd: Feedd, cache_dir: Path) -> None:
+    """A running daemon's files are not pulled from under it; looking is allowed."""
+    with DirectoryLock(cache_dir):
+        outcome = feedd("cache", "rm", "--all", "--yes", "--cache-dir", cache_dir)
+        assert _urls(feedd, cache_dir) == URLS
+    assert outcome.code == 1
+    assert "in use by process" in outcome.err
+
+
+def test_a_directory_that_does_not_exist_is_empty(feedd: Feedd, tmp_path: Path) -> None:
+    """Nothing was cached yet: no error, and nothing is made."""
+    assert _urls(feedd, tmp_path / "none") == []
+    assert feedd("cache", "rm", "--all", "--yes", "--cache-dir", tmp_path / "none").code == 0
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hit"),
+    [("", True), ("s3://b/a", True), ("s3://b/x", False), ("s3://*/a?.tar", True), ("*.zip", False), ("a", False)],
+)
+def test_patterns(pattern: str, hit: bool) -> None:
+    """Prefixes match from the start; patterns match the whole URL."""
+    assert matches(CacheEntry("s3://b/ab.tar", "e", 1), pattern) is hit

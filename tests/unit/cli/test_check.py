@@ -1,0 +1,134 @@
+"""``feedd check``: every value with its origin, and an honest answer about the machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cache.lock import DirectoryLock
+from feedd.cli.machine import Finding, Verdict, examine
+from feedd.config import load, options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Feedd, Outcome
+
+
+@pytest.fixture
+def place(short_dir: Path) -> Path:
+    """A directory where a daemon could live."""
+    return short_dir
+
+
+def _flags(place: Path, **more: str) -> dict[str, tuple[object, str]]:
+    values = {
+        "listen": [f"unix://{place}/f.sock"],
+        "status": "off",
+        "cache.dir": str(place / "cache"),
+        "cache.size": "16MiB",
+        "cache.free_reserve": "0",
+        "arena.size": "1MiB",
+        **{name.replace("__", "."): value for name, value in more.items()},
+    }
+    return {name: (value, "flag") for name, value in values.items()}
+
+
+def _examine(place: Path, **more: str) -> dict[str, Finding]:
+    return {finding.question: finding for finding in examine(load(_flags(place, **more), {}).config)}
+
+
+def _check(feedd: Feedd, place: Path, *more: str) -> Outcome:
+    plain = ("--listen", f"unix://{place}/f.sock", "--cache-dir", str(place / "cache"), "--cache-size", "16MiB")
+    small = ("--set", "cache.free_reserve=0", "--set", "arena.size=1MiB")
+    return feedd("check", "--status", "off", *plain, *small, *more)
+
+
+def test_every_option_is_shown_with_its_origin(feedd: Feedd, place: Path) -> None:
+    """The table names each option, its value and where it came from."""
+    outcome = _check(feedd, place)
+    assert outcome.code == 0, outcome
+    rows = {line.split("│")[1].strip(): line for line in outcome.out.splitlines() if line.startswith("│")}
+    assert {option.name for option in options() if option.env} <= set(rows)
+    assert "16MiB" in rows["cache.size"]
+    assert "flag --cache-size" in rows["cache.size"]
+    assert "flag --set" in rows["arena.size"]
+    assert "default" in rows["fetch.part_size"]
+
+
+def test_missing_credentials_are_told_and_not_fatal(feedd: Feedd, place: Path) -> None:
+    """Without credentials the machine can still serve local and public data."""
+    outcome = _check(feedd, place)
+    assert outcome.code == 0
+    assert "expected credentials, got none" in outcome.out
+
+
+def test_credentials_are_found_but_never_shown(feedd: Feedd, place: Path, aws_credentials: None) -> None:
+    """Where they came from is told, what they are is not."""
+    outcome = _check(feedd, place, "--set", "s3.public.anonymous=true")
+    assert "found by env" in outcome.out
+    assert "requests are anonymous" in outcome.out
+    assert "test-access-key" not in outcome.out
+    assert "test-secret-key" not in outcome.out
+
+
+def test_a_machine_that_cannot_serve_is_exit_code_1(feedd: Feedd, place: Path) -> None:
+    """One thing that cannot work is enough."""
+    outcome = _check(feedd, place, "--set", "arena.size=900TiB")
+    assert outcome.code == 1
+    assert "cannot serve" in outcome.out
+
+
+def test_all_is_well_on_a_good_machine(place: Path) -> None:
+    """Nothing is in the way of a small daemon in an empty directory, and asking leaves nothing behind."""
+    findings = _examine(place)
+    assert {finding.verdict for finding in findings.values()} <= {Verdict.FINE, Verdict.NOTE}
+    assert list(place.iterdir()) == []
+
+
+def test_taken_ports_are_named(place: Path) -> None:
+    """A port somebody listens on is found before the start fails."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        finding = _examine(place, status=address)[f"status {address}"]
+    assert (finding.verdict, finding.detail) == (Verdict.CANNOT, "the port is taken")
+
+
+def test_a_daemon_that_answers_is_named(place: Path) -> None:
+    """A live socket is in use; a dead one is not."""
+    path = place / "f.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert _examine(place)[f"socket {path}"].verdict is Verdict.CANNOT
+    assert _examine(place)[f"socket {path}"].verdict is Verdict.FINE
+
+
+def test_an_owned_cache_is_named(place: Path) -> None:
+    """A cache directory in use by another daemon cannot be served from."""
+    with DirectoryLock(place / "cache"):
+        assert _examine(place)["cache owner"].verdict is Verdict.CANNOT
+    assert _examine(place)["cache owner"].verdict is Verdict.FINE
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_directories_that_cannot_be_written_are_named(place: Path) -> None:
+    """A cache or socket directory of somebody else is found."""
+    place.chmod(0o500)
+    findings = _examine(place)
+    assert findings["cache directory"].verdict is Verdict.CANNOT
+    assert findings[f"socket {place}/f.sock"].verdict is Verdict.CANNOT
+
+
+def test_a_cache_larger_than_the_disk_is_noted(place: Path) -> None:
+    """The disk is the limit then; that works, and is worth knowing."""
+    assert _examine(place, cache__size="900TiB")["cache space"].verdict is Verdict.NOTE
+    assert _examine(place, cache__free_reserve="900TiB")["cache space"].verdict is Verdict.CANNOT
+
+
+def test_an_arena_larger_than_memory_cannot_be_served(place: Path) -> None:
+    """Shared memory is memory."""
+    assert _examine(place, arena__size="900TiB")["memory"].verdict is Verdict.CANNOT

@@ -1,0 +1,117 @@
+"""``feedd plan``: every object to the right node, sums that agree, a word about skew."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.cli.plan import PlanReport, assignments, summarise, warnings_of
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Feedd
+
+
+def _refs(sizes: list[int]) -> list[ObjectRef]:
+    return [ObjectRef("s3://b", f"k{index:03}", size, "e") for index, size in enumerate(sizes)]
+
+
+def _report(sizes: list[int], nodes: int, sharding: str) -> PlanReport:
+    refs = _refs(sizes)
+    return summarise(["s3://b/"], refs, assignments(refs, nodes, sharding), sharding)
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=40), st.integers(1, 9), st.sampled_from(["key", "size"]))
+def test_the_nodes_add_up_to_the_whole(sizes: list[int], nodes: int, sharding: str) -> None:
+    """Split data: objects and bytes of all nodes together are those of the dataset, shares add up to one."""
+    report = _report(sizes, nodes, sharding)
+    assert sum(share.objects for share in report.nodes) == len(sizes) == report.objects
+    assert sum(share.bytes for share in report.nodes) == sum(sizes) == report.bytes
+    assert sum(share.share for share in report.nodes) == pytest.approx(1.0 if sum(sizes) else 0.0)
+    assert report.skew >= 0.0
+
+
+def test_replicated_data_goes_to_everyone() -> None:
+    """Each node reads everything; nothing is skewed."""
+    report = _report([10, 20], 3, "replicated")
+    assert [share.bytes for share in report.nodes] == [30, 30, 30]
+    assert report.skew == pytest.approx(0.0)
+
+
+def test_skew_is_warned_about() -> None:
+    """A fullest node more than a fifth above the mean is worth a word, and size sharding the cure."""
+    assert warnings_of(_report([100, 1, 100, 1], 2, "key")) == [
+        "the fullest node reads 98 % more bytes than the mean; --sharding size evens it out"
+    ]
+    assert warnings_of(_report([100, 1, 100, 1], 2, "size")) == []
+    assert warnings_of(_report([100, 110], 2, "key")) == []
+
+
+def test_idle_nodes_are_warned_about() -> None:
+    """Fewer objects than nodes leaves some without work, by name."""
+    assert warnings_of(_report([5, 5], 4, "key")) == ["2 objects for 4 nodes: nothing for node 2, 3"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Four files of 1, 2, 3 and 4 KiB."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for index in range(4):
+        (folder / f"shard-{index}.tar").write_bytes(b"x" * 1024 * (index + 1))
+    return folder
+
+
+def test_table_shows_each_node(feedd: Feedd, data: Path) -> None:
+    """Objects, bytes, share, first and last key of every node."""
+    outcome = feedd("plan", f"{data}/", "--nodes", "2")
+    assert outcome.code == 0
+    assert "4 objects, 10KiB, sharding key" in outcome.out
+    rows = [line.split("│") for line in outcome.out.splitlines() if line.startswith("│")]
+    assert [[cell.strip() for cell in row[1:5]] for row in rows] == [
+        ["0", "2", "4KiB", "40.0 %"],
+        ["1", "2", "6KiB", "60.0 %"],
+    ]
+    assert [row[5].strip().rpartition("/")[2] for row in rows] == ["shard-0.tar", "shard-1.tar"]
+    assert [row[6].strip().rpartition("/")[2] for row in rows] == ["shard-2.tar", "shard-3.tar"]
+    assert outcome.err == ""
+
+
+def test_json_is_one_object(feedd: Feedd, data: Path) -> None:
+    """The same facts for machines, with the keys when asked for."""
+    facts = json.loads(feedd("plan", f"{data}/", "--nodes", "2", "--json", "--keys").out)
+    assert [node["bytes"] for node in facts["nodes"]] == [4096, 6144]
+    assert [[key.rpartition("/")[2] for key in keys] for keys in facts["keys"]] == [
+        ["shard-0.tar", "shard-2.tar"],
+        ["shard-1.tar", "shard-3.tar"],
+    ]
+
+
+def test_keys_are_lines(feedd: Feedd, data: Path) -> None:
+    """Node and URL of every object, for other tools."""
+    lines = feedd("plan", f"{data}/", "--nodes", "2", "--keys").out.splitlines()
+    assert [(line.split("\t")[0], line.rpartition("/")[2]) for line in lines] == [
+        ("0", "shard-0.tar"),
+        ("0", "shard-2.tar"),
+        ("1", "shard-1.tar"),
+        ("1", "shard-3.tar"),
+    ]
+
+
+def test_nothing_there_is_an_error(feedd: Feedd, tmp_path: Path) -> None:
+    """A URL that names nothing is exit code 1 and one line."""
+    outcome = feedd("plan", f"{tmp_path}/none/", "--nodes", "2")
+    assert outcome.code == 1
+    assert outcome.err.startswith("feedd: error: ")
+
+
+@pytest.mark.parametrize("arguments", [("s3://b/", "--sharding", "random"), ("ftp://b/",)], ids=" ".join)
+def test_impossible_requests_exit_with_2(feedd: Feedd, arguments: tuple[str, ...]) -> None:
+    """An unknown split or scheme is the user's to correct."""
+    assert feedd("plan", *arguments, "--nodes", "2").code == 2

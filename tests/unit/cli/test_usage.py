@@ -1,0 +1,102 @@
+"""The command line's manners: help, exit codes, one clean line per error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd import __version__
+from feedd.errors import BadConfig, FeeddError, Internal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Feedd
+
+COMMANDS = tuple(
+    tuple(text.split()) for text in ("serve", "check", "plan", "cache ls", "cache stat", "cache rm", "demo", "version")
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(feedd: Feedd, command: tuple[str, ...]) -> None:
+    """Help says what the command does and shows how it is typed."""
+    outcome = feedd(*command, "--help")
+    assert outcome.code == 0
+    assert f"Example: feedd {' '.join(command)}" in outcome.out
+
+
+def test_help_lists_the_commands(feedd: Feedd) -> None:
+    """The first page names every command and the exit codes."""
+    outcome = feedd("--help")
+    assert outcome.code == 0
+    for command in COMMANDS:
+        assert command[0] in outcome.out
+    assert "Exit codes" in outcome.out
+
+
+def test_version(feedd: Feedd) -> None:
+    """The version goes to standard output, alone."""
+    outcome = feedd("version")
+    assert (outcome.code, outcome.out, outcome.err) == (0, f"feedd {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("serve", "--nonsense"), ("plan",), ("plan", "s3://b/", "--nodes", "0"), ("check", "--set", "x")],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2(feedd: Feedd, arguments: tuple[str, ...]) -> None:
+    """What the user mistyped is exit code 2, explained on standard error."""
+    outcome = feedd(*arguments)
+    assert outcome.code == 2
+    assert outcome.err
+
+
+@pytest.mark.parametrize("command", [("serve",), ("check",), ("plan", "s3://b/", "--nodes", "2")], ids=" ".join)
+def test_bad_configuration_exits_with_2_and_lists_everything(feedd: Feedd, command: tuple[str, ...]) -> None:
+    """Every problem on a line of its own, with its origin; no traceback."""
+    outcome = feedd(*command, "--set", "cache.size=lots", "--set", "fetch.attempts=0")
+    assert outcome.code == 2
+    lines = outcome.err.splitlines()
+    assert lines[0] == "feedd: error: 2 problems in the configuration"
+    assert len(lines) == 3
+    assert all("(flag --set)" in line for line in lines[1:])
+
+
+def test_environment_and_file_are_read(feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems of variable and file are told together with their places."""
+    file = tmp_path / "feedd.toml"
+    file.write_text("\n[drain]\ngrace = 'never'\n")
+    monkeypatch.setenv("FEEDD_CONFIG", str(file))
+    monkeypatch.setenv("FEEDD_LOG__LEVEL", "loud")
+    outcome = feedd("check")
+    assert outcome.code == 2
+    assert f"({file} line 3)" in outcome.err
+    assert "(env FEEDD_LOG__LEVEL)" in outcome.err
+
+
+@pytest.mark.parametrize(("error", "code"), [(BadConfig("expected a, got b", hint="do c"), 2), (Internal("broken"), 1)])
+def test_errors_are_one_clean_line(feedd: Feedd, monkeypatch: pytest.MonkeyPatch, error: FeeddError, code: int) -> None:
+    """The message, then the hint, and no traceback; the code tells whose turn it is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("feedd.cli.cache.scan", fail)
+    outcome = feedd("cache", "ls")
+    hint = "feedd: hint: do c\n" if error.hint else ""
+    assert (outcome.code, outcome.err) == (code, f"feedd: error: {error.message}\n{hint}")
+
+
+def test_debug_shows_the_traceback(feedd: Feedd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With FEEDD_DEBUG=1 the error itself comes through."""
+
+    def fail(*_: object) -> None:
+        raise Internal("broken")
+
+    monkeypatch.setattr("feedd.cli.cache.scan", fail)
+    monkeypatch.setenv("FEEDD_DEBUG", "1")
+    with pytest.raises(Internal):
+        feedd("cache", "ls")
