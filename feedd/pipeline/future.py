@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from feedd.plan.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from feedd.plan.epoch import EpochMap
     from feedd.plan.listing import Listing
@@ -96,12 +97,12 @@ class Outlook:
         count = max(_AHEAD_WINDOWS * len(plan.shards(0)), _AHEAD_SHARDS)
         self._cache.prefetch([self._listing.refs[s] for s in plan.order[start : start + count].tolist()], self._name)
 
-    def _uses(self, shards: np.ndarray, epoch: int, first_place: int) -> Iterator[tuple[ObjectRef, float]]:
+    def _uses(self, shards: NDArray[np.int64], epoch: int, first_place: int) -> Iterator[tuple[ObjectRef, float]]:
         base = float(epoch * self._reader.assigned_count + first_place)
         refs = self._listing.refs
         return ((refs[shard], base + place) for place, shard in enumerate(shards.tolist()))
 
-    def _next_epoch(self, shards: np.ndarray) -> Iterator[tuple[ObjectRef, float]]:
+    def _next_epoch(self, shards: NDArray[np.int64]) -> Iterator[tuple[ObjectRef, float]]:
         places = self._reader.places(self._epoch + 1)
         base = float((self._epoch + 1) * self._reader.assigned_count)
         refs = self._listing.refs

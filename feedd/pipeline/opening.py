@@ -6,12 +6,11 @@ import itertools
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.batch.gather import KEY_SPECS
 from feedd.batch.layout import slot_bytes
 from feedd.decode.recipe import check_fields, default_fields, needs_resolve, parse_field, spec_of
 from feedd.errors import BadRequest, ObjectChanged
 from feedd.flow.arena import Arena, ArenaBudget
-from feedd.pipeline.assemble import Assembler, AssemblerOptions
+from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.shelf import Shelf
@@ -88,7 +87,8 @@ class Pipeline:
         budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
         assembler = Assembler(self.stages, recipes, specs, arena, budget)
         info = self._info(listing, assigned, specs + (KEY_SPECS if spec.keys else ()), mark)
-        return Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
+        parts = SessionParts(info, listing, reader, outlook, assembler, arena, lambda: self._free(arena))
+        return Session(parts, self.stages, self.shelf)
 
     async def close(self) -> None:
         """End listings and index reads under way."""
@@ -121,7 +121,8 @@ class Pipeline:
     async def _arena(
         self, spec: OpenSpec, specs: tuple[TensorSpec, ...], recipes: tuple[FieldRecipe, ...], index: ShardIndex | None
     ) -> Arena:
-        size = slot_bytes(specs, spec.batch_size, index, recipes, keys=spec.keys) if index is not None else 1
+        whole = specs + (KEY_SPECS if spec.keys else ())
+        size = slot_bytes(whole, spec.batch_size, index, recipes) if index is not None else 1
         slots = min(max(spec.prefetch_batches, _LEAST_SLOTS), self._options.slots_max)
         arena = await Arena.create(slots, size, self._budget)
         self.stages.recorder.gauge(metrics.SERVE_ARENA_BYTES, self._budget.reserved_bytes)

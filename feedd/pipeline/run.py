@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from feedd.cache.disk import DiskCache
 from feedd.cache.options import CacheOptions
-from feedd.decode.pool import DecodeOptions, DecodePool
+from feedd.decode.pool import DecodePool
+from feedd.decode.work import DecodeOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.options import S3Options, SourceOptions

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.errors import ObjectChanged
+from feedd.errors import CacheUnavailable, ObjectChanged
 from feedd.plan.epoch import NeedCounts
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from feedd.flow.arena import Arena
     from feedd.pipeline.assemble import Assembler
     from feedd.pipeline.future import Outlook
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """What a session is made of: its plan, its view of the future, its arena."""
+    """What a session is made of: its plan, its view of the future, its arena and how to free that."""
 
     info: SessionInfo
     listing: Listing
@@ -32,6 +34,7 @@ class SessionParts:
     outlook: Outlook
     assembler: Assembler
     arena: Arena
+    free: Callable[[], None]
 
 
 class Session:
@@ -83,7 +86,7 @@ class Session:
         """Withdraw wishes, take the arena from the workers, free it."""
         self._parts.outlook.close()
         self._parts.assembler.close()
-        self._parts.arena.close()
+        self._parts.free()
 
     async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
         parts = self._parts
@@ -96,6 +99,14 @@ class Session:
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
         shards = rows.shards.tolist()
+        refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
-        with await self._stages.cache.acquire([parts.listing.refs[shard] for shard in shards]) as pinned:
+        try:
+            with await self._stages.cache.acquire(refs) as pinned:
+                return await parts.assembler.fill(rows, indexes, pinned.files, slot)
+        except CacheUnavailable:
+            # A cache file went away or could not be read under us: what is damaged is fetched once more.
+            for ref in refs:
+                await self._stages.cache.discard(ref)
+        with await self._stages.cache.acquire(refs) as pinned:
             return await parts.assembler.fill(rows, indexes, pinned.files, slot)
