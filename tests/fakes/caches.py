@@ -1,0 +1,101 @@
+"""A disk cache with everything around it that a test wants to look at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feedd.cache import layout
+from feedd.cache.disk import DiskCache
+from feedd.cache.options import CacheOptions
+from feedd.clock import SystemClock
+from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
+from tests.fakes.fetchers import MemoryFetcher
+from tests.fakes.tally import TallyRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from feedd.protocols import PinnedShards
+    from feedd.values import ObjectRef, ShardFile
+
+PAGE = layout.PAGE_BYTES
+SHARD_BYTES = 4 * PAGE  # of data; a header page comes on top
+SLOT_BYTES = SHARD_BYTES + PAGE
+
+
+@dataclass
+class CacheRig:
+    """Opens caches on one directory and knows what the objects are."""
+
+    directory: Path
+    fetcher: MemoryFetcher = field(default_factory=MemoryFetcher)
+    recorder: TallyRecorder = field(default_factory=TallyRecorder)
+
+    def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
+        """Store an object of bytes that tell it from all others."""
+        pattern = f"{name}/{etag}/".encode()
+        data = (pattern * (size_bytes // len(pattern) + 1))[:size_bytes]
+        return self.fetcher.put(name, data, etag)
+
+    def shards(self, count: int) -> list[ObjectRef]:
+        """Store ``count`` objects of one size."""
+        return [self.shard(f"shard-{index:03d}") for index in range(count)]
+
+    def options(self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0) -> CacheOptions:
+        """Options of a cache with room for ``capacity`` shards of the default size."""
+        return CacheOptions(
+            directory=self.directory,
+            size_bytes=int(capacity * SLOT_BYTES),
+            free_reserve_bytes=0,
+            fill_deadline_s=deadline_s,
+            prefetch_fills=prefetch_fills,
+        )
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
+    ) -> AsyncIterator[DiskCache]:
+        """Open a cache; after it nothing is held and no unfinished file is left."""
+        options = self.options(capacity, prefetch_fills, deadline_s)
+        async with DiskCache(options, self.fetcher, self.recorder, SystemClock()) as cache:
+            yield cache
+        assert self.recorder.total(CACHE_PINS) == 0
+        assert self.recorder.total(CACHE_RESERVED) == 0
+        assert self.recorder.total(CACHE_BYTES) == cache.stats.committed_bytes <= options.size_bytes
+        assert self.recorder.total(CACHE_ENTRIES) == len(cache.entries()) == cache.stats.entry_count
+        assert not self.temp_files()
+        assert self.disk_bytes() <= options.size_bytes
+
+    def check(self, pins: PinnedShards, refs: list[ObjectRef]) -> None:
+        """The files are those of ``refs`` and hold their bytes."""
+        assert [file.ref for file in pins.files] == refs
+        for file in pins.files:
+            assert read(file) == self.fetcher.data(file.ref)
+
+    def entry_files(self) -> list[Path]:
+        """Entry files on disk."""
+        return sorted(self.directory.rglob("*.shard"))
+
+    def temp_files(self) -> list[Path]:
+        """Unfinished fills on disk."""
+        return [path for path in self.directory.rglob("*") if layout.is_temp_name(path.name)]
+
+    def disk_bytes(self) -> int:
+        """What entries and unfinished fills take on disk, in whole pages."""
+        total = 0
+        for folder, _, names in os.walk(self.directory / layout.FORMAT_FOLDER):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # removed between listing and looking
+                    total += -(-(Path(folder) / name).stat().st_size // PAGE) * PAGE
+        return total
+
+
+def read(file: ShardFile) -> bytes:
+    """Read a shard the way a decode worker finds it."""
+    with Path(file.path).open("rb") as stream:
+        stream.seek(file.data_at)
+        return stream.read()

@@ -1,0 +1,294 @@
+"""Kills, full disks and sick disks: training goes on, or an error says why not; nothing wrong is ever served."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cache import files, layout
+from feedd.cache.disk import DiskCache
+from feedd.cache.options import CacheOptions
+from feedd.clock import SystemClock
+from feedd.errors import CacheUnavailable, StoreUnavailable
+from feedd.metrics import CACHE_ERRORS
+from feedd.units import MIB
+from tests.fakes.caches import SHARD_BYTES, CacheRig
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+VICTIM = """
+import asyncio, sys
+from pathlib import Path
+from tests.fakes.caches import CacheRig
+
+async def main(directory, phase):
+    rig = CacheRig(directory)
+    whole, half = rig.shards(2)
+    async with rig.open() as cache:
+        with await cache.acquire([whole]):
+            pass
+        rig.fetcher.hold(half)
+        filling = asyncio.ensure_future(cache.acquire([half]))
+        while not rig.fetcher.running:
+            await asyncio.sleep(0.001)
+        if phase == "evicting":
+            await cache.discard(whole)
+        print("ready", flush=True)
+        await filling
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> CacheRig:
+    """A cache over objects in memory."""
+    return CacheRig(tmp_path / "cache")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    target = tmp_path / "disk"
+    target.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("mounting a small tmpfs needs root")
+    command = [mount, "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(target)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mounting a small tmpfs is not permitted here: {done.stderr.strip()}")
+    yield target
+    subprocess.run(["umount", str(target)], check=True)
+
+
+def options(directory: Path, size_bytes: int, reserve_bytes: int = 0) -> CacheOptions:
+    """Options of a cache on the small disk."""
+    return CacheOptions(directory, size_bytes, reserve_bytes, fill_deadline_s=60.0)
+
+
+@pytest.mark.parametrize("phase", ["filling", "evicting"])
+async def test_killed_in_mid_fill(rig: CacheRig, phase: str) -> None:
+    """After kill -9 the lock is free, leftovers go, whole entries stay, and the half one is fetched anew."""
+    command = [sys.executable, "-c", VICTIM, str(rig.directory), phase]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as victim:  # noqa: ASYNC220 - nothing else runs on this loop
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "ready\n"
+        with pytest.raises(CacheUnavailable, match=f"in use by process {victim.pid}"):
+            async with rig.open():
+                pass
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    assert len(rig.temp_files()) == 1
+    whole, half = rig.shards(2)
+    async with rig.open() as cache:
+        assert not rig.temp_files()
+        assert {entry.url for entry in cache.entries()} <= {whole.url}
+        with await cache.acquire([whole, half]) as pins:
+            rig.check(pins, [whole, half])
+    assert rig.fetcher.calls[half.key] == 1
+    assert rig.fetcher.calls[whole.key] <= (phase == "evicting")  # its removal may or may not have been under way
+
+
+async def test_disk_smaller_than_the_configured_size(small_disk: Path) -> None:
+    """On a disk smaller than its size the cache takes what there is, evicts, and never runs into SIGBUS."""
+    rig = CacheRig(small_disk / "cache")
+    refs = [rig.shard(f"s{index}", MIB) for index in range(24)]
+    async with DiskCache(options(rig.directory, 1 << 40, MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+        assert 6 * MIB < cache.stats.limit_bytes <= 7 * MIB
+        for index in range(0, 24, 3):
+            with await cache.acquire(refs[index : index + 3]) as pins:
+                rig.check(pins, refs[index : index + 3])
+            assert files.free_bytes(small_disk) >= MIB
+
+
+async def test_disk_filled_by_others_evicts_and_goes_on(small_disk: Path) -> None:
+    """When somebody else takes the disk's space, entries are evicted to go on with what is left."""
+    rig = CacheRig(small_disk / "cache")
+    refs = [rig.shard(f"s{index}", MIB) for index in range(6)]
+    async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+        for ref in refs[:5]:
+            with await cache.acquire([ref]):
+                pass
+        (small_disk / "hog").write_bytes(bytes(files.free_bytes(small_disk) - 4096))
+        with await cache.acquire([refs[5]]) as pins:
+            rig.check(pins, [refs[5]])
+        assert rig.recorder.total(CACHE_ERRORS, reason="full") == 1
+        assert {entry.url for entry in cache.entries()} == {ref.url for ref in refs[1:]}
+
+
+async def test_disk_full_with_nothing_to_evict(small_disk: Path) -> None:
+    """A disk that is full of other things and of pinned shards is an error with numbers, and later works again."""
+    rig = CacheRig(small_disk / "cache")
+    held, wanted = rig.shard("held", MIB), rig.shard("wanted", MIB)
+    async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+        with await cache.acquire([held]) as pins:
+            hog = small_disk / "hog"
+            hog.write_bytes(bytes(files.free_bytes(small_disk) - 4096))
+            with pytest.raises(CacheUnavailable, match=r"expected 1MiB of free disk space .* got 4KiB free"):
+                await cache.acquire([wanted])
+            assert cache.stats.reserved_bytes == 0
+            rig.check(pins, [held])
+            assert not rig.temp_files()
+            hog.unlink()
+            with await cache.acquire([wanted, held]) as both:
+                rig.check(both, [wanted, held])
+
+
+async def test_prefetch_on_a_full_disk_evicts_no_sooner_use(small_disk: Path) -> None:
+    """Making room on the disk follows the same rule as making room in the books."""
+    rig = CacheRig(small_disk / "cache")
+    soon, wish = rig.shard("soon", MIB), rig.shard("wish", MIB)
+    async with DiskCache(options(rig.directory, 7 * MIB), rig.fetcher, rig.recorder, SystemClock()) as cache:
+        cache.note_next_use([(soon, 1.0), (wish, 2.0)])
+        with await cache.acquire([soon]):
+            pass
+        (small_disk / "hog").write_bytes(bytes(files.free_bytes(small_disk) - 4096))
+        cache.prefetch([wish], "owner")
+        await until(lambda: rig.recorder.total(CACHE_ERRORS, reason="prefetch") == 1)
+        assert [entry.url for entry in cache.entries()] == [soon.url]
+
+
+async def test_read_only_file_system(small_disk: Path) -> None:
+    """A file system mounted read-only says so, before and while the cache is open."""
+    rig = CacheRig(small_disk / "cache")
+    first, second = rig.shards(2)
+
+    def remount(mode: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{mode}", str(small_disk)], check=True)
+
+    remount("ro")
+    with pytest.raises(CacheUnavailable, match="mounted read-only"):
+        async with rig.open():
+            pass
+    remount("rw")
+    rig.directory.mkdir()
+    (rig.directory / "lock").touch()
+    async with rig.open() as cache:
+        with await cache.acquire([first]):
+            pass
+        shutil.rmtree(rig.directory)
+        rig.directory.symlink_to("/proc/self/fdinfo")  # a place where nobody can make folders
+        with pytest.raises(CacheUnavailable):
+            await cache.acquire([second])
+        rig.directory.unlink()
+        with await cache.acquire([first, second]) as pins:
+            rig.check(pins, [first, second])
+
+
+async def test_store_that_never_ends(rig: CacheRig) -> None:
+    """A fetch beyond its deadline is cancelled and is an error that names the object; the next try may succeed."""
+    (ref,) = rig.shards(1)
+    rig.fetcher.hold(ref)
+    async with rig.open(deadline_s=0.05) as cache:
+        with pytest.raises(StoreUnavailable, match=f"within 50ms, got no end of them .*{ref.key}"):
+            await cache.acquire([ref])
+        assert rig.fetcher.cancelled[ref.key] == 1
+        rig.fetcher.release(ref)
+        with await cache.acquire([ref]) as pins:
+            rig.check(pins, [ref])
+
+
+async def test_directory_removed_in_mid_fill(rig: CacheRig) -> None:
+    """When the directory goes while a fill runs, that acquire fails with what happened and the next one works."""
+    (ref,) = rig.shards(1)
+    rig.fetcher.hold(ref)
+    async with rig.open() as cache:
+        acquiring = asyncio.ensure_future(cache.acquire([ref]))
+        await until(lambda: rig.fetcher.running)
+        shutil.rmtree(rig.directory)
+        rig.fetcher.release(ref)
+        with pytest.raises(CacheUnavailable, match="no such file"):
+            await acquiring
+        with await cache.acquire([ref]) as pins:
+            rig.check(pins, [ref])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EMFILE])
+async def test_allocation_refused(rig: CacheRig, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Whatever the system says at allocation is a CacheUnavailable, with no file, mapping or space left behind."""
+
+    def refuse(fd: int, offset: int, length: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", refuse)
+            with pytest.raises(CacheUnavailable) as caught:
+                await cache.acquire([ref])
+        assert caught.value.hint
+        assert caught.value.object
+        assert rig.entry_files() == []
+        with await cache.acquire([ref]) as pins:
+            rig.check(pins, [ref])
+
+
+async def test_slow_disk_does_not_block_the_loop(
+    rig: CacheRig, monkeypatch: pytest.MonkeyPatch, no_blocked_loop: None
+) -> None:
+    """While the disk hangs in an allocation the loop runs on and other shards are served from the cache."""
+    here, missing = rig.shards(2)
+    go, stuck = threading.Event(), threading.Event()
+    real = os.posix_fallocate
+
+    def hang(fd: int, offset: int, length: int) -> None:
+        stuck.set()
+        go.wait(20)
+        real(fd, offset, length)
+
+    async with rig.open() as cache:
+        with await cache.acquire([here]):
+            pass
+        monkeypatch.setattr(os, "posix_fallocate", hang)
+        acquiring = asyncio.ensure_future(cache.acquire([missing]))
+        await until(stuck.is_set)
+        with await cache.acquire([here]) as pins:
+            rig.check(pins, [here])
+        assert not acquiring.done()
+        acquiring.cancel()
+        await asyncio.wait([acquiring])
+        go.set()
+
+
+async def test_fetcher_that_keeps_a_view_in_its_error(rig: CacheRig) -> None:
+    """A failed fetch whose traceback still holds the target neither breaks the cache nor keeps the space."""
+    (ref,) = rig.shards(1)
+    kept: list[memoryview] = []
+
+    class Clinging(type(rig.fetcher)):  # type: ignore[misc]  # the fake with one bad habit more
+        async def fetch(self, ref: object, target: memoryview) -> None:
+            kept.append(target[5:])
+            raise StoreUnavailable("expected a body, got a reset")
+
+    async with DiskCache(rig.options(1), Clinging(), rig.recorder, SystemClock()) as cache:
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await cache.acquire([ref])
+        assert cache.stats.reserved_bytes == 0
+    assert rig.disk_bytes() == 0
+    assert all(len(view) == SHARD_BYTES - 5 for view in kept)  # still mapped: no fault for who looks
+
+
+def test_created_file_cannot_fault(tmp_path: Path) -> None:
+    """What ``create`` maps is allocated to the last byte before it is mapped."""
+    mapping = files.create(tmp_path / "v1" / "ab" / "file", 10 * layout.PAGE_BYTES + 1, 0)
+    assert isinstance(mapping, mmap.mmap)
+    status = (tmp_path / "v1" / "ab" / "file").stat()
+    assert status.st_blocks * 512 >= status.st_size == 10 * layout.PAGE_BYTES + 1
+    mapping.close()

@@ -1,0 +1,230 @@
+"""The cache's index against a naive model of itself: a dict, a sort and sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from feedd.cache import layout
+from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.order import Entry, EntryState
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PAGE = layout.PAGE_BYTES
+LIMIT = 20 * PAGE
+REFS = [ObjectRef("s3://b", f"k{index}", index % 5 * PAGE + index, "e") for index in range(12)]
+refs = st.sampled_from(REFS)
+positions = st.one_of(st.just(math.inf), st.integers(0, 6).map(float))
+
+
+@dataclass
+class Row:
+    """What the model knows of one object."""
+
+    state: str
+    pins: int = 0
+    used: int = 0
+    damaged: bool = False
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Drives index and model side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = CacheIndex(LIMIT)
+        self.rows: dict[ObjectRef, Row] = {}
+        self.uses: dict[ObjectRef, float] = {}
+        self.hidden: list[Entry] = []
+        self.lost_pins: list[Entry] = []
+        self.held: list[Entry] = []
+        self.tick = 0
+
+    def size(self, ref: ObjectRef) -> int:
+        return PAGE + -(-ref.size_bytes // PAGE) * PAGE
+
+    def used_bytes(self) -> int:
+        return sum(map(self.size, self.rows)) + sum(entry.disk_bytes for entry in self.hidden)
+
+    def victims(self, wanted_bytes: int, after: float, keep: Sequence[ObjectRef] = ()) -> list[ObjectRef] | None:
+        """Who has to go by the rules, in order; None where that is not enough."""
+        idle = [ref for ref, row in self.rows.items() if row.state == "whole" and not row.pins and ref not in keep]
+        idle = [ref for ref in idle if self.uses.get(ref, math.inf) > after]
+        idle.sort(key=lambda ref: (-self.uses.get(ref, math.inf), self.rows[ref].used))
+        chosen: list[ObjectRef] = []
+        while wanted_bytes > 0:
+            if not idle:
+                return None
+            chosen.append(idle.pop(0))
+            wanted_bytes -= self.size(chosen[-1])
+        return chosen
+
+    def touch(self, ref: ObjectRef) -> None:
+        self.tick += 1
+        self.rows[ref].used = self.tick
+
+    def evicted(self, outcome: tuple[Entry, ...], expected: list[ObjectRef]) -> None:
+        assert [entry.ref for entry in outcome] == expected
+        assert all(not entry.pins and entry.state is EntryState.GONE for entry in outcome)
+        for ref in expected:
+            del self.rows[ref]
+
+    @rule(wanted=st.lists(refs, max_size=4, unique=True))
+    def reserve_all(self, wanted: list[ObjectRef]) -> None:
+        missing = [ref for ref in wanted if ref not in self.rows]
+        needed = sum(map(self.size, wanted))
+        expected = self.victims(sum(map(self.size, missing)) + self.used_bytes() - LIMIT, -math.inf, wanted)
+        outcome = self.index.reserve_all(wanted)
+        if needed > LIMIT:
+            assert outcome == TooLarge(needed, LIMIT)
+            return
+        if expected is None:
+            assert isinstance(outcome, FullNow)
+            return
+        assert isinstance(outcome, Claim)
+        self.evicted(outcome.evicted, expected)
+        refill = [ref for ref in wanted if ref in self.rows and self.rows[ref].damaged]
+        assert {entry.ref for entry in outcome.missing} == {*missing, *refill}
+        for ref in missing:
+            self.rows[ref] = Row("filling")
+        for ref in refill:
+            self.rows[ref].state, self.rows[ref].damaged = "filling", False
+        for ref in wanted:
+            self.rows[ref].pins += 1
+        assert [entry.ref for entry in outcome.entries] == wanted
+        assert all(self.rows[entry.ref].state == "whole" for entry in outcome.present)
+        assert all(self.rows[entry.ref].state == "filling" for entry in outcome.running)
+        assert len(outcome.present) + len(outcome.running) + len(outcome.missing) == len(wanted)
+        self.held += outcome.entries
+
+    @rule(ref=refs)
+    def reserve_ahead(self, ref: ObjectRef) -> None:
+        if ref in self.rows:
+            return
+        expected = self.victims(self.size(ref) + self.used_bytes() - LIMIT, self.uses.get(ref, math.inf))
+        outcome = self.index.reserve_ahead(ref)
+        if expected is None:
+            assert isinstance(outcome, FullNow)
+            return
+        assert isinstance(outcome, Claim)
+        self.evicted(outcome.evicted, expected)
+        self.rows[ref] = Row("filling")
+        assert not outcome.entries[0].pins
+
+    @rule(ref=refs)
+    def adopt(self, ref: ObjectRef) -> None:
+        fits = ref not in self.rows and self.used_bytes() + self.size(ref) <= LIMIT
+        assert self.index.adopt(ref) is fits
+        if fits:
+            self.rows[ref] = Row("whole")
+            self.touch(ref)
+
+    def filling(self) -> list[ObjectRef]:
+        return [ref for ref, row in self.rows.items() if row.state == "filling"]
+
+    @precondition(lambda self: self.filling())
+    @rule(data=st.data(), how=st.sampled_from(["commit", "commit", "commit", "abort", "orphan"]))
+    def end_fill(self, data: st.DataObject, how: str) -> None:
+        ref = data.draw(st.sampled_from(self.filling()))
+        entry = self.index.find(ref)
+        assert entry is not None
+        if how == "commit":
+            assert self.index.commit(entry)
+            self.rows[ref].state = "whole"
+            self.touch(ref)
+            return
+        if how == "abort":
+            self.index.abort(entry)
+        else:
+            self.index.orphan(entry)
+            self.hidden.append(entry)
+        del self.rows[ref]
+
+    @precondition(lambda self: self.hidden)
+    @rule(finished=st.booleans())
+    def end_hidden(self, finished: bool) -> None:
+        entry = self.hidden.pop()
+        if finished:
+            assert not self.index.commit(entry)
+        else:
+            self.index.abort(entry)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        entry = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        mine = self.index.find(entry.ref) is entry
+        removed = self.index.unpin(entry)
+        row = self.rows.get(entry.ref)
+        if not mine or row is None:
+            assert not removed
+            return
+        row.pins -= 1
+        ends = row.pins == 0 and row.state == "whole"
+        assert removed == (ends and row.damaged)
+        if removed:
+            del self.rows[entry.ref]
+        elif ends:
+            self.touch(entry.ref)
+
+    @rule(ref=refs)
+    def discard(self, ref: ObjectRef) -> None:
+        gone = self.index.discard(ref)
+        row = self.rows.get(ref)
+        if row is None or row.state == "filling":
+            assert gone is None
+        elif row.pins:
+            assert gone is None
+            row.damaged = True
+        else:
+            assert gone is not None
+            assert gone.ref == ref
+            del self.rows[ref]
+
+    @rule(ref=refs)
+    def vanish(self, ref: ObjectRef) -> None:
+        row, entry = self.rows.get(ref), self.index.find(ref)
+        if row is not None and entry is not None and row.state == "whole":
+            self.index.reopen(entry)
+            row.state, row.damaged = "filling", False
+
+    @rule(wanted=st.integers(1, 6), after=st.sampled_from([-math.inf, 2.0, math.inf]))
+    def make_room(self, wanted: int, after: float) -> None:
+        expected = self.victims(wanted * PAGE, after)
+        self.evicted(self.index.make_room(wanted * PAGE, after), expected or [])
+
+    @rule(uses=st.lists(st.tuples(refs, positions), max_size=5))
+    def note_next_use(self, uses: list[tuple[ObjectRef, float]]) -> None:
+        self.index.note_next_use(uses)
+        self.uses.update(uses)
+
+    @invariant()
+    def same_books(self) -> None:
+        entries = {entry.ref: entry for entry in self.index}
+        assert entries.keys() == self.rows.keys()
+        for ref, row in self.rows.items():
+            entry = entries[ref]
+            assert entry.pins == row.pins
+            assert entry.state is (EntryState.COMMITTED if row.state == "whole" else EntryState.RESERVED)
+            assert entry.next_use == self.uses.get(ref, math.inf)
+            assert entry.disk_bytes == self.size(ref)
+
+    @invariant()
+    def sums_add_up(self) -> None:
+        whole = [ref for ref, row in self.rows.items() if row.state == "whole"]
+        assert self.index.committed_count == len(whole)
+        assert self.index.committed_bytes == sum(map(self.size, whole))
+        assert self.index.committed_bytes + self.index.reserved_bytes == self.used_bytes() <= LIMIT
+        assert self.index.pin_count == len(self.held) == sum(entry.pins for entry in set(self.held))
+
+
+IndexMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestIndex = IndexMachine.TestCase

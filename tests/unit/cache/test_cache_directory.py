@@ -1,0 +1,295 @@
+"""What the cache does to its directory, what it leaves alone, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from feedd.cache import boot, inspect, layout
+from feedd.cache.disk import DiskCache
+from feedd.cache.durability import RunLedger
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
+from feedd.clock import SystemClock
+from feedd.errors import CacheUnavailable
+from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
+from tests.fakes.caches import PAGE, SLOT_BYTES, CacheRig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> CacheRig:
+    """A cache over objects in memory."""
+    return CacheRig(tmp_path / "some" / "where" / "cache")
+
+
+async def fill(rig: CacheRig, count: int) -> None:
+    """Leave a directory with ``count`` whole entries behind."""
+    refs = rig.shards(count)
+    async with rig.open() as cache:
+        for ref in refs:
+            with await cache.acquire([ref]):
+                pass
+
+
+async def test_only_the_owner_may_look(rig: CacheRig) -> None:
+    """Folders are 0700 and files 0600, parents are made, and nothing but the cache's own is in there."""
+    await fill(rig, 2)
+    assert stat.S_IMODE(rig.directory.stat().st_mode) == 0o700
+    for path in rig.directory.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    assert {path.name for path in rig.directory.iterdir()} == {"lock", "flushed", "v1"}
+
+
+async def test_files_are_fully_allocated(rig: CacheRig) -> None:
+    """No file has holes: a hole of a mapped file on a full disk would be SIGBUS."""
+    await fill(rig, 3)
+    for path in rig.entry_files():
+        status = path.stat()
+        assert status.st_size == SLOT_BYTES
+        assert status.st_blocks * 512 >= status.st_size
+
+
+async def test_broken_entries_are_misses_and_removed(rig: CacheRig) -> None:
+    """Torn headers, short and long files, swapped names and leftovers go at the next start; whole ones stay."""
+    await fill(rig, 6)
+    flipped, short, longer, swapped, zeroed, whole = rig.entry_files()
+    with flipped.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff")
+    os.truncate(short, SLOT_BYTES - 1)
+    os.truncate(longer, SLOT_BYTES + 1)
+    os.truncate(zeroed, 0)
+    shutil.copy(whole, swapped)
+    (whole.parent / f".tmp-{'0' * 32}").write_bytes(b"half")
+    async with rig.open() as cache:
+        assert cache.stats.entry_count == 1
+        assert rig.entry_files() == [whole]
+        assert rig.recorder.total(CACHE_ERRORS, reason="broken") == 6
+        refs = rig.shards(6)
+        with await cache.acquire(refs) as pins:
+            rig.check(pins, refs)
+    assert rig.fetcher.calls.total() == 6 + 5
+
+
+async def test_foreign_files_are_left_alone(rig: CacheRig) -> None:
+    """Whatever is not named as only the cache names things stays, and does not disturb."""
+    await fill(rig, 1)
+    (entry,) = rig.entry_files()
+    top = rig.directory / "v1"
+    outside = rig.directory.parent / "outside.shard"
+    outside.write_bytes(b"precious")
+    foreign = [rig.directory / "notes.txt", top / "README", entry.parent / "x.shard", entry.parent / ".tmp-mine"]
+    for path in foreign:
+        path.write_bytes(b"mine")
+    for folder in (rig.directory / "v0" / "ab", top / "lost+found", entry.parent / f"{'a' * 64}.shard"):
+        folder.mkdir(parents=True)
+        foreign.append(folder)
+    link = entry.parent / f"{'b' * 64}.shard"
+    link.symlink_to(outside)
+    pipe = entry.parent / f"{'c' * 64}.shard"
+    os.mkfifo(pipe)
+    async with rig.open() as cache:
+        assert cache.stats.entry_count == 1
+    assert all(path.exists() for path in foreign)
+    assert link.is_symlink()
+    assert pipe.is_fifo()
+    assert outside.read_bytes() == b"precious"
+
+
+async def test_smaller_limit_evicts_the_oldest_at_start(rig: CacheRig) -> None:
+    """Entries beyond a limit that was lowered go at start, least recently written first."""
+    refs = rig.shards(5)
+    async with rig.open() as cache:
+        for ref in refs:
+            with await cache.acquire([ref]):
+                pass
+    for age, ref in enumerate(reversed(refs)):
+        path = layout.file_path(rig.directory, ref)
+        os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    async with rig.open(capacity=2) as cache:
+        assert {entry.url for entry in cache.entries()} == {ref.url for ref in refs[3:]}
+        assert rig.recorder.total(CACHE_EVICTIONS) == 3
+        with await cache.acquire([refs[0]]):  # and the older one of those goes first later
+            assert {entry.url for entry in cache.entries()} == {refs[0].url, refs[4].url}
+
+
+async def test_second_owner_is_refused_by_name(rig: CacheRig) -> None:
+    """A directory in use names its owner's process; a lock file whose owner is gone does not stand in the way."""
+    rig.directory.mkdir(parents=True)
+    (rig.directory / "lock").write_text("999999\n")
+    async with rig.open():
+        with pytest.raises(CacheUnavailable, match=rf"in use by process {os.getpid()} \[{rig.directory}\]"):
+            async with rig.open():
+                pass
+        with pytest.raises(CacheUnavailable, match="in use by process"):
+            inspect.remove(rig.directory, lambda _: True)
+    with DirectoryLock(rig.directory):
+        pass
+
+
+async def test_refused_owner_does_not_hurt_the_first(rig: CacheRig) -> None:
+    """A refused second opening neither releases the first one's lock nor touches its files."""
+    async with rig.open() as cache:
+        (ref,) = rig.shards(1)
+        with await cache.acquire([ref]) as pins:
+            for _ in range(2):
+                with pytest.raises(CacheUnavailable):
+                    async with rig.open():
+                        pass
+            rig.check(pins, [ref])
+        with (rig.directory / "lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("where", ["cache", "parent", "format"])
+async def test_file_in_the_way(tmp_path: Path, where: str) -> None:
+    """A file where a folder should be is named, with what to do about it; no thread is left behind."""
+    directory = tmp_path / "parent" / "cache"
+    blocker = {"cache": directory, "parent": directory.parent, "format": directory / "v1"}[where]
+    blocker.parent.mkdir(parents=True, exist_ok=True)
+    blocker.write_text("I was here first")
+    rig = CacheRig(directory)
+    (ref,) = rig.shards(1)
+    with pytest.raises(CacheUnavailable, match="in the way") as caught:
+        async with rig.open() as cache:
+            await cache.acquire([ref])
+    assert str(directory) in caught.value.object
+    assert blocker.read_text() == "I was here first"
+    assert not [thread for thread in threading.enumerate() if "feedd-cache" in thread.name]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_directory_of_somebody_else(tmp_path: Path) -> None:
+    """A directory we may not write is an error that says so."""
+    os.chmod(tmp_path, 0o500)  # noqa: PTH101 - Path.chmod is linted as blocking here
+    try:
+        with pytest.raises(CacheUnavailable, match="permission denied"):
+            async with CacheRig(tmp_path / "cache").open():
+                pass
+    finally:
+        os.chmod(tmp_path, 0o700)  # noqa: PTH101 - see above
+
+
+async def test_no_room_for_any_cache(rig: CacheRig) -> None:
+    """A free-space reserve that the disk cannot grant is an error at start, with the numbers."""
+    options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=1 << 60)
+    with pytest.raises(CacheUnavailable, match=r"beside a reserve of .* got .* of free disk space"):
+        async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()):
+            pass
+
+
+async def test_vanished_files_are_fetched_again(rig: CacheRig) -> None:
+    """Entries removed or cut short behind our back are misses, refetched into the same space, and counted."""
+    refs = rig.shards(3)
+    async with rig.open(capacity=3) as cache:
+        with await cache.acquire(refs) as pins:
+            first, second, _ = (Path(file.path) for file in pins.files)
+        first.unlink()
+        os.truncate(second, PAGE)
+        with await cache.acquire(refs) as pins, await cache.acquire(refs[:1]) as more:
+            rig.check(pins, refs)
+            rig.check(more, refs[:1])
+        assert rig.recorder.total(CACHE_ERRORS, reason="vanished") == 2
+        assert (rig.recorder.total(CACHE_HITS), rig.recorder.total(CACHE_MISSES)) == (2, 5)
+        shutil.rmtree(rig.directory)
+        with await cache.acquire(refs[:2]) as pins:
+            rig.check(pins, refs[:2])
+        assert stat.S_IMODE(rig.directory.stat().st_mode) == 0o700
+    assert rig.fetcher.calls.total() == 3 + 2 + 2
+
+
+async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the machine went down, only what a clean close has flushed is believed; the rest is a miss."""
+    refs = rig.shards(4)
+
+    def next_boot(number: int) -> None:
+        monkeypatch.setattr("feedd.cache.durability.boot_id", lambda: bytes([number]) * 16)
+
+    next_boot(1)
+    async with rig.open() as cache:
+        with await cache.acquire(refs[:2]):
+            pass
+    monkeypatch.setattr(RunLedger, "flush", lambda *_: None)  # as if the power had been cut before the next close
+    async with rig.open() as cache:
+        with await cache.acquire(refs):
+            pass
+    monkeypatch.undo()
+    next_boot(1)
+    assert len(list(inspect.scan(rig.directory))) == 4
+    next_boot(2)
+    assert len(list(inspect.scan(rig.directory))) == 2
+    async with rig.open() as cache:
+        assert {entry.url for entry in cache.entries()} == {ref.url for ref in refs[:2]}
+    next_boot(3)
+    async with rig.open() as cache:
+        assert cache.stats.entry_count == 2  # flushed by the boot before last, still on the list
+
+
+def test_unreadable_list_of_flushed_runs_means_nothing_is_believed(tmp_path: Path) -> None:
+    """A damaged list costs refetches, never wrong bytes."""
+    (tmp_path / "flushed").write_bytes(b"\xffnot hex")
+    header = layout.Header(CacheRig(tmp_path).shard("a"), PAGE, boot=b"x" * 16, run=b"y" * 16)
+    assert not RunLedger(tmp_path, boot=b"z" * 16).believes(header)
+    assert RunLedger(tmp_path, boot=b"x" * 16).believes(header)
+
+
+async def test_listing_and_removing_without_a_daemon(rig: CacheRig) -> None:
+    """``scan`` lists what the next start would find and changes nothing; ``remove`` takes out what is asked."""
+    await fill(rig, 3)
+    (leftover := rig.entry_files()[0].parent / f".tmp-{'1' * 32}").write_bytes(b"half")
+    os.truncate(rig.entry_files()[0], 10)
+    listed = sorted(inspect.scan(rig.directory), key=repr)
+    assert len(listed) == 2
+    assert {(entry.etag, entry.size_bytes, entry.pins) for entry in listed} == {("v1", 4 * PAGE, 0)}
+    assert len(rig.entry_files()) == 3
+    assert leftover.exists()
+    assert inspect.remove(rig.directory, lambda entry: entry.url == listed[0].url) == listed[:1]
+    assert list(inspect.scan(rig.directory)) == listed[1:]
+
+
+def test_listing_what_is_not_there(tmp_path: Path) -> None:
+    """A directory that does not exist has no entries and is not made."""
+    assert list(inspect.scan(tmp_path / "none")) == []
+    assert inspect.remove(tmp_path / "none", lambda _: True) == []
+    assert not (tmp_path / "none").exists()
+
+
+async def test_listing_beside_a_running_cache(rig: CacheRig) -> None:
+    """``scan`` needs no ownership and passes over fills under way."""
+    refs = rig.shards(2)
+    async with rig.open() as cache:
+        with await cache.acquire(refs):
+            assert {entry.url for entry in inspect.scan(rig.directory)} == {ref.url for ref in refs}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("size_bytes", 0), ("free_reserve_bytes", -1), ("fill_deadline_s", 0.0), ("prefetch_fills", -1)],
+)
+def test_impossible_options(name: str, value: float) -> None:
+    """Options that cannot be meant are refused where they are made."""
+    arguments: dict[str, object] = {"directory": Path("/cache"), "size_bytes": 1, name: value}
+    with pytest.raises(ValueError, match=name):
+        CacheOptions(**arguments)  # type: ignore[arg-type]  # one wrong value at a time
+
+
+async def test_scan_holds_at_most_the_limit(rig: CacheRig) -> None:
+    """Opening never enters more than the limit, whatever the sizes on disk."""
+    refs = [rig.shard(f"s{size}", size * PAGE) for size in range(1, 8)]
+    async with rig.open() as cache:
+        with await cache.acquire(refs):
+            pass
+    options = rig.options(capacity=3)
+    lock = DirectoryLock(rig.directory)
+    opened = boot.open_directory(options, lock)
+    lock.__exit__()
+    assert opened.index.committed_bytes <= options.size_bytes
+    assert opened.evicted_count == 7 - opened.index.committed_count > 0
+    assert all(math.isinf(entry.next_use) and not entry.pins for entry in opened.index)

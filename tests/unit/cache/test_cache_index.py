@@ -1,0 +1,110 @@
+"""Eviction order and the rules of reservation, case by case."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from feedd.cache import layout
+from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.order import Entry, EvictionOrder
+from feedd.values import ObjectRef
+
+PAGE = layout.PAGE_BYTES
+
+
+def ref(name: str, pages: int = 1) -> ObjectRef:
+    """Return an object of so many pages."""
+    return ObjectRef("s3://b", name, pages * PAGE, "e")
+
+
+def take(index: CacheIndex, *refs: ObjectRef) -> Claim:
+    """Bring objects in and leave them unpinned."""
+    claim = index.reserve_all(refs)
+    assert isinstance(claim, Claim)
+    for entry in claim.missing:
+        index.commit(entry)
+    for entry in claim.entries:
+        index.unpin(entry)
+    return claim
+
+
+def names(claim: Claim) -> list[str]:
+    """Return the keys of what a claim evicted."""
+    return [entry.ref.key for entry in claim.evicted]
+
+
+def test_furthest_use_goes_first_then_least_recently_used() -> None:
+    """Never-needed entries go first, by age; then the furthest next use, ties by age."""
+    index = CacheIndex(12 * PAGE)
+    for name in "abcdef":
+        take(index, ref(name))
+    index.note_next_use([(ref("a"), 3.0), (ref("b"), 7.0), (ref("c"), 7.0)])
+    take(index, ref("d"))
+    assert names(take(index, ref("x", 5))) == ["e", "f", "d"]
+    assert names(take(index, ref("y", 5))) == ["x"]
+    assert names(take(index, ref("z", 7))) == ["y", "b"]
+
+
+def test_full_now_and_too_large_are_told_apart() -> None:
+    """What pins stand in the way of may come later; what exceeds the limit never fits."""
+    index = CacheIndex(4 * PAGE)
+    held = index.reserve_all([ref("a"), ref("b")])
+    assert isinstance(held, Claim)
+    assert index.reserve_all([ref("c")]) == FullNow(2 * PAGE)
+    assert index.reserve_all([ref("a"), ref("b"), ref("c")]) == TooLarge(6 * PAGE, 4 * PAGE)
+    assert index.reserve_ahead(ref("huge", 4)) == TooLarge(5 * PAGE, 4 * PAGE)
+    assert index.pin_count == 2
+
+
+def test_full_now_changes_nothing() -> None:
+    """A refused claim evicts nobody, even where some could have gone."""
+    index = CacheIndex(6 * PAGE)
+    take(index, ref("idle"))
+    assert isinstance(index.reserve_all([ref("held")]), Claim)
+    assert isinstance(index.reserve_all([ref("new", 4)]), FullNow)
+    assert {entry.ref.key for entry in index} == {"idle", "held"}
+
+
+def test_claim_never_evicts_what_it_claims() -> None:
+    """The entries asked for stay, even when they are first in line for eviction."""
+    index = CacheIndex(6 * PAGE)
+    for name in "abc":
+        take(index, ref(name))
+    index.note_next_use([(ref("b"), 1.0), (ref("c"), 2.0)])
+    assert names(take(index, ref("a"), ref("d"))) == ["c"]
+
+
+def test_next_use_told_before_the_object_is_here() -> None:
+    """Positions noted for absent objects hold once they come, until they are set to never."""
+    index = CacheIndex(4 * PAGE)
+    index.note_next_use([(ref("soon"), 1.0), (ref("late"), 9.0)])
+    take(index, ref("late"), ref("soon"))
+    assert index.reserve_ahead(ref("unknown")) == FullNow(2 * PAGE)
+    index.note_next_use([(ref("soon"), math.inf)])
+    assert names(take(index, ref("x"))) == ["soon"]
+
+
+def test_nan_is_refused() -> None:
+    """A position that cannot be ordered would corrupt the eviction order."""
+    with pytest.raises(ValueError, match="s3://b/a"):
+        CacheIndex(PAGE).note_next_use([(ref("a"), math.nan)])
+
+
+def test_order_stays_small_under_endless_changes() -> None:
+    """Stale tickets are thrown away: a million position changes of few entries take bounded memory."""
+    order = EvictionOrder()
+    entries = [Entry(ref(str(index)), PAGE) for index in range(10)]
+    for entry in entries:
+        order.add(entry)
+    rng = random.Random(0)
+    for _ in range(5_000):
+        entry = rng.choice(entries)
+        entry.next_use = rng.random()
+        order.move(entry)
+        assert len(order._heap) <= 2 * len(entries) + 64 + 1
+    taken = order.take(10 * PAGE, after=-math.inf)
+    assert taken == sorted(entries, key=lambda entry: -entry.next_use)
+    assert order.idle_bytes == 0

@@ -1,0 +1,87 @@
+"""The on-disk format: identity in the name and in the header, nothing believed that does not check out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from feedd.cache import layout
+from feedd.values import ObjectRef
+
+BOOT, RUN = bytes(range(16)), bytes(range(16, 32))
+REF = ObjectRef("s3://bucket", "train/shard-000.tar", 123_456, "0123abc-7")
+KEYS = ["a" * 1024, "new\nline\r\0tab\t" * 70, "\U0001f600" * 256, "ä/ü %2F", "\x01" * 1024, "file\udcff.tar", ""]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
+def test_any_key_fits_one_page(key: str) -> None:
+    """Keys of 1,024 bytes, with whatever characters, come back as they were, from a header of one page."""
+    ref = ObjectRef("s3://" + "b" * 63, key, 1 << 40, "e" * 64)
+    page = layout.pack_header(ref, BOOT, RUN)
+    assert len(page) == layout.data_at(ref) == layout.PAGE_BYTES
+    assert layout.unpack_header(page) == layout.Header(ref, 4096, BOOT, RUN)
+
+
+def test_path_too_long_for_a_page_takes_another() -> None:
+    """A local path of the longest length there is still has a place; data then begins a page later."""
+    ref = ObjectRef("file://", "/" + "d/" * 2047, 10, "size-mtime")
+    page = layout.pack_header(ref, BOOT, RUN)
+    assert len(page) == layout.data_at(ref) == 2 * layout.PAGE_BYTES
+    assert layout.header_bytes(page[:4096]) == len(page)
+    header = layout.unpack_header(page)
+    assert header is not None
+    assert header.ref == ref
+    assert header.file_bytes == 8192 + 10
+
+
+@given(at=st.integers(0, 4095), flip=st.integers(1, 255))
+def test_every_damaged_byte_is_noticed(at: int, flip: int) -> None:
+    """A header with any one byte changed is none."""
+    page = bytearray(layout.pack_header(REF, BOOT, RUN))
+    page[at] ^= flip
+    assert layout.unpack_header(bytes(page)) is None
+
+
+@pytest.mark.parametrize("page", [b"", bytes(4095), bytes(4096), b"\xff" * 4096, b"feeddshd" * 512])
+def test_other_bytes_are_no_header(page: bytes) -> None:
+    """Zeros, a short file, and somebody else's bytes are told apart without an exception."""
+    assert layout.unpack_header(page) is None
+    assert layout.header_bytes(page) is None
+
+
+def test_disk_bytes_counts_whole_pages() -> None:
+    """Header and data are rounded up separately."""
+    sizes = {0: 4096, 1: 8192, 4096: 8192, 4097: 12288}
+    assert {size: layout.disk_bytes(ObjectRef("s3://b", "k", size, "e")) for size in sizes} == sizes
+
+
+texts = st.text(max_size=8)
+
+
+@given(
+    one=st.builds(ObjectRef, texts, texts, st.integers(0, 3), texts),
+    two=st.builds(ObjectRef, texts, texts, st.integers(0, 3), texts),
+)
+def test_names_are_equal_only_for_equal_objects(one: ObjectRef, two: ObjectRef) -> None:
+    """No two identities share a file, however their texts run into each other."""
+    folder = Path("/cache")
+    assert (layout.file_path(folder, one) == layout.file_path(folder, two)) == (one == two)
+
+
+def test_names_are_recognised_and_foreign_ones_are_not() -> None:
+    """Only names the cache makes itself are ever touched."""
+    path = layout.file_path(Path("/cache"), REF)
+    temp = layout.temp_path(path)
+    assert path.parts[:3] == ("/", "cache", "v1")
+    assert path.parent.name == path.name[:2]
+    assert temp.parent == path.parent
+    assert layout.is_entry_name(path.name)
+    assert layout.is_temp_name(temp.name)
+    assert layout.is_folder_name(path.parent.name)
+    for name in ("lock", "notes.txt", ".tmp-", ".tmp-xyz", path.name + "~", "ABCD.shard", temp.name + ".bak"):
+        assert not layout.is_entry_name(name)
+        assert not layout.is_temp_name(name)
+    assert not layout.is_folder_name("lost+found")

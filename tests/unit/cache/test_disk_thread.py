@@ -1,0 +1,81 @@
+"""Disk work off the loop: in order, to the end, and nothing left at close."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from feedd.cache.disk_thread import DiskThread
+
+
+async def test_changes_run_in_the_order_handed_over() -> None:
+    """A posted removal is done before anything handed over later, whoever waits for which."""
+    seen: list[int] = []
+    disk = DiskThread(seen.append)  # type: ignore[arg-type]  # nothing fails here
+    go = threading.Event()
+    disk.post(go.wait, 20)
+    for number in range(5):
+        disk.post(seen.append, number)
+    last = asyncio.ensure_future(disk.change(seen.append, 5))
+    await asyncio.sleep(0)
+    go.set()
+    await last
+    assert seen == [0, 1, 2, 3, 4, 5]
+    await disk.close()
+
+
+async def test_cancelled_wait_does_not_cancel_the_job() -> None:
+    """A job handed over runs although nobody waits for it any more: what follows it can rely on it."""
+    seen: list[str] = []
+    disk = DiskThread(lambda error: seen.append(str(error)))
+    go = threading.Event()
+    disk.post(go.wait, 20)
+    waiting = asyncio.ensure_future(disk.change(seen.append, "done"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    go.set()
+    await disk.change(lambda: None)
+    assert seen == ["done"]
+    await disk.close()
+
+
+async def test_looking_does_not_wait_for_changes() -> None:
+    """A slow change does not hold up a look."""
+    disk = DiskThread(lambda _: None)
+    go = threading.Event()
+    slow = asyncio.ensure_future(disk.change(go.wait, 20))
+    assert await disk.look(lambda: "seen") == "seen"
+    assert not slow.done()
+    go.set()
+    await slow
+    await disk.close()
+
+
+async def test_failures_are_reported_or_raised() -> None:
+    """A failed job raises where it is awaited and is reported where it is not."""
+    errors: list[BaseException] = []
+    disk = DiskThread(errors.append)
+    with pytest.raises(ZeroDivisionError):
+        await disk.change(lambda: 1 // 0)
+    disk.post(lambda: 1 // 0)
+    await disk.change(lambda: None)
+    await asyncio.sleep(0)
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    await disk.close()
+
+
+async def test_close_finishes_what_was_handed_over() -> None:
+    """Close returns after all changes, ends the threads, may be repeated; later posts are dropped."""
+    seen: list[int] = []
+    disk = DiskThread(lambda _: None)
+    for number in range(50):
+        disk.post(seen.append, number)
+    await disk.close()
+    await disk.close()
+    assert seen == list(range(50))
+    disk.post(seen.append, 99)
+    assert len(seen) == 50
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feedd-cache")]
