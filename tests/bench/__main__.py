@@ -1,0 +1,101 @@
+"""``python -m tests.bench``: runs the benches side by side with peers, prints tables, writes every round as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from tests.bench import epoch, first_batch, handoff, machine, s3_bytes
+from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
+from tests.bench.plan import Plan
+from tests.bench.report import Result, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BENCHES: dict[str, Callable[[Plan], Result]] = {
+    "handoff": handoff.run,
+    "epoch": epoch.run,
+    "bytes": s3_bytes.run,
+    "first_batch": first_batch.run,
+}
+_QUICK_ROUNDS = 1
+_DEFAULT_ROUNDS = 5
+_SERVER_CONNECTIONS = 4
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(BENCHES), default=list(BENCHES), metavar="NAME")
+    parser.add_argument("--rounds", type=int, help=f"counted rounds per arm; {_DEFAULT_ROUNDS} unless --quick")
+    parser.add_argument("--quick", action="store_true", help="small data, one round: to see that all arms run")
+    parser.add_argument("--peers", choices=("auto", "on", "off"), default="auto", help="on: fail where they are absent")
+    parser.add_argument("--json", type=Path, help="where every round goes; bench-results/<time>.json")
+    return parser.parse_args()
+
+
+def _peers(choice: str, console: Console) -> Peers | None:
+    peers = None if choice == "off" else find_peers()
+    if peers is None and choice == "on":
+        sys.exit(HOW_TO_INSTALL)
+    if peers is None and choice == "auto":
+        console.print(HOW_TO_INSTALL, style="yellow")
+    return peers
+
+
+def _server_limit(plan: Plan, console: Console) -> float | None:
+    """Measure what the S3 server itself can send, in bytes per second, where a bench used it."""
+    if plan.used_server is None:
+        return None
+    paths = [f"/bench/tar/shard-{index:06d}.tar" for index in range(plan.data.shape.shard_count)]
+    rates = [plan.used_server.raw_bytes_per_s(paths, _SERVER_CONNECTIONS) for _ in range(3)]
+    rate = sorted(rates)[1]
+    console.print(f"\nthe S3 server's own limit: {rate / 1e6:,.0f} MB/s over {_SERVER_CONNECTIONS} plain connections")
+    return rate
+
+
+def main() -> int:
+    """Run; the exit status is 1 where an arm failed, whatever the figures."""
+    chosen, console = _arguments(), Console()
+    peers = _peers(chosen.peers, console)
+    rounds = chosen.rounds or (_QUICK_ROUNDS if chosen.quick else _DEFAULT_ROUNDS)
+    started_s = time.time()
+    document: dict[str, Any] = {
+        "command": " ".join(["python -m tests.bench", *sys.argv[1:]]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_s)),
+        "rounds": rounds,
+        "machine": machine.facts(peers),
+        "benches": {},
+    }
+    plan = Plan(rounds, chosen.quick, peers, lambda text: console.print(text, style="dim", highlight=False))
+    failed = False
+    try:
+        for name in chosen.only:
+            result = BENCHES[name](plan)
+            document["benches"][name] = result.as_json()
+            show(result, console)
+            failed |= any(outcome.failure for outcome in result.outcomes)
+        document["s3_server_bytes_per_s"] = _server_limit(plan, console)
+    finally:
+        plan.close()
+    document["elapsed_s"] = time.time() - started_s
+    target = chosen.json or ROOT / "bench-results" / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_s))}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(document, indent=1) + "\n")
+    facts = document["machine"]
+    console.print(
+        f"{facts['cores']} cores, {facts['cpu']}, kernel {facts['kernel']}, python {facts['python']},"
+        f" load before {facts['load_average_before']:.1f}; {document['elapsed_s']:.0f} s; every round in {target}",
+        highlight=False,
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The training side of every epoch arm: takes batches, touches each, checks that no sample is missing or repeated."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.bench.procs import tree_cpu_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+
+Pair = tuple["torch.Tensor", "torch.Tensor"]  # images uint8 [batch, 224, 224, 3], labels
+
+
+def read_settings() -> dict[str, Any]:
+    """Return the settings the harness handed over."""
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    return settings
+
+
+def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dict[str, Any], **facts: Any) -> None:
+    """Run one epoch, or ``stop_after`` batches of it, and print the arm's line of JSON.
+
+    Args:
+        loader: the contender; ``iter`` is called once, inside the measured time.
+        to_pair: takes images and labels out of its batch.
+        settings: the arm's; ``sample_count`` and ``stop_after`` (0: the whole epoch) are read.
+        facts: said in the line as they are: look-ahead as configured, decoder, ...
+    """
+    cpu_s, begin_s = tree_cpu_s(), time.perf_counter()
+    batches = iter(loader)
+    ready_s = time.perf_counter()
+    first_s = last_s = 0.0
+    samples = first_samples = label_sum = batch_count = 0
+    for images, labels in _limited(map(to_pair, batches), settings["stop_after"]):
+        last_s = time.perf_counter()
+        if not batch_count:
+            first_s, first_samples = last_s, len(images)
+        assert images.shape[1:] == (224, 224, 3), f"expected pictures of 224x224x3, got {tuple(images.shape)}"
+        int(images[:, 0, 0, 0].sum())  # touches each row
+        label_sum += int(labels.sum())
+        samples += len(images)
+        batch_count += 1
+    end_s = time.perf_counter()
+    cpu_s = tree_cpu_s() - cpu_s
+    row = {"first_batch_s": first_s - begin_s, "samples": samples, "batches": batch_count, "cpu_s": cpu_s, **facts}
+    if not settings["stop_after"]:
+        count = settings["sample_count"]
+        expected = (count, count * (count - 1) // 2)
+        assert (samples, label_sum) == expected, f"expected {expected} samples and label sum, got {samples, label_sum}"
+        row |= {
+            "epoch_s": end_s - begin_s,
+            "samples_per_s": samples / (end_s - begin_s),
+            "samples_per_s_from_request": samples / (end_s - ready_s),
+            "samples_per_s_after_first": (samples - first_samples) / (last_s - first_s),
+            "cpu_ms_per_sample": 1000 * cpu_s / samples,
+        }
+    sys.stdout.write("\n" + json.dumps(row) + "\n")
+
+
+def _limited(pairs: Iterator[Pair], stop_after: int) -> Iterator[Pair]:
+    for index, pair in enumerate(pairs):
+        yield pair
+        if index + 1 == stop_after:
+            return

@@ -1,0 +1,60 @@
+"""Arm: an epoch, or its first batch, with feedd: the real daemon and FeedDataset, from tar shards."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from feedd_client import FeedDataset
+from tests.bench.arms import daemon
+from tests.bench.arms.consume import Pair, consume, read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def make_dataset(settings: dict[str, Any], address: str | None) -> FeedDataset:
+    """Return the pictures as a user writes it."""
+    return FeedDataset(
+        f"s3://{settings['bucket']}/tar/",
+        batch_size=settings["batch_size"],
+        fields={"jpg": "image:224x224", "cls": "int"},
+        shuffle=True,
+        address=address,
+        prefetch=settings["prefetch"],
+    )
+
+
+def to_pair(batch: dict[str, Any]) -> Pair:
+    """Take images and labels out of a batch."""
+    return batch["jpg"], batch["cls"]
+
+
+class _ColdDaemon:
+    """A data set whose daemon is started inside ``iter``, so that its start-up is measured."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+
+    def __iter__(self) -> Iterator[Any]:
+        with daemon.running(self._settings) as address:
+            yield from make_dataset(self._settings, address)
+
+
+def main() -> None:
+    """Run: ``daemon`` is warm or cold, ``cache`` is warm or cold."""
+    settings = read_settings()
+    if settings["daemon"] == "cold":
+        consume(_ColdDaemon(settings), to_pair, settings)
+        return
+    begin_s = time.perf_counter()
+    with daemon.running(settings) as address:
+        daemon_start_s = time.perf_counter() - begin_s
+        if settings["cache"] == "warm":
+            for batch in make_dataset(settings, address):
+                int(batch["cls"][0])
+        consume(make_dataset(settings, address), to_pair, settings, daemon_start_s=daemon_start_s)
+
+
+if __name__ == "__main__":
+    main()

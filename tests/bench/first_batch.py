@@ -1,0 +1,41 @@
+"""Bench: how long a trainer waits for its first batch, with daemon and cache warm or cold; peers beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.bench.harness import Arm, Row, interleave
+from tests.bench.report import Column, Result
+
+if TYPE_CHECKING:
+    from tests.bench.plan import Plan
+
+_TIMEOUT_S = 180.0
+_WARM = "feedd, daemon warm, cache warm"
+COLUMNS = (
+    Column("iter() to 1st batch, s", "first_batch_s", digits=3, spread=True),
+    Column("CPU s until then", "cpu_s", digits=2),
+    Column("daemon start, s", "daemon_start_s", digits=2),
+)
+
+
+def run(plan: Plan) -> Result:
+    """Measure."""
+    arms = [
+        *plan.peer_arms(stop_after=1),
+        plan.feedd_arm(_WARM, stop_after=1, cache="warm"),
+        plan.feedd_arm("feedd, daemon warm, cache cold", stop_after=1),
+        plan.feedd_arm("feedd, daemon cold, cache cold", stop_after=1, daemon="cold"),
+    ]
+
+    def once(arm: Arm, round_index: int) -> Row:
+        plan.say(f"first_batch: round {round_index}, {arm.name}")
+        return plan.once(arm, round_index, _TIMEOUT_S)
+
+    result = Result("first_batch", "from iter() to the first batch", COLUMNS, [])
+    result.outcomes = interleave(arms, plan.round_count, once, plan.say)
+    result.notes = [
+        "Peers start their workers in that time; their caches are cold. The cold daemon's process start is included.",
+        "Imports of the training process are not included anywhere.",
+    ]
+    return result

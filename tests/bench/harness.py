@@ -1,0 +1,183 @@
+"""Runs arms side by side: one process per arm and round, in the order A B C A B C, after a round that is not counted.
+
+An arm is a module that reads its settings as JSON from its first argument and prints one JSON object on its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.bench.peers import ROOT
+from tests.bench.procs import MemoryPeak, descendants, memory_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+Row = dict[str, Any]
+_MEMORY_INTERVAL_S = 0.25
+
+
+class ArmFailed(RuntimeError):
+    """An arm ended without its line of JSON; its last words are the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One contender of a bench.
+
+    Attributes:
+        name: column of the table.
+        module: what ``python -m`` runs.
+        python: its interpreter.
+        environment: variables on top of ``os.environ``.
+        settings: the arm's own settings.
+    """
+
+    name: str
+    module: str
+    python: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Minimum, median and maximum of one figure over the rounds."""
+
+    low: float
+    middle: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Summarise."""
+        return cls(min(values), statistics.median(values), max(values))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one arm gave: a row per counted round, the warm-up apart, and why it dropped out if it did."""
+
+    name: str
+    command: str = ""
+    rounds: list[Row] = field(default_factory=list)
+    warmup: Row = field(default_factory=dict)
+    failure: str = ""
+
+    def spread(self, figure: str) -> Spread | None:
+        """Spread of one figure; None where no counted round has it."""
+        values = [float(row[figure]) for row in self.rounds if row.get(figure) is not None]
+        return Spread.of(values) if values else None
+
+    def middle(self, figure: str) -> float | None:
+        """Median of one figure."""
+        spread = self.spread(figure)
+        return spread.middle if spread else None
+
+
+def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memory: bool = False) -> Row:
+    """Run one arm once in a process of its own; return its JSON with ``process_s`` (and peak memory) added.
+
+    Raises:
+        ArmFailed: it took too long, ended badly or printed no JSON.
+    """
+    settings = json.dumps({**arm.settings, **extra})
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **arm.environment}
+    started_s = time.perf_counter()
+    child = subprocess.Popen(
+        [arm.python, "-m", arm.module, settings],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    peak = MemoryPeak()
+    stop = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(child.pid, peak, stop))
+    if watch_memory:
+        watcher.start()
+    try:
+        output, errors = child.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        output, errors = child.communicate()
+        errors += f"\nexpected an end within {timeout_s} s, got none"
+    finally:
+        stop.set()
+        if watch_memory:
+            watcher.join()
+        _end_group(child.pid)
+    row = _last_json(output)
+    if child.returncode or row is None:
+        raise ArmFailed(f"{arm.name}: exit {child.returncode}: {(errors or output)[-2000:].strip()}")
+    row["process_s"] = time.perf_counter() - started_s
+    if watch_memory:
+        row |= {"peak_pss_bytes": peak.pss_bytes, "peak_anonymous_bytes": peak.anonymous_bytes}
+    return row
+
+
+def _end_group(group: int) -> None:
+    """End what an arm left behind in its session, so that no round disturbs the next."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _watch(pid: int, peak: MemoryPeak, stop: threading.Event) -> None:
+    while not stop.wait(_MEMORY_INTERVAL_S):
+        peak.take(memory_of([pid, *descendants(pid)]))
+
+
+def _last_json(output: str) -> Row | None:
+    for line in reversed(output.splitlines()):
+        if line.startswith("{"):
+            found = json.loads(line)
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def interleave(
+    arms: Sequence[Arm],
+    round_count: int,
+    once: Callable[[Arm, int], Row],
+    say: Callable[[str], None],
+) -> list[Outcome]:
+    """Run every arm once per round, in turn; round 0 warms up and is kept apart. A failed arm drops out, said aloud."""
+    outcomes = {arm.name: Outcome(arm.name, _command(arm)) for arm in arms}
+    for round_index, arm in _turns(arms, round_count):
+        outcome = outcomes[arm.name]
+        if outcome.failure:
+            continue
+        try:
+            row = once(arm, round_index)
+        except ArmFailed as failure:
+            outcome.failure = str(failure)
+            say(f"  {arm.name} dropped out: {failure}")
+            continue
+        if round_index == 0:
+            outcome.warmup = row
+        else:
+            outcome.rounds.append(row)
+    return list(outcomes.values())
+
+
+def _turns(arms: Sequence[Arm], round_count: int) -> Iterator[tuple[int, Arm]]:
+    for round_index in range(round_count + 1):
+        for arm in arms:
+            yield round_index, arm
+
+
+def _command(arm: Arm) -> str:
+    return f"{arm.python.parent.parent.name}/bin/python -m {arm.module} '{json.dumps(dict(arm.settings))}'"

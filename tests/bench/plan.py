@@ -1,0 +1,130 @@
+"""What all benches of one run share: how often, with whom, over which data, from which server."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.bench.dataset import BUCKET, FULL, QUICK, Data, prepare
+from tests.bench.harness import Arm, Row, run_arm
+from tests.bench.s3 import BenchServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.bench.peers import Peers
+
+WORKERS = 2
+BATCH_SIZE = 256
+PREFETCH_FACTOR = 4  # batches ahead per torch worker
+PICTURES: Mapping[str, Any] = {
+    "bucket": BUCKET,
+    "batch_size": BATCH_SIZE,
+    "workers": WORKERS,
+    "prefetch_factor": PREFETCH_FACTOR,
+    "stop_after": 0,
+}
+
+
+@dataclass(slots=True)
+class Plan:
+    """One run of ``python -m tests.bench``.
+
+    Attributes:
+        round_count: counted rounds.
+        quick: small data and short times.
+        peers: their environment, or None.
+        say: prints a line of progress.
+    """
+
+    round_count: int
+    quick: bool
+    peers: Peers | None
+    say: Callable[[str], None]
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _data: Data | None = None
+    _server: BenchServer | None = None
+
+    @property
+    def data(self) -> Data:
+        """The pictures; made when first asked for."""
+        if self._data is None:
+            self.say("pictures: making what is missing")
+            self._data = prepare(QUICK if self.quick else FULL, self.peers)
+        return self._data
+
+    @property
+    def server(self) -> BenchServer:
+        """The S3 server over them; started when first asked for."""
+        if self._server is None:
+            self._server = self._stack.enter_context(BenchServer(self.data.root))
+        return self._server
+
+    @property
+    def used_server(self) -> BenchServer | None:
+        """The server, if any bench asked for it."""
+        return self._server
+
+    def close(self) -> None:
+        """Stop the server."""
+        self._stack.close()
+
+    def peer_arms(self, **settings: Any) -> list[Arm]:
+        """Every peer reading the pictures, look-ahead set generously; none where peers are absent."""
+        if self.peers is None:
+            return []
+        shared = {**PICTURES, "sample_count": self.data.shape.sample_count, **settings}
+        shards = {"reader": "http", "shards": self.data.shard_urls(BUCKET), "shard_count": self.data.shape.shard_count}
+        own: dict[str, dict[str, Any]] = {
+            "mosaicml-streaming": {"predownload": 16 * BATCH_SIZE},
+            "litdata": {"max_pre_download": 8},
+            "webdataset": {"shuffle_buffer": 1000, **shards},
+        }
+        modules = {"mosaicml-streaming": "mds"}
+        return [
+            Arm(
+                name,
+                f"tests.bench.arms.epoch_{modules.get(name, name)}",
+                self.peers.python,
+                {**self.peers.environment, **self.server.environment},
+                {**shared, **extra},
+            )
+            for name, extra in own.items()
+        ]
+
+    def feedd_arm(self, name: str = "feedd", module: str = "epoch_feedd", **settings: Any) -> Arm:
+        """Feedd reading the pictures, with as many batches ahead as the peers' workers have together."""
+        shared = {**PICTURES, "sample_count": self.data.shape.sample_count, "prefetch": WORKERS * PREFETCH_FACTOR}
+        shared |= {"daemon": "warm", "cache": "cold", **settings}
+        return Arm(name, f"tests.bench.arms.{module}", Path(sys.executable), self.server.environment, shared)
+
+    def once(self, arm: Arm, round_index: int, timeout_s: float) -> Row:
+        """Run a reading arm with empty caches; add what the server sent meanwhile."""
+        with _empty_folder() as folder:
+            (folder / "cache").mkdir()
+            before = self.server.sent()
+            extra = {"cache_dir": str(folder / "cache"), "run_dir": str(folder)}
+            row = run_arm(arm, extra, timeout_s, watch_memory=round_index == 0)
+            sent = self.server.sent().since(before)
+        row |= {
+            "gets": sent.get_count,
+            "requests": sent.request_count,
+            "sent_bytes": sent.body_bytes,
+            "process_samples_per_s": row["samples"] / row["process_s"],
+        }
+        return row
+
+
+@contextlib.contextmanager
+def _empty_folder() -> Iterator[Path]:
+    """A fresh folder on tmpfs, so that no arm waits for a disk; all caches lie in it and go with it."""
+    folder = Path(tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,111 @@
+"""What a bench gives back, and how it is shown: absolute figures, ratios beside them, targets met or not."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from tests.bench.harness import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of the table.
+
+    Attributes:
+        title: with its unit.
+        figure: key in the rows.
+        scale: factor before showing.
+        digits: after the point.
+        spread: show minimum and maximum beside the median.
+        warmup: taken from the round that is not counted (memory is sampled there, and only there).
+    """
+
+    title: str
+    figure: str
+    scale: float = 1.0
+    digits: int = 1
+    spread: bool = False
+    warmup: bool = False
+
+    def text(self, outcome: Outcome) -> str:
+        """Render the cell of one arm."""
+        if self.warmup:
+            value = outcome.warmup.get(self.figure)
+            return "-" if value is None else f"{value * self.scale:,.{self.digits}f}"
+        spread = outcome.spread(self.figure)
+        if spread is None:
+            return "-"
+        middle = f"{spread.middle * self.scale:,.{self.digits}f}"
+        if not self.spread:
+            return middle
+        return f"{middle} [{spread.low * self.scale:,.{self.digits}f}-{spread.high * self.scale:,.{self.digits}f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One ratio, and whether it meets its target."""
+
+    text: str
+    ratio: float
+    target: float
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether it does."""
+        return self.ratio >= self.target if self.at_least else self.ratio <= self.target
+
+    def __str__(self) -> str:
+        sign = ">=" if self.at_least else "<="
+        return f"{self.text}: {self.ratio:.2f}x (target {sign} {self.target:g}x) {'met' if self.met else 'NOT met'}"
+
+
+@dataclass(slots=True)
+class Result:
+    """What one bench found."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    outcomes: list[Outcome]
+    verdicts: list[Verdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def outcome(self, name: str) -> Outcome | None:
+        """Return one arm's, unless it is absent or dropped out."""
+        return next((one for one in self.outcomes if one.name == name and not one.failure), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, every round included."""
+        return {
+            "title": self.title,
+            "outcomes": [asdict(outcome) for outcome in self.outcomes],
+            "verdicts": [asdict(verdict) | {"met": verdict.met} for verdict in self.verdicts],
+            "notes": self.notes,
+        }
+
+
+def show(result: Result, console: Console) -> None:
+    """Print table, verdicts and notes."""
+    table = Table(title=f"{result.name}: {result.title}", title_justify="left", title_style="bold")
+    table.add_column("arm", no_wrap=True)
+    for column in result.columns:
+        table.add_column(column.title, justify="right")
+    for outcome in result.outcomes:
+        cells = [escape(column.text(outcome)) for column in result.columns]
+        table.add_row(outcome.name, *(cells if not outcome.failure else ["failed"] * len(cells)))
+    console.print()
+    console.print(table)
+    for verdict in result.verdicts:
+        console.print(f"  {verdict}", style="green" if verdict.met else "red", highlight=False)
+    for note in result.notes:
+        console.print(f"  {escape(note)}", style="dim", highlight=False)
