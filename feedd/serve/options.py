@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from feedd.units import MIB
 from feedd.wire.convert import OpenLimits
@@ -69,23 +69,40 @@ class ServeOptions:
     open_limits: OpenLimits = field(default_factory=OpenLimits)
 
 
-@dataclass(frozen=True, slots=True)
-class StatSample:
+class StatSample(Protocol):
     """One value of one metric, for Admin.Stats."""
 
-    name: str
-    labels: Mapping[str, str]
-    value: float
+    @property
+    def name(self) -> str:
+        """The metric's name."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels."""
+
+    @property
+    def value(self) -> float:
+        """Its value now."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheRow:
+class CacheRow(Protocol):
     """One cached object, for Admin.CacheList."""
 
-    url: str
-    etag: str
-    size_bytes: int
-    pins: int
+    @property
+    def url(self) -> str:
+        """What a user would type to name it."""
+
+    @property
+    def etag(self) -> str:
+        """Its version."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length."""
+
+    @property
+    def pins(self) -> int:
+        """How many hold it now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class StreamCall:
         self._group = asyncio.TaskGroup()
         self._help_asked = False
         self._stopped = False
+        self._steps_said = False
         self._lingering: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
 
@@ -127,10 +128,12 @@ class StreamCall:
     def _take(self, request: pb.StreamRequest) -> None:
         if self._stopped:
             return
+        out: list[Instruction] = []
         if request.releases:
-            self.apply(self._machine.releases(slots_from(request.releases)))
+            out += self._machine.releases(slots_from(request.releases))
         if request.credits:
-            self.apply(self._machine.credits(request.credits))
+            out += self._machine.credits(request.credits)
+        self.apply(out)
 
     # ------------------------------------------------------------------ productions
 
@@ -178,10 +181,8 @@ class StreamCall:
             self.stop()  # the client is gone; what it may have received stays leased
 
     async def _write_all(self) -> None:
-        steps = self._hosted.feed.info.steps
-        if steps is not None:
-            await self._context.write(pb.StreamResponse(known_steps=steps).SerializeToString())
         while True:
+            await self._say_steps()
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
@@ -195,6 +196,13 @@ class StreamCall:
                 await self._context.write(_last_message(item).SerializeToString())
                 # Its last releases may still be on their way; a client that half-closes ends the wait.
                 self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
+
+    async def _say_steps(self) -> None:
+        """Say how many steps there are, once, as soon as it is known."""
+        if self._steps_said or (steps := self._hosted.feed.info.steps) is None:
+            return
+        self._steps_said = True
+        await self._context.write(pb.StreamResponse(known_steps=steps).SerializeToString())
 
     async def _send(self, first: Send) -> None:
         if not self._machine.leasing or first.batch.oversize is not None:
