@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd.cache.disk import DiskCache
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, OpenSpec, ShardIndex, TensorSpec
@@ -41,6 +42,11 @@ class Pipeline:
         self._budget = ArenaBudget(options.arena_bytes)
         self._crowd = Crowd()
         self._numbers = itertools.count(1)
+
+    @property
+    def cache(self) -> DiskCache:
+        """The cache, for listings of its entries."""
+        return self.stages.cache
 
     async def open(self, spec: OpenSpec) -> Session:
         """Resolve and open; takes as long as one listing and one shard.

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from feedd.cache.disk import DiskCache
     from feedd.decode.pool import DecodePool
-    from feedd.protocols import Clock, Recorder, ShardCache
+    from feedd.protocols import Clock, Recorder
     from feedd.source.sources import Sources
 
 
@@ -31,7 +32,7 @@ class Stages:
     """Open stages; the pipeline uses them and owns none."""
 
     sources: Sources
-    cache: ShardCache
+    cache: DiskCache
     pool: DecodePool
     recorder: Recorder
     clock: Clock
