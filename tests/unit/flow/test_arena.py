@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from feedd.errors import Internal, ResourceExhausted
+from feedd.flow.arena import Arena, ArenaBudget
+from feedd.flow.memory import available_bytes
+from feedd.values import SlotRef
+
+if TYPE_CHECKING:
+    from feedd.protocols import Slots
+
+PAGE = mmap.PAGESIZE
+
+
+def test_slots_are_whole_pages() -> None:
+    """Slot sizes are rounded up to pages, and the file is as large as all of them."""
+    with Arena(3, PAGE + 1) as arena:
+        slots: Slots = arena
+        assert slots.slot_bytes == 2 * PAGE
+        assert arena.size_bytes == 6 * PAGE
+        assert os.fstat(arena.fd).st_size == 6 * PAGE
+
+
+def test_every_byte_is_allocated_at_once() -> None:
+    """No page is missing before the first write: a full machine cannot turn a write into SIGBUS."""
+    with Arena(4, 64 * PAGE) as arena:
+        assert os.fstat(arena.fd).st_blocks * 512 >= arena.size_bytes
+
+
+def test_the_size_is_sealed() -> None:
+    """Whoever received the descriptor can neither shrink nor grow the file nor add seals."""
+    with Arena(1, PAGE) as arena:
+        for size in (0, 2 * PAGE):
+            with pytest.raises(PermissionError):
+                os.ftruncate(arena.fd, size)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+
+
+def test_the_descriptor_is_not_inherited() -> None:
+    """A program started by the daemon does not get the arena."""
+    with Arena(1, PAGE) as arena:
+        assert not os.get_inheritable(arena.fd)
+
+
+def test_take_until_empty_and_again() -> None:
+    """Each slot is taken once; a freed one comes back under a higher generation."""
+    with Arena(2, PAGE) as arena:
+        first, second = arena.take(), arena.take()
+        assert first is not None
+        assert second is not None
+        assert {first.index, second.index} == {0, 1}
+        assert arena.take() is None
+        assert arena.taken_count == 2
+        assert arena.give_back(first)
+        again = arena.take()
+        assert again == SlotRef(first.index, first.generation + 1)
+
+
+def test_stale_returns_are_refused() -> None:
+    """A return of a former use, a second return, and a slot that does not exist change nothing."""
+    with Arena(1, PAGE) as arena:
+        first = arena.take()
+        assert first is not None
+        assert arena.give_back(first)
+        assert not arena.give_back(first)
+        second = arena.take()
+        assert second is not None
+        assert not arena.give_back(first)
+        assert not arena.give_back(SlotRef(5, 1))
+        assert not arena.give_back(SlotRef(-1, second.generation))
+        assert arena.taken_count == 1
+
+
+def test_a_view_is_the_slot_in_the_file() -> None:
+    """What is written into a view is what a process that maps the descriptor reads."""
+    with Arena(3, PAGE) as arena:
+        slot = arena.take()
+        assert slot is not None
+        arena.view(slot)[:5] = b"hello"
+        with mmap.mmap(arena.fd, arena.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ) as other:
+            assert other[slot.index * PAGE : slot.index * PAGE + 5] == b"hello"
+        assert arena.give_back(slot)
+        with pytest.raises(Internal):
+            arena.view(slot)
+
+
+def test_close_with_exported_buffers() -> None:
+    """Closing is idempotent and complete whoever still holds a view, a slice or an array of a slot."""
+    budget = ArenaBudget(1 << 20)
+    arena = Arena(2, PAGE, budget)
+    slot = arena.take()
+    assert slot is not None
+    view = arena.view(slot)
+    cut = view[10:20]
+    array = np.frombuffer(view, np.uint8)
+    fd = arena.fd
+    arena.close()
+    arena.close()
+    assert budget.reserved_bytes == 0
+    assert arena.fd == -1
+    assert arena.take() is None
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(fd)
+    with pytest.raises(Internal):
+        arena.view(slot)
+    assert array[0] == 0, "a holder's buffer stays readable"
+    assert cut[0] == 0
+
+
+def test_mapping_goes_with_the_last_buffer() -> None:
+    """After close no mapping of the arena is left in the process."""
+    arena = Arena(1, PAGE)
+    slot = arena.take()
+    assert slot is not None
+    arena.view(slot)
+    arena.close()
+    assert "feedd-arena" not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
+def test_the_budget_bounds_all_arenas_together() -> None:
+    """An arena that does not fit beside the others is refused with all numbers; closing makes room."""
+    budget = ArenaBudget(10 * PAGE)
+    first = Arena(6, PAGE, budget)
+    with pytest.raises(ResourceExhausted, match=r"at most 16KiB \(limit 40KiB, in use 24KiB\), got 20KiB"):
+        Arena(5, PAGE, budget)
+    first.close()
+    second = Arena(10, PAGE, budget)
+    assert budget.reserved_bytes == budget.limit_bytes == 10 * PAGE
+    second.close()
+    assert budget.reserved_bytes == 0
+
+
+def test_more_than_the_machine_has_is_refused_early() -> None:
+    """An absurd size fails at once, names it, and leaves neither claim nor descriptor."""
+    budget = ArenaBudget(1 << 62)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ResourceExhausted, match="1024TiB"):
+        Arena(1024, 1 << 40, budget)
+    assert budget.reserved_bytes == 0
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, PAGE), (1, 0)])
+def test_an_empty_arena_is_a_mistake(count: int, size: int) -> None:
+    """At least one slot of at least one byte."""
+    with pytest.raises(ValueError, match="at least 1 slot"):
+        Arena(count, size)
+
+
+async def test_create_off_the_loop() -> None:
+    """The loop is free while memory is allocated, and the arena is the caller's."""
+    arena = await Arena.create(2, PAGE)
+    assert arena.slot_count == 2
+    arena.close()
+
+
+async def test_a_cancelled_create_keeps_nothing() -> None:
+    """Whoever is cancelled while waiting for an arena leaves no memory claimed."""
+    budget = ArenaBudget(1 << 30)
+    task = asyncio.ensure_future(Arena.create(4, 1 << 20, budget))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.get_running_loop().shutdown_default_executor()  # the allocating thread has ended
+    await asyncio.sleep(0)
+    assert budget.reserved_bytes == 0
+
+
+def _cgroup(folder: Path, limit: str, current: int, cached: int) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 0\n")
+    return folder
+
+
+def test_available_memory_is_the_lesser_of_machine_and_group(tmp_path: Path) -> None:
+    """The control group's limit counts where it is tighter; its file pages count as free."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert available_bytes(meminfo, tmp_path) == 4000 * 1024
+    assert available_bytes(meminfo, _cgroup(tmp_path, "1000000", 900_000, 50_000)) == 150_000
+    assert available_bytes(meminfo, _cgroup(tmp_path, "max", 900_000, 50_000)) == 4000 * 1024
+    assert available_bytes(meminfo, _cgroup(tmp_path, "1000", 900_000, 0)) == 0
+    assert available_bytes(tmp_path / "none", tmp_path / "none") is None
