@@ -1,0 +1,80 @@
+"""Thin PyTorch client of feedd: decoded batches, leased from the daemon of this node.
+
+>>> from feedd_client import DeviceLoader, FeedDataset, Normalize
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before grpc is imported: it reads these once. Trainers fork (DataLoader workers, subprocess launchers), and gRPC's
+# own log lines repeat what our errors say.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "1")
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from feedd_client._version import __version__
+from feedd_client.dataset import FeedDataset
+from feedd_client.device import DeviceLoader
+from feedd_client.errors import (
+    AccessDenied,
+    BadConfigError,
+    BadOptionError,
+    BadRecipeError,
+    BadRequestError,
+    BadSampleError,
+    BadShardError,
+    CacheError,
+    DaemonError,
+    DaemonStartError,
+    DaemonUnreachable,
+    DaemonVersionError,
+    DataError,
+    DatasetChanged,
+    DatasetNotFound,
+    Draining,
+    FeedError,
+    ProtocolError,
+    RanksDisagree,
+    ResourceError,
+    StateError,
+    StoreError,
+    TopologyError,
+    UnsupportedError,
+)
+from feedd_client.normalize import Normalize
+from feedd_client.topology import Topology
+from feedd_client.values import Ragged, Shuffle
+
+__all__ = [
+    "AccessDenied",
+    "BadConfigError",
+    "BadOptionError",
+    "BadRecipeError",
+    "BadRequestError",
+    "BadSampleError",
+    "BadShardError",
+    "CacheError",
+    "DaemonError",
+    "DaemonStartError",
+    "DaemonUnreachable",
+    "DaemonVersionError",
+    "DataError",
+    "DatasetChanged",
+    "DatasetNotFound",
+    "DeviceLoader",
+    "Draining",
+    "FeedDataset",
+    "FeedError",
+    "Normalize",
+    "ProtocolError",
+    "Ragged",
+    "RanksDisagree",
+    "ResourceError",
+    "Shuffle",
+    "StateError",
+    "StoreError",
+    "Topology",
+    "TopologyError",
+    "UnsupportedError",
+    "__version__",
+]

@@ -1,0 +1,205 @@
+"""Which daemon to talk to, and starting one for this process tree where there is none.
+
+An ephemeral daemon belongs to the process tree that started it: each process holds a connection to it
+(``HOLD!``), and it ends by itself when the last of them ends, however that process died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from feedd_client import shm
+from feedd_client.errors import DaemonStartError
+from feedd_client.transport import parse_address, probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_log: Final = logging.getLogger("feedd_client")
+DEFAULT_ADDRESS: Final = "unix:///run/feedd/feedd.sock"
+ADDRESS_VARIABLE: Final = "FEEDD_ADDRESS"
+EPHEMERAL_VARIABLE: Final = "FEEDD_EPHEMERAL_ADDRESS"  # set beside the other: "that one we started ourselves"
+START_TIMEOUT_S: Final = 60.0
+STALE_AFTER_S: Final = 3600.0
+_UDS_PATH_MAX: Final = 100  # the kernel's 108, less ".arena"
+_LOG_LINES: Final = 15
+
+_children: list[subprocess.Popen[bytes]] = []  # kept, so that an ended daemon is reaped and none is warned about
+
+
+def resolve_address(explicit: str | None) -> str:
+    """Return where the daemon is; starts one where none was named and none is at the default place.
+
+    Raises:
+        DaemonStartError: one was to be started and did not start.
+        BadOptionError: a malformed address.
+    """
+    named = explicit or os.environ.get(ADDRESS_VARIABLE)
+    if named and named != os.environ.get(EPHEMERAL_VARIABLE):
+        parse_address(named)
+        return named
+    if not named and probe(parse_address(DEFAULT_ADDRESS)) is None:
+        return DEFAULT_ADDRESS
+    return _ephemeral(named)
+
+
+def launch_key(env: Mapping[str, str], pid: int) -> str:
+    """Return a name all ranks of one launch on this node have in common; without a launcher, this process' own."""
+    torchrun = env.get("TORCHELASTIC_RUN_ID")
+    master = (env.get("MASTER_ADDR"), env.get("MASTER_PORT"))
+    if torchrun is not None or all(master):
+        parts: tuple[object, ...] = ("torch", torchrun, *master)
+    elif "SLURM_JOB_ID" in env and "SLURM_PROCID" in env:
+        parts = ("slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID"), env.get("SLURM_NODEID"))
+    elif "OMPI_COMM_WORLD_RANK" in env and "PMIX_NAMESPACE" in env:
+        parts = ("mpi", env["PMIX_NAMESPACE"])
+    else:
+        parts = ("process", pid, time.time_ns())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def base_dir(env: Mapping[str, str]) -> Path:
+    """Return this user's private directory for sockets, made where missing.
+
+    Raises:
+        DaemonStartError: it belongs to somebody else, or the path is too long for a socket.
+    """
+    runtime = env.get("XDG_RUNTIME_DIR")
+    parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
+    path = parent / f"feedd-{os.getuid()}"
+    if len(os.fsencode(path)) > _UDS_PATH_MAX - len("/0123456789abcdef/feedd.sock"):
+        raise DaemonStartError("expected a shorter path for a Unix socket", object=str(path), hint="set TMPDIR=/tmp")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        stat = path.lstat()
+    except OSError as error:
+        raise DaemonStartError(f"expected a writable directory, got {error}", object=str(path)) from error
+    if stat.st_uid != os.getuid() or stat.st_mode & 0o077 or path.is_symlink():
+        raise DaemonStartError(
+            f"expected a directory of this user only, got uid {stat.st_uid} mode {stat.st_mode & 0o777:o}",
+            object=str(path),
+            hint="remove it, or set FEEDD_ADDRESS",
+        )
+    return path
+
+
+def _ephemeral(named: str | None) -> str:
+    if named:
+        socket_path = Path(parse_address(named).uds_path or "")
+        directory = socket_path.parent
+    else:
+        base = base_dir(os.environ)
+        _sweep(base)
+        directory = base / launch_key(os.environ, os.getpid())
+        socket_path = directory / "feedd.sock"
+    address = f"unix://{socket_path}"
+    if not (shm.holds_alive() and named):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with _locked(directory / "lock"):
+            if not _try_hold(socket_path):
+                _start(address, socket_path)
+    os.environ[ADDRESS_VARIABLE] = os.environ[EPHEMERAL_VARIABLE] = address
+    return address
+
+
+def _start(address: str, socket_path: Path) -> None:
+    if importlib.util.find_spec("feedd") is None:
+        raise DaemonStartError(
+            "expected a feedd daemon or the package to start one, got neither",
+            object=DEFAULT_ADDRESS,
+            hint="pip install feedd here, or start a daemon on this node and set FEEDD_ADDRESS or address=",
+        )
+    command = [sys.executable, "-m", "feedd", "serve", "--ephemeral", "--listen", address]
+    log_path = socket_path.with_name("feedd.log")
+    with log_path.open("wb") as log:
+        child = subprocess.Popen(  # noqa: S603 - our own interpreter and arguments
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in the terminal must not end it before the trainer
+            env=_without_ours(os.environ),
+        )
+    _children.append(child)
+    _await_ready(child, command, socket_path, log_path)
+    _log.warning(
+        "no feedd at %s: started one for this process tree at %s (log: %s)", DEFAULT_ADDRESS, address, log_path
+    )
+
+
+def _await_ready(child: subprocess.Popen[bytes], command: Sequence[str], socket_path: Path, log_path: Path) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not _try_hold(socket_path):
+        code = child.poll()
+        if code is not None or time.monotonic() > deadline_s:
+            if code is None:
+                child.kill()
+                child.wait()
+            told = f"exit code {code}" if code is not None else f"no answer within {START_TIMEOUT_S:.0f} s"
+            raise DaemonStartError(
+                f"expected `{' '.join(command)}` to be ready, got {told}:\n{_tail(log_path)}",
+                object=str(log_path),
+                hint="the lines above are the end of its log",
+            )
+        time.sleep(0.02)
+
+
+def _try_hold(socket_path: Path) -> bool:
+    try:
+        shm.hold(f"{socket_path}.arena")
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process of the launch at a time; the kernel drops the lock of a process that dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sweep(base: Path) -> None:
+    """Remove what ephemeral daemons of the past left: directories an hour old whose socket nobody serves."""
+    for directory in base.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - directory.stat().st_mtime < STALE_AFTER_S or _serves(directory / "feedd.sock"):
+                continue
+            with _locked(directory / "lock"):
+                shutil.rmtree(directory)
+
+
+def _serves(socket_path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
+        unix.settimeout(1.0)
+        return unix.connect_ex(str(socket_path)) == 0
+
+
+def _without_ours(env: Mapping[str, str]) -> dict[str, str]:
+    # a trainer's launcher variables mean nothing to the daemon; its address would be read as configuration
+    return {name: value for name, value in env.items() if name not in {ADDRESS_VARIABLE, EPHEMERAL_VARIABLE}}
+
+
+def _tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "(no log)"
+    return "\n".join(lines[-_LOG_LINES:]) or "(empty log)"

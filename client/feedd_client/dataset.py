@@ -1,0 +1,263 @@
+"""FeedDataset: what a training script makes, iterates and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from feedd_client import state as states
+from feedd_client.errors import BadOptionError
+from feedd_client.feeder import Consumer, Feeder, Opener
+from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
+from feedd_client.options import FeedOptions, parse_shuffle, parse_urls
+from feedd_client.passes import Ranks
+from feedd_client.recipe import encode_fields
+from feedd_client.runtime import Runtime
+from feedd_client.session import Position
+from feedd_client.stats import LoaderStats
+from feedd_client.transport import parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from feedd_client.options import Sharding, Uneven
+    from feedd_client.topology import Topology
+    from feedd_client.values import Shuffle
+
+_WORKERS_MAX: Final = 1024
+
+
+class FeedDataset(IterableDataset[Any]):
+    """Decoded batches of a dataset, leased from the feedd daemon of this node.
+
+    Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory:
+    valid until the next one is asked for, unless ``copy=True``. The constructor validates and opens nothing, so
+    datasets may be pickled and forked; each process opens its own channel when it iterates.
+
+    Epochs: the first pass is epoch 0, and each *complete* pass moves on to the next epoch, so plain nested loops
+    shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again.
+
+    Args:
+        url: prefix, object, list of them, ``manifest+s3://…``, or a dataset named in the daemon's configuration.
+        batch_size: samples per batch; None yields single samples.
+        fields: what to decode and how; None takes the format's defaults by extension.
+        shuffle: True, False, or a ``Shuffle``.
+        seed: of the order and of augmentations.
+        sharding: "key", "size", "replicated" or "sample": what a node gets.
+        uneven: what equalises the steps of ranks. "join": all ranks stop where the first one ends (needs
+            torch.distributed); "allow": each ends by itself; "drop", "pad", "repeat" need sample counts.
+            None: "allow" for one rank, else "join".
+        address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
+            started for this process tree.
+        topology: where this process stands; None: torch.distributed or the launcher's variables.
+        keys: add ``"__key__"`` and ``"__url__"``.
+        copy: yield private copies.
+        prefetch: batches in shared memory at once; the daemon may grant fewer.
+        max_bad_samples: undecodable samples dropped per epoch before it is an error.
+        open_timeout_s: for opening; includes fetching a first shard.
+        reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
+
+    Raises:
+        BadOptionError: an argument that cannot work.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str],
+        *,
+        batch_size: int | None,
+        fields: Mapping[str, str | Mapping[str, Any]] | None = None,
+        shuffle: bool | Shuffle = False,
+        seed: int = 0,
+        sharding: Sharding = "key",
+        uneven: Uneven | None = None,
+        address: str | None = None,
+        topology: Topology | None = None,
+        keys: bool = False,
+        copy: bool = False,
+        prefetch: int = 4,
+        max_bad_samples: int = 0,
+        open_timeout_s: float = 120.0,
+        reconnect_timeout_s: float = 300.0,
+    ) -> None:
+        super().__init__()
+        self._options = FeedOptions(
+            urls=parse_urls(url),
+            batch_size=batch_size,
+            fields=encode_fields(fields),
+            shuffle=parse_shuffle(shuffle),
+            seed=seed,
+            sharding=sharding,
+            uneven=uneven,
+            keys=keys,
+            copy=copy,
+            prefetch=prefetch,
+            max_bad_samples=max_bad_samples,
+            open_timeout_s=open_timeout_s,
+            reconnect_timeout_s=reconnect_timeout_s,
+        )
+        if address is not None:
+            parse_address(address)
+        self._address = address
+        self._topology = topology
+        # Cell 0: the epoch. Cell 1 + w: the epoch DataLoader worker w has come to. In shared memory, because
+        # workers are forked anew for each pass while this process keeps the count.
+        self._epochs = torch.zeros(1 + _WORKERS_MAX, dtype=torch.int64)
+        self._epochs.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._resume: states.Resume | None = None
+        self._position = Position()
+        self._fingerprint = b""
+        self._standing: dict[str, int] = {}
+        self._known_steps: int | None = None
+        self._reset_process_state()
+
+    # ------------------------------------------------------------------ what users call
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.start_pass(copy=self._options.copy)
+
+    def __len__(self) -> int:
+        """Steps of this rank in an epoch, where they are known.
+
+        Raises:
+            TypeError: they are not, or samples are yielded one at a time.
+        """
+        if self._options.batch_size is None:
+            raise TypeError("the number of samples is not known ahead; count them, or set batch_size and count steps")
+        if self._known_steps is None:
+            raise TypeError(
+                "the number of steps is not known: tar shards are counted as they arrive. Iterate without len(), or"
+                " stop after a number of steps of your own; it is known once an epoch was seen to its end"
+            )
+        return self._known_steps
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the one the next pass runs. A loaded position of another epoch is dropped.
+
+        Raises:
+            BadOptionError: it is negative.
+        """
+        if epoch < 0:
+            raise BadOptionError(f"expected an epoch >= 0, got {epoch}", object="epoch")
+        self._epochs.zero_()
+        self._epochs[0] = epoch
+        if self._position.epoch != epoch:
+            self._position = Position(epoch)
+        if self._resume is not None and self._resume.position.epoch != epoch:
+            self._resume = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the resume position as a small JSON-able dict; it counts only what the trainer took."""
+        return states.dump(self._position, self._fingerprint, self._options, self._standing)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next pass go on where ``state`` was taken.
+
+        Raises:
+            StateError: it was taken with other arguments, or is damaged. Topology and data are compared when
+                the pass begins.
+        """
+        resume = states.load(state, self._options)
+        self.set_epoch(resume.position.epoch)
+        self._resume, self._position = resume, resume.position
+        self._fingerprint, self._standing = resume.fingerprint, resume.standing
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of this process (see ``LoaderStats``)."""
+        return self._stats.as_dict()
+
+    def close(self) -> None:
+        """Close what is open; also done when the dataset goes away. It may be iterated again."""
+        self._runtime.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_runtime", "_ranks", "_stats"):
+            del state[name]
+        state["_topology"] = self._ranks.local_topology()  # a spawned worker has no process group to ask
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset_process_state()
+
+    def __del__(self) -> None:
+        if "_runtime" in self.__dict__:
+            self._runtime.close()
+
+    # ------------------------------------------------------------------ what DeviceLoader calls
+
+    def start_pass(self, *, copy: bool) -> FeedIterator[Any]:
+        """Begin a pass; as ``iter()``, with ``copy`` decided by the caller.
+
+        Raises:
+            FeedError: daemon, dataset, state or ranks are not as they must be.
+        """
+        if self._runtime.pid != os.getpid():  # after a fork: the channel belongs to the parent
+            inherited.append(self._runtime)
+            self._reset_process_state()
+        info = get_worker_info()
+        worker_id, worker_count = (None, 1) if info is None else (info.id, info.num_workers)
+        in_worker = info is not None
+        ranks, runtime = self._ranks, self._runtime
+        consumer = Consumer(ranks.topology(in_worker=in_worker), worker_count, worker_id or 0)
+        uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
+        start, fingerprint = self._start(consumer, worker_id)
+        opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel)
+        feeder = Feeder(opener, self._options, consumer, self._stats)
+        try:
+            feeder.start(start, runtime.borrow(), fingerprint)
+            # Workers hand batches to a queue that pickles them later, from a thread of its own: a view of a slot
+            # would be overwritten by then, so they get copies.
+            plan = PassPlan(copy=copy or in_worker, skip_rows=start.row)
+            if not in_worker:
+                plan = ranks.agree(plan, feeder, start, consumer.topology, uneven)
+        except BaseException:
+            feeder.interrupt()
+            feeder.close(None)
+            raise
+        assert feeder.session is not None
+        self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer)
+        self._resume, self._position = None, start
+        self._known_steps = self._known_steps if feeder.known_steps is None else feeder.known_steps
+        hooks = PassHooks(
+            commit=self.commit,
+            finish=lambda epoch, steps: self.finish_epoch(epoch, steps, worker_id),
+            retire=runtime.give_back,
+        )
+        kind: type[FeedIterator[Any]] = SampleIterator if self._options.batch_size is None else BatchIterator
+        return kind(feeder, plan, hooks, self._stats)
+
+    def commit(self, position: Position) -> None:
+        """Take note that the trainer took everything before ``position``."""
+        self._position = position
+
+    def finish_epoch(self, epoch: int, steps: int, worker_id: int | None = None) -> None:
+        """Take note that the trainer saw the end of ``epoch`` after ``steps``: the next pass runs the next one."""
+        self._epochs[0 if worker_id is None else 1 + worker_id] = epoch + 1
+        self._position = Position(epoch + 1)
+        self._known_steps = steps
+
+    # ------------------------------------------------------------------ inside
+
+    def _reset_process_state(self) -> None:
+        self._runtime = Runtime(self._address)
+        self._ranks = Ranks(self._options, self._topology)
+        self._stats = LoaderStats()
+
+    def _start(self, consumer: Consumer, worker_id: int | None) -> tuple[Position, bytes]:
+        """Return where to begin, and what the dataset must be where a state says so."""
+        if worker_id is not None and worker_id >= _WORKERS_MAX:
+            raise BadOptionError(f"expected at most {_WORKERS_MAX} workers, got {worker_id + 1}", object="num_workers")
+        epoch = int(self._epochs[0])
+        if worker_id is not None:
+            epoch = max(epoch, int(self._epochs[1 + worker_id]))
+        resume = self._resume
+        if resume is None or resume.position.epoch != epoch:
+            return Position(epoch, consumer.first_step(0)), b""
+        at = resume.for_consumer(consumer)
+        return replace(at, step=consumer.first_step(at.step)), resume.fingerprint

@@ -1,0 +1,315 @@
+"""Leases in order, whatever happens to daemon and connection: reconnects from the cursor."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
+from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.errors import (
+    DaemonUnreachable,
+    DatasetChanged,
+    Draining,
+    FeedError,
+    ProtocolError,
+    ResourceError,
+)
+from feedd_client.session import Lease, Position, Session, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd_client.options import FeedOptions
+    from feedd_client.stats import LoaderStats
+    from feedd_client.topology import Topology
+    from feedd_client.transport import Endpoint
+
+_log: Final = logging.getLogger("feedd_client")
+_BACKOFF_FIRST_S: Final = 0.05
+_BACKOFF_MAX_S: Final = 2.0
+# A daemon that answers Open and then fails the same batch again and again will not get better by itself.
+_FRUITLESS_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Which part of the dataset this iterator takes: a rank's stream, split by DataLoader workers."""
+
+    topology: Topology
+    count: int = 1
+    index: int = 0
+
+    def first_step(self, step: int) -> int:
+        """Return the first step at or after ``step`` that is this consumer's."""
+        return step + (self.index - step) % self.count
+
+
+class Opener:
+    """Opens sessions: the request, the deadline, the retries."""
+
+    def __init__(
+        self,
+        options: FeedOptions,
+        consumer: Consumer,
+        connect: Callable[[], Endpoint],
+        forget: Callable[[], None],
+    ) -> None:
+        """``connect`` returns a usable endpoint, a fresh one after ``forget``."""
+        self.forget = forget
+        self._options = options
+        self._consumer = consumer
+        self._connect = connect
+
+    def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: threading.Event) -> Session:
+        """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
+
+        Raises:
+            FeedError: the last one.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            left_s = max(deadline_s - time.monotonic(), 0.1)
+            try:
+                endpoint = self._connect()
+                granted = endpoint.open(self._request(epoch), min(left_s, self._options.open_timeout_s))
+                return Session(endpoint, granted)
+            except retry as error:
+                pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
+                if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
+                    raise
+                _log.debug("open failed, trying again: %s", error)
+                self.forget()
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    def _request(self, epoch: int) -> pb.OpenRequest:
+        options, topology = self._options, self._consumer.topology
+        return pb.OpenRequest(
+            version=pb.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
+            urls=options.urls,
+            recipe=pb.Recipe(
+                fields=[pb.Field(name=name, recipe=text) for name, text in options.fields],
+                batch_size=options.wire_batch_size,
+                keys=options.keys,
+                bad_samples_max=options.max_bad_samples,
+            ),
+            topology=pb.Topology(
+                world_size=topology.world_size,
+                rank=topology.rank,
+                local_world_size=topology.local_world_size,
+                local_rank=topology.local_rank,
+                node_count=topology.node_count,
+                node_rank=topology.node_rank,
+            ),
+            shuffle=pb.Shuffle(enabled=options.shuffle is not None, window_shards=options.window_shards),
+            seed=options.seed,
+            sharding=options.sharding,
+            epoch=epoch,
+            prefetch_batches=options.prefetch,
+            consumer_count=self._consumer.count,
+            consumer_index=self._consumer.index,
+            client_version=__version__,
+        )
+
+
+class Feeder:
+    """The leases of one pass, in order. Used by one thread; ``interrupt`` by any."""
+
+    def __init__(self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats) -> None:
+        self.session: Session | None = None
+        self.ended: pb.EndOfEpoch | None = None
+        self.known_steps: int | None = None
+        self._opener = opener
+        self._options = options
+        self._consumer = consumer
+        self._stats = stats
+        self._ready: deque[Lease] = deque()
+        self._stream: Stream | None = None
+        self._unproven = False  # the session served an earlier pass; it may have ended since
+        self._lost_at_s: float | None = None
+        self._fruitless_count = 0
+        self._stop = threading.Event()
+        self._next = Position()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this pass."""
+        return self._next.epoch
+
+    @property
+    def next_step(self) -> int:
+        """The first step not taken."""
+        return self._next.step
+
+    @property
+    def next_position(self) -> Position:
+        """The position of the first batch not taken."""
+        return self._next
+
+    @property
+    def waiting_count(self) -> int:
+        """Batches that are here and not taken."""
+        return len(self._ready)
+
+    def start(self, position: Position, idle: Session | None, fingerprint: bytes) -> None:
+        """Begin at ``position``, on the ``idle`` session if there is one.
+
+        Args:
+            position: first step wanted.
+            idle: session of an earlier pass, or None.
+            fingerprint: what the dataset must be, where a state says so; empty: anything.
+
+        Raises:
+            FeedError: it cannot be opened, or is not the same dataset.
+        """
+        self._next = position
+        session = idle
+        if session is None:
+            session = self._opener.open(
+                position.epoch, self._options.open_timeout_s, (Draining, ResourceError), self._stop
+            )
+        self._adopt(session, fingerprint)
+
+    def fill(self, count: int) -> int:
+        """Wait until ``count`` batches are here or the epoch is over; return how many are here.
+
+        Raises:
+            FeedError: the daemon failed in a way that reconnecting does not cure, or not in time.
+        """
+        ready = self._ready
+        if len(ready) >= count:
+            return len(ready)
+        began_s = time.perf_counter()
+        while len(ready) < count and self.ended is None:
+            self._receive()
+        self._stats.wait_s += time.perf_counter() - began_s
+        return len(ready)
+
+    def rows_ahead(self, index: int) -> int:
+        """Return the rows of the ``index``-th batch from here, 0 where the epoch ends before it."""
+        return self._ready[index].message.rows if self.fill(index + 1) > index else 0
+
+    def take(self) -> Lease | None:
+        """Return the next batch, or None at the end of the epoch. The caller gives it back."""
+        if not self._ready and not self.fill(1):
+            return None
+        lease = self._ready.popleft()
+        cursor = lease.message.cursor
+        step = cursor.step + self._consumer.count
+        self._stats.bytes += lease.message.size_bytes
+        self._stats.bad_samples += lease.message.bad_samples
+        self._next = Position(cursor.epoch, step, cursor.anchor_window, cursor.anchor_sample)
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        """Return a batch now: its memory may change from here on."""
+        if self._stream is not None:  # a lost stream's slots went with its session
+            self._stream.give_back(lease)
+
+    def interrupt(self) -> None:
+        """Make a blocked call of the other thread raise."""
+        self._stop.set()
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+
+    def close(self, last: Lease | None) -> Session | None:
+        """End the pass; return the session if another pass can use it.
+
+        Args:
+            last: the batch the user may still be looking at; its slot goes back when its tensors died.
+        """
+        stream, session = self._stream, self.session
+        self._stream = self.session = None
+        if session is None:
+            return None
+        if last is not None:
+            session.give_back_with(last)
+        if stream is None:
+            session.close()
+            return None
+        for lease in (*self._ready, *stream.ready):
+            stream.give_back(lease)
+        self._ready.clear()
+        if not self._stop.is_set() and stream.finish():
+            return session
+        stream.cancel()
+        session.close()
+        return None
+
+    def _adopt(self, session: Session, fingerprint: bytes) -> None:
+        if fingerprint and session.granted.fingerprint != fingerprint:
+            session.close()
+            raise DatasetChanged(
+                f"expected dataset fingerprint {fingerprint.hex()}, got {session.granted.fingerprint.hex()}",
+                object=" ".join(self._options.urls),
+                hint="objects were added, removed or replaced, or the recipe's meaning changed, since this run began",
+            )
+        self.session = session
+        self._unproven = not session.fresh
+        if session.fresh and session.granted.HasField("steps"):
+            self.known_steps = session.granted.steps
+        self._stats.transport = "inline" if session.mapping is None else "slot"
+        self._stream = Stream(session, self._next, self._consumer.count)
+
+    def _receive(self) -> None:
+        stream = self._stream
+        if stream is None or self._stop.is_set():
+            raise ProtocolError("expected an open stream, got one that was closed")
+        stream.flush()  # while we wait, the daemon may as well fill every slot it can have
+        try:
+            stream.receive()
+        except FeedError as error:
+            if self._stop.is_set() or not (error.reconnect or self._unproven):
+                raise
+            self._reconnect(error)
+            return
+        self._unproven = False
+        if stream.ready:
+            self._lost_at_s = None
+            self._ready.extend(stream.ready)
+            stream.ready.clear()
+        if stream.known_steps is not None:
+            self.known_steps = stream.known_steps
+        if stream.end is not None:
+            self.ended = stream.end
+            self.known_steps = stream.end.steps
+
+    def _reconnect(self, cause: FeedError) -> None:
+        """Open again and go on at the first batch nobody took. What was received and not taken comes again."""
+        session, stream = self.session, self._stream
+        assert session is not None
+        assert stream is not None
+        now_s = time.monotonic()
+        if self._lost_at_s is None:
+            self._lost_at_s, self._fruitless_count = now_s, 0
+            _log.warning("lost the daemon at step %d of epoch %d (%s)", self._next.step, self._next.epoch, cause)
+        left_s = self._lost_at_s + self._options.reconnect_timeout_s - now_s
+        if left_s <= 0 or (self._fruitless_count >= _FRUITLESS_MAX and not isinstance(cause, Draining)):
+            raise cause
+        if self._fruitless_count and self._stop.wait(_BACKOFF_FIRST_S * 2**self._fruitless_count):
+            raise cause
+        self._fruitless_count += 1
+        stream.cancel()
+        self._stream = None
+        self._ready.clear()
+        session.close()
+        self._opener.forget()
+        retry = (DaemonUnreachable, Draining, ResourceError)
+        try:
+            fresh = self._opener.open(self._next.epoch, left_s, retry, self._stop)
+        except retry as error:
+            waited_s = time.monotonic() - self._lost_at_s
+            error.hint = error.hint or f"gave up after {waited_s:.0f} s, reconnect_timeout_s"
+            raise error from cause
+        self._adopt(fresh, session.granted.fingerprint)
+        if fresh.granted.specs != session.granted.specs:
+            raise DatasetChanged("expected the same fields after reconnecting, got others") from cause
+        self._stats.reconnects += 1
+        _log.warning("resumed at step %d after %.1f s", self._next.step, time.monotonic() - self._lost_at_s)

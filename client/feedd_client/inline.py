@@ -1,0 +1,58 @@
+"""Putting a batch together from chunks, for daemons on another host and for batches larger than a slot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd_client.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd_client._wire import feedd_pb2 as pb
+
+INLINE_LIMIT_BYTES: Final = 4 * 1024**3
+
+
+class InlineAssembler:
+    """Collects the chunks of one batch; refuses gaps, overlaps and surplus."""
+
+    def __init__(self, batch: pb.Batch, limit_bytes: int = INLINE_LIMIT_BYTES) -> None:
+        """Allocate for ``batch``.
+
+        Raises:
+            ProtocolError: it claims to be larger than ``limit_bytes``; nothing is allocated then.
+        """
+        if batch.size_bytes > limit_bytes:
+            raise ProtocolError(f"expected a batch of at most {limit_bytes} bytes, got {batch.size_bytes}")
+        self.batch = batch
+        self._payload: NDArray[np.uint8] = np.empty(batch.size_bytes, np.uint8)
+        self._filled_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte is here."""
+        return self._filled_bytes == self._payload.size
+
+    @property
+    def payload(self) -> NDArray[np.uint8]:
+        """The batch's bytes, owned by whoever takes them."""
+        return self._payload
+
+    def add(self, chunk: pb.Chunk) -> None:
+        """Place the next chunk.
+
+        Raises:
+            ProtocolError: it belongs to another batch, or not at this offset.
+        """
+        data = chunk.data
+        end = chunk.offset + len(data)
+        if chunk.seq != self.batch.seq or chunk.offset != self._filled_bytes or end > self._payload.shape[0]:
+            raise ProtocolError(
+                f"expected batch {self.batch.seq} to go on at byte {self._filled_bytes} of {self._payload.shape[0]},"
+                f" got batch {chunk.seq} bytes [{chunk.offset}, {end})"
+            )
+        self._payload[chunk.offset : end] = np.frombuffer(data, np.uint8)
+        self._filled_bytes = end

@@ -1,0 +1,236 @@
+"""One pass over a dataset: when slots go back, when ranks stop, what counts as taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from feedd_client.batch import split_rows
+from feedd_client.errors import FeedError
+from feedd_client.session import Position
+from feedd_client.values import Batch, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd_client.agreement import Join
+    from feedd_client.feeder import Feeder
+    from feedd_client.session import Lease, Session
+    from feedd_client.shm import Mapping
+    from feedd_client.stats import LoaderStats
+
+_log: Final = logging.getLogger("feedd_client")
+inherited: list[object] = []  # what a fork copied: never finalised in the child, because it is the parent's
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """How one pass behaves.
+
+    Attributes:
+        copy: hand out private copies instead of views.
+        join: settles the common end of all ranks; None: this rank ends by itself.
+        step_limit: steps after which to end, where all ranks' steps are known ahead.
+        skip_rows: samples of the first batch that were taken before (batch_size=None).
+    """
+
+    copy: bool = False
+    join: Join | None = None
+    step_limit: int | None = None
+    skip_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PassHooks:
+    """What a pass tells its dataset.
+
+    Attributes:
+        commit: the trainer took everything before this position.
+        finish: the trainer saw the end of this epoch, after that many steps of the rank.
+        retire: the pass is over; the session, if it can serve another.
+    """
+
+    commit: Callable[[Position], None]
+    finish: Callable[[int, int], None]
+    retire: Callable[[Session | None], None]
+
+
+class FeedIterator(Iterator[Item], Generic[Item]):
+    """Base of both kinds of pass. Used by one thread; ``interrupt`` by any.
+
+    Attributes:
+        auto_commit: report positions as items are handed out. A prefetching wrapper sets it to False and
+            reports ``position`` itself when the trainer takes the item.
+        position: first thing not handed out yet.
+        end: (epoch, steps of the rank) once the epoch is over.
+    """
+
+    def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
+        self.auto_commit = True
+        self.position = Position()
+        self.end: tuple[int, int] | None = None
+        self._pid = os.getpid()
+        self._feeder = feeder
+        self._plan = plan
+        self._hooks = hooks
+        self._stats = stats
+        self._began_s = time.perf_counter()
+        self._lease: Lease | None = None
+        self._taken_steps = 0
+        self._closed = False
+
+    def __iter__(self) -> FeedIterator[Item]:
+        return self
+
+    @property
+    def mapping(self) -> Mapping | None:
+        """The arena the latest batch lies in; None when it travelled inline."""
+        session = self._feeder.session
+        return None if session is None else session.mapping
+
+    def interrupt(self) -> None:
+        """Make a blocked ``next`` in another thread raise."""
+        self._feeder.interrupt()
+
+    def close(self) -> None:
+        """End the pass. The last batch stays valid for as long as its tensors live; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            inherited.append(self._feeder)
+            return
+        lease, self._lease = self._lease, None
+        self._hooks.retire(self._feeder.close(lease))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
+    def _next_batch(self) -> tuple[Batch, int] | None:
+        """Return the next batch and how many of its rows count, or None at the end."""
+        if self._closed:
+            return None
+        if self._pid != os.getpid():
+            raise FeedError("expected the process that began this pass, got a fork of it", hint="call iter() again")
+        self._give_back_previous()
+        try:
+            rows = self._agreed_rows()
+            lease = self._feeder.take() if rows != 0 else None
+            if lease is None:
+                self._end()
+                return None
+            self._lease = lease
+            message = lease.message
+            session = self._feeder.session
+            assert session is not None
+            payload = lease.payload
+            if self._plan.copy and lease.slot >= 0:
+                payload = payload.copy()
+            batch = session.decoder.decode(payload, message.regions, message.rows)
+        except BaseException:
+            self.close()
+            raise
+        if self._plan.copy:
+            del payload
+            self._give_back_previous()
+        cursor = message.cursor
+        self.position = Position(cursor.epoch, self._feeder.next_step, cursor.anchor_window, cursor.anchor_sample)
+        self._taken_steps += 1
+        if self._stats.time_to_first_batch_s is None:
+            self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s
+        return batch, message.rows if rows is None else min(rows, message.rows)
+
+    def _agreed_rows(self) -> int | None:
+        """Return the rows every rank has at this step, 0 to stop, None where nobody asks."""
+        limit, join = self._plan.step_limit, self._plan.join
+        if limit is not None and self._taken_steps >= limit:
+            return 0
+        if join is None:
+            return None
+        for _ in range(join.to_post):
+            join.post(self._feeder.rows_ahead(join.lookahead + 1 - join.to_post))
+        return join.settle()
+
+    def _give_back_previous(self) -> None:
+        lease = self._lease
+        if lease is not None:
+            self._lease = None
+            self._feeder.give_back(lease)
+
+    def _end(self) -> None:
+        epoch = self._feeder.epoch
+        left_count = self._leftover_count()
+        if left_count:
+            self._stats.leftover_batches += left_count
+            _log.warning(
+                "epoch %d ended after %d steps on all ranks; at least %d batches of this rank were left out",
+                epoch,
+                self._taken_steps,
+                left_count,
+            )
+        ended = self._feeder.ended
+        self.end = (epoch, self._feeder.next_step if ended is None else ended.steps)
+        self.close()
+        if self.auto_commit:
+            self._hooks.finish(*self.end)
+
+    def _leftover_count(self) -> int:
+        if self._plan.join is None and self._plan.step_limit is None:
+            return 0
+        known = self._feeder.known_steps
+        left = self._feeder.waiting_count
+        return left if known is None else max(known - self._feeder.next_step, left)
+
+
+class BatchIterator(FeedIterator[Batch]):
+    """A pass in batches."""
+
+    def __next__(self) -> Batch:
+        taken = self._next_batch()
+        if taken is None:
+            raise StopIteration
+        batch, rows = taken
+        stats = self._stats
+        stats.batches += 1
+        stats.samples += rows
+        if self.auto_commit:
+            self._hooks.commit(self.position)
+        return batch
+
+
+class SampleIterator(FeedIterator[Sample]):
+    """A pass in single samples: they travel in batches, and are handed out one at a time."""
+
+    def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
+        super().__init__(feeder, plan, hooks, stats)
+        self._samples: Iterator[tuple[Position, dict[str, Any]]] = iter(())
+        self._skip_rows = plan.skip_rows
+
+    def __next__(self) -> Sample:
+        for position, sample in self._samples:
+            self.position = position
+            self._stats.batches += 1
+            self._stats.samples += 1
+            if self.auto_commit:
+                self._hooks.commit(position)
+            return sample
+        self._samples = iter(())  # drops the last views of the slot that is about to go back
+        before = self._feeder.next_position
+        taken = self._next_batch()
+        if taken is None:
+            raise StopIteration
+        batch, rows = taken
+        skip, self._skip_rows = self._skip_rows, 0
+        if skip >= rows:
+            return self.__next__()
+        after = self.position
+        inside = [replace(before, row=row + 1) for row in range(rows - 1)]
+        singles = split_rows(batch, rows)
+        self._samples = iter(list(zip([*inside, after], singles, strict=True))[skip:])
+        return self.__next__()

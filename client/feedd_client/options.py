@@ -1,0 +1,96 @@
+"""What a FeedDataset was asked for: validated once, frozen, picklable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from feedd_client.errors import BadOptionError
+from feedd_client.values import Shuffle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Sharding = Literal["key", "size", "replicated", "sample"]
+Uneven = Literal["drop", "pad", "repeat", "join", "allow"]
+
+SHARDINGS: Final = ("key", "size", "replicated", "sample")
+UNEVENS: Final = ("drop", "pad", "repeat", "join", "allow")
+SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of this many, amortising the lease
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """The frozen form of FeedDataset's arguments; units and meaning as there."""
+
+    urls: tuple[str, ...]
+    batch_size: int | None
+    fields: tuple[tuple[str, str], ...]
+    shuffle: Shuffle | None
+    seed: int
+    sharding: str
+    uneven: str | None
+    keys: bool
+    copy: bool
+    prefetch: int
+    max_bad_samples: int
+    open_timeout_s: float
+    reconnect_timeout_s: float
+
+    def __post_init__(self) -> None:
+        _expect(self.batch_size is None or _count(self.batch_size, 1), "batch_size", "None or >= 1", self.batch_size)
+        _expect(_count(self.seed, 0) and self.seed < 2**64, "seed", "an int in [0, 2**64)", self.seed)
+        _expect(self.sharding in SHARDINGS, "sharding", f"one of {', '.join(SHARDINGS)}", self.sharding)
+        known = self.uneven is None or self.uneven in UNEVENS
+        _expect(known, "uneven", f"None or one of {', '.join(UNEVENS)}", self.uneven)
+        _expect(_count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch)
+        _expect(_count(self.max_bad_samples, 0), "max_bad_samples", "an int >= 0", self.max_bad_samples)
+        _expect(self.open_timeout_s > 0, "open_timeout_s", "seconds > 0", self.open_timeout_s)
+        _expect(self.reconnect_timeout_s >= 0, "reconnect_timeout_s", "seconds >= 0", self.reconnect_timeout_s)
+        if self.shuffle is not None and self.shuffle.window_shards is not None:
+            window = self.shuffle.window_shards
+            _expect(_count(window, 1), "shuffle", "window_shards None or >= 1", window)
+
+    @property
+    def wire_batch_size(self) -> int:
+        """Samples per batch on the wire."""
+        return SINGLES_BATCH if self.batch_size is None else self.batch_size
+
+    @property
+    def window_shards(self) -> int:
+        """Shards per shuffle window as the wire says it: 0 is the daemon's default."""
+        return 0 if self.shuffle is None or self.shuffle.window_shards is None else self.shuffle.window_shards
+
+
+def parse_urls(url: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the URLs as a tuple.
+
+    Raises:
+        BadOptionError: none, or something that is not text.
+    """
+    urls = (url,) if isinstance(url, str) else tuple(url)
+    if not urls or not all(isinstance(one, str) and one for one in urls):
+        raise BadOptionError(f"expected one URL or a list of URLs, got {url!r}", object="url")
+    return urls
+
+
+def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more
+    """Return None for no shuffle, else how.
+
+    Raises:
+        BadOptionError: neither a bool nor a Shuffle.
+    """
+    if isinstance(shuffle, Shuffle):
+        return shuffle
+    if not isinstance(shuffle, bool):
+        raise BadOptionError(f"expected True, False or Shuffle(...), got {shuffle!r}", object="shuffle")
+    return Shuffle() if shuffle else None
+
+
+def _count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _expect(ok: bool, name: str, expected: str, got: object) -> None:  # noqa: FBT001 - an assertion's condition
+    if not ok:
+        raise BadOptionError(f"expected {expected}, got {got!r}", object=name)

@@ -1,0 +1,129 @@
+"""Beginning a pass: where this process stands, how uneven ranks end, whether all ranks see the same data."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from torch import distributed as dist
+
+from feedd_client.agreement import LOOKAHEAD_MAX, Agreement, Join, digest, process_group_ready
+from feedd_client.errors import BadOptionError, TopologyError
+from feedd_client.state import recipe_of
+from feedd_client.topology import Topology, detect, from_ranks, local_env
+
+if TYPE_CHECKING:
+    from feedd_client.feeder import Feeder
+    from feedd_client.iterator import PassPlan
+    from feedd_client.options import FeedOptions
+    from feedd_client.session import Position
+
+_WORKERS_HINT: Final = (
+    "use num_workers=0: feedd decodes outside the trainer, so workers gain nothing; or pass uneven='allow'"
+)
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Ranks:
+    """What this process knows of the others. One per dataset and process."""
+
+    def __init__(self, options: FeedOptions, explicit: Topology | None) -> None:
+        self._options = options
+        self._explicit = explicit
+        self._agreement: Agreement | None = None
+
+    def topology(self, *, in_worker: bool) -> Topology:
+        """Return where this process stands; may ask the other ranks, once.
+
+        Raises:
+            TopologyError: launcher variables contradict each other or do not say enough.
+        """
+        if self._explicit is None:
+            if not process_group_ready():
+                return detect(os.environ)
+            self._explicit = self.local_topology() or self._ask(in_worker=in_worker)
+        return self._explicit
+
+    def local_topology(self) -> Topology | None:
+        """Return what can be told without asking other ranks; None where that is not enough, or nobody is there."""
+        if self._explicit is not None or not process_group_ready():
+            return self._explicit
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        return Topology() if world_size == 1 else local_env(os.environ, rank, world_size)
+
+    def uneven(self, topology: Topology, *, in_worker: bool) -> str:
+        """Return "join" or "allow".
+
+        Raises:
+            BadOptionError: what was asked for cannot be had here; says what can.
+        """
+        asked = self._options.uneven
+        if topology.world_size == 1 or asked == "allow":
+            return "allow"
+        if asked in {"drop", "pad", "repeat"}:
+            raise BadOptionError(
+                f"expected sample counts for uneven={asked!r}, which this daemon version does not know for tar",
+                object="uneven",
+                hint="use uneven='join', or 'allow'",
+            )
+        if in_worker:
+            raise BadOptionError(
+                "expected the process that owns torch.distributed to iterate, got a DataLoader worker",
+                object="uneven",
+                hint=_WORKERS_HINT,
+            )
+        if not self._can_agree(topology):
+            raise BadOptionError(
+                f"expected torch.distributed with {topology.world_size} ranks to let all ranks end together, got none",
+                object="uneven",
+                hint="initialise torch.distributed first, or pass uneven='allow'",
+            )
+        return "join"
+
+    def agree(self, plan: PassPlan, feeder: Feeder, start: Position, topology: Topology, uneven: str) -> PassPlan:
+        """Compare data and position with all ranks where they can be asked, and settle how the pass ends.
+
+        Raises:
+            RanksDisagree: they differ.
+        """
+        session = feeder.session
+        if topology.world_size == 1 or session is None or not self._can_agree(topology):
+            return plan
+        print_bytes = session.granted.fingerprint.ljust(16, b"\0")
+        facts = {
+            "dataset fingerprint": digest(print_bytes),
+            "recipe": digest(recipe_of(self._options), self._options.urls),
+            "uneven": digest(uneven),
+            "epoch": start.epoch,
+            "step": start.step,
+            "row": start.row,
+        }
+        steps = -1 if feeder.known_steps is None else feeder.known_steps
+        least = self._group().compare(facts, {"slots": session.slot_count, "steps": steps})
+        if uneven != "join":
+            return plan
+        if least["steps"] >= 0:
+            return replace(plan, step_limit=max(least["steps"] - start.step, 0))
+        # the user holds one slot and the daemon should fill another while the ones ahead wait here
+        return replace(plan, join=Join(self._group(), max(0, min(LOOKAHEAD_MAX, least["slots"] - 2))))
+
+    def _can_agree(self, topology: Topology) -> bool:
+        return process_group_ready() and dist.get_world_size() == topology.world_size
+
+    def _group(self) -> Agreement:
+        if self._agreement is None:
+            self._agreement = Agreement(self._options.open_timeout_s + self._options.reconnect_timeout_s)
+        return self._agreement
+
+    def _ask(self, *, in_worker: bool) -> Topology:
+        if in_worker:
+            raise TopologyError(
+                "expected LOCAL_RANK and LOCAL_WORLD_SIZE in a DataLoader worker, got neither",
+                hint="pass topology=Topology(...), or use num_workers=0",
+            )
+        boot = _BOOT_ID.read_text(encoding="ascii") if _BOOT_ID.exists() else ""
+        hosts = self._group().gather([digest(socket.gethostname(), boot)])
+        return from_ranks(dist.get_rank(), [host[0] for host in hosts])

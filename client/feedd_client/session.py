@@ -1,0 +1,298 @@
+"""One opened dataset on one daemon, and one stream of leases on it. No reconnecting here: see feeder.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc
+
+from feedd_client import shm
+from feedd_client._version import PROTOCOL_MAJOR
+from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.batch import BatchDecoder
+from feedd_client.errors import DaemonVersionError, FeedError, ProtocolError
+from feedd_client.inline import InlineAssembler
+from feedd_client.transport import Endpoint, from_message, translate, unreachable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_log: Final = logging.getLogger("feedd_client")
+CLOSE_TIMEOUT_S: Final = 1.0
+FINISH_TIMEOUT_S: Final = 0.25  # how long an early end waits for batches already granted, to keep the session
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A resume position: the next step wanted, and the anchor that spares the daemon recounting."""
+
+    epoch: int = 0
+    step: int = 0
+    anchor_window: int = 0
+    anchor_sample: int = 0
+    row: int = 0  # batch_size=None: samples of that step already taken
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One batch as it arrived. ``slot`` is -1 for an inline batch, whose payload is ours."""
+
+    payload: NDArray[np.uint8]
+    message: pb.Batch
+    slot: int
+    generation: int
+
+
+class Session:
+    """What Open granted. Slots held by the user survive the stream they came on."""
+
+    def __init__(self, endpoint: Endpoint, granted: pb.OpenResponse) -> None:
+        """Take over a granted session; attaches its arena where that is possible.
+
+        Raises:
+            DaemonVersionError: the daemon speaks another major version.
+            ProtocolError: specs or arena are not understood.
+        """
+        if granted.version.major != PROTOCOL_MAJOR:
+            raise DaemonVersionError(
+                f"expected protocol version {PROTOCOL_MAJOR}.x, got {granted.version.major}.{granted.version.minor}",
+                object=endpoint.address.text,
+                hint="install the same release of feedd and feedd-client",
+            )
+        if granted.slot_count < 1:
+            raise ProtocolError(f"expected at least one slot, got {granted.slot_count}")
+        self.endpoint = endpoint
+        self.pid = os.getpid()
+        self.id = granted.session_id
+        self.granted = granted
+        self.slot_count = granted.slot_count
+        self.decoder = BatchDecoder(granted.specs)
+        self.mapping = _attach(granted)
+        self.generations: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+        self.stream: Stream | None = None
+        self.fresh = True
+
+    def give_back(self, slot: int, generation: int) -> None:
+        """Return a slot; from any thread, also from the garbage collector. Twice is harmless."""
+        if self.pid == os.getpid() and self.held.get(slot) == generation:
+            self.held.pop(slot, None)
+            stream = self.stream
+            if stream is not None:
+                stream.give_back_late(slot, generation)
+
+    def give_back_with(self, lease: Lease) -> None:
+        """Return the lease's slot once nothing reads its memory any more."""
+        if lease.slot >= 0:
+            weakref.finalize(lease.payload, self.give_back, lease.slot, lease.generation).atexit = False
+
+    def close(self) -> None:
+        """Tell the daemon; the arena stays mapped while views of it live."""
+        self.endpoint.close_session(self.id, CLOSE_TIMEOUT_S)
+        self.mapping = None
+
+
+def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
+    if not granted.HasField("arena"):
+        return None
+    arena = granted.arena
+    if granted.slot_count * arena.slot_bytes > arena.size_bytes:
+        raise ProtocolError(
+            f"expected {granted.slot_count} slots of {arena.slot_bytes} bytes in the arena, got {arena.size_bytes}"
+        )
+    try:
+        return shm.attach(arena.socket_path, arena.token, arena.size_bytes)
+    except OSError as error:
+        _log.warning(
+            "shared memory of the daemon cannot be attached (%s: %s); batches travel inline, at several times the"
+            " cost. In a container, mount the socket's directory.",
+            arena.socket_path,
+            error,
+        )
+        return None
+
+
+class Stream:
+    """One Feed.Stream call. Used by one thread; ``give_back_late`` and ``cancel`` by any."""
+
+    def __init__(self, session: Session, start: Position, stride: int) -> None:
+        """Start at ``start``; the consumer takes every ``stride``-th step.
+
+        Everything returned so far is said again: the end of the last stream may have lost it, and a daemon
+        ignores what it knows.
+        """
+        self.ready: list[Lease] = []
+        self.end: pb.EndOfEpoch | None = None
+        self.known_steps: int | None = None
+        self.received_bytes = 0
+        self._session = session
+        self._epoch = start.epoch
+        self._step = start.step
+        self._stride = stride
+        self._seq = 0
+        self._assembling: InlineAssembler | None = None
+        self._returns: list[pb.Release] = []
+        self._credits = 0
+        # Slots the user still holds from an earlier stream. Popping one is the claim to return it, so that the
+        # garbage collector (any thread, any moment) and this constructor never return the same one twice.
+        self._owed = dict(session.held)
+        self._outstanding = session.slot_count - len(self._owed)
+        cursor = pb.Cursor(
+            epoch=start.epoch,
+            step=start.step,
+            anchor_window=start.anchor_window,
+            anchor_sample=start.anchor_sample,
+        )
+        free = [(slot, last) for slot, last in session.generations.items() if slot not in self._owed]
+        request = pb.StreamRequest(
+            start=pb.StreamStart(session_id=session.id, next=cursor, inline_only=session.mapping is None),
+            credits=self._outstanding,
+            releases=[pb.Release(slot=slot, generation=last) for slot, last in free],
+        )
+        self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
+        self._requests.put(request)
+        # The iterator must not refer to this object: gRPC's sender thread holds it until the None arrives.
+        self._call = session.endpoint.stub.Stream(iter(self._requests.get, None))
+        session.stream = self
+        session.fresh = False
+        for slot, generation in tuple(self._owed.items()):
+            if slot not in session.held:
+                self.give_back_late(slot, generation)
+
+    def receive(self) -> None:
+        """Wait for one message and take it in.
+
+        Raises:
+            FeedError: what the daemon said, a broken contract, or (``reconnect``) a lost stream.
+        """
+        try:
+            response = next(self._call)
+        except StopIteration:
+            raise unreachable(self._session.endpoint.address, "a stream that ended before its epoch") from None
+        except grpc.RpcError as error:
+            raise translate(error, self._session.endpoint.address) from error
+        if response.HasField("error"):
+            raise from_message(response.error)
+        if response.HasField("known_steps"):
+            self.known_steps = response.known_steps
+        for batch in response.batches:
+            self._take(batch)
+        if response.HasField("chunk"):
+            self._take_chunk(response.chunk)
+        if response.HasField("end"):
+            if response.end.epoch != self._epoch or self._assembling is not None:
+                raise ProtocolError(f"expected the end of epoch {self._epoch}, got that of {response.end.epoch}")
+            self.end = response.end
+
+    def give_back(self, lease: Lease) -> None:
+        """Return a batch with the next request that goes out."""
+        if lease.slot >= 0:
+            if self._session.held.pop(lease.slot, None) is None:
+                return
+            self._returns.append(pb.Release(slot=lease.slot, generation=lease.generation))
+        self._credits += 1
+        if self._credits * 2 >= self._session.slot_count:
+            self.flush()
+
+    def give_back_late(self, slot: int, generation: int) -> None:
+        """Return a slot that came on an earlier stream, at once."""
+        if self._owed.pop(slot, None) is not None:
+            release = pb.Release(slot=slot, generation=generation)
+            self._requests.put(pb.StreamRequest(credits=1, releases=[release]))
+
+    def flush(self) -> None:
+        """Send what was returned."""
+        if self._credits:
+            self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
+            self._outstanding += self._credits
+            self._returns, self._credits = [], 0
+
+    def finish(self) -> bool:
+        """End the stream; True where the session can serve another one: nothing is on its way to us any more.
+
+        After the epoch's end that is so at once. Before it, the batches already granted are waited for briefly.
+        """
+        timer = threading.Timer(FINISH_TIMEOUT_S, self._call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            if self.end is not None:
+                self.flush()
+                self._requests.put(None)
+                for _ in self._call:  # lets the last returns reach the daemon
+                    pass
+            while self.end is None and (self._outstanding > 0 or self._assembling is not None):
+                self.receive()
+                for lease in self.ready:  # returned, but without credit: the next stream's start says so
+                    self._session.held.pop(lease.slot, None)
+                self.ready.clear()
+        except (grpc.RpcError, FeedError) as error:
+            _log.debug("stream not finished: %r", error)
+            return self.end is not None
+        else:
+            return True
+        finally:
+            timer.cancel()
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the stream now; a blocked ``receive`` raises. Idempotent."""
+        if self._session.pid != os.getpid():  # after a fork the call is the parent's
+            return
+        self._requests.put(None)
+        self._call.cancel()
+        if self._session.stream is self:
+            self._session.stream = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_call"):
+            self.cancel()
+
+    def _take(self, batch: pb.Batch) -> None:
+        cursor = batch.cursor
+        if batch.seq != self._seq or cursor.epoch != self._epoch or cursor.step != self._step or self._assembling:
+            raise ProtocolError(
+                f"expected batch {self._seq} to be step {self._step} of epoch {self._epoch},"
+                f" got batch {batch.seq}: step {cursor.step} of epoch {cursor.epoch}"
+            )
+        self._seq += 1
+        self._step += self._stride
+        self._outstanding -= 1
+        self.received_bytes += batch.size_bytes
+        if batch.inline:
+            self._assembling = InlineAssembler(batch)
+            self._take_if_complete(self._assembling)
+        else:
+            self._take_slot(batch)
+
+    def _take_slot(self, batch: pb.Batch) -> None:
+        session, slot, generation = self._session, batch.slot, batch.generation
+        if session.mapping is None or not 0 <= slot < session.slot_count:
+            raise ProtocolError(f"expected a slot below {session.slot_count} of an attached arena, got {slot}")
+        slot_bytes = session.granted.arena.slot_bytes
+        if slot in session.held or generation <= session.generations.get(slot, -1) or batch.size_bytes > slot_bytes:
+            raise ProtocolError(
+                f"expected a free slot of a new generation and at most {slot_bytes} bytes,"
+                f" got slot {slot} generation {generation} with {batch.size_bytes} bytes"
+            )
+        session.generations[slot] = session.held[slot] = generation
+        payload = session.mapping.view(slot * slot_bytes, batch.size_bytes)
+        self.ready.append(Lease(payload, batch, slot, generation))
+
+    def _take_chunk(self, chunk: pb.Chunk) -> None:
+        if self._assembling is None:
+            raise ProtocolError(f"expected a batch before its chunks, got a chunk of batch {chunk.seq}")
+        self._assembling.add(chunk)
+        self._take_if_complete(self._assembling)
+
+    def _take_if_complete(self, assembler: InlineAssembler) -> None:
+        if assembler.complete:
+            self._assembling = None
+            self.ready.append(Lease(assembler.payload, assembler.batch, -1, 0))

@@ -1,0 +1,174 @@
+"""The arena: one memfd of slots, mapped into this process, handed over by the daemon on a Unix socket.
+
+Whoever holds a view of the mapping keeps it mapped, and the mapping keeps its connection to the daemon:
+when that ends (the views died, or the process did, however it died) the daemon takes the slots back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import weakref
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd_client.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+ARENA_GREETING: Final = b"ARENA"
+HOLD_GREETING: Final = b"HOLD!"
+TOKEN_BYTES: Final = 16
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+_YES: Final = b"\x01"
+
+_mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
+_holds: list[socket.socket] = []
+
+
+class Mapping(mmap.mmap):
+    """A mapped arena. Never closed by hand: it ends with its last view.
+
+    Attributes:
+        lifeline: connection whose end tells the daemon that nothing here reads the slots any more.
+        pid: process that mapped it.
+        on_unmap: called once before the memory goes away, in the process that mapped it only.
+    """
+
+    lifeline: socket.socket | None
+    pid: int
+    on_unmap: list[Callable[[], None]]
+
+    def __del__(self) -> None:
+        # Runs before mmap's own deallocation: memory registered with CUDA must be unregistered while mapped.
+        callbacks, lifeline = getattr(self, "on_unmap", []), getattr(self, "lifeline", None)
+        if callbacks and self.pid == os.getpid():
+            for callback in callbacks:
+                callback()
+        if lifeline is not None:
+            lifeline.close()
+
+    # identity, not content: mmap compares like bytes in some versions, and WeakSet needs a hash
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def address(self) -> int:
+        """Where the mapping begins in this process."""
+        return np.frombuffer(self, np.uint8, 1).ctypes.data
+
+    def view(self, start: int, size_bytes: int) -> NDArray[np.uint8]:
+        """Return ``[start, start + size_bytes)`` without copying; arrays made from it keep it alive.
+
+        Raises:
+            ProtocolError: that lies outside the arena.
+        """
+        if start < 0 or size_bytes < 0 or start + size_bytes > len(self):
+            raise ProtocolError(f"expected a batch within {len(self)} arena bytes, got [{start}, {start + size_bytes})")
+        return np.ndarray((size_bytes,), np.uint8, self, start)
+
+
+def attach(socket_path: str, token: bytes, size_bytes: int) -> Mapping:
+    """Fetch and map an arena.
+
+    Raises:
+        OSError: the socket cannot be reached, or the daemon refused the token (PermissionError).
+        ProtocolError: what came is not an arena of that size.
+    """
+    if len(token) != TOKEN_BYTES or size_bytes <= 0:
+        raise ProtocolError(f"expected a {TOKEN_BYTES}-byte token and a size, got {len(token)} and {size_bytes}")
+    lifeline, fds = _greet(socket_path, ARENA_GREETING + token)
+    try:
+        mapping = _map(fds, size_bytes, socket_path)
+    except BaseException:
+        lifeline.close()
+        raise
+    finally:
+        for fd in fds:
+            os.close(fd)
+    mapping.lifeline, mapping.pid, mapping.on_unmap = lifeline, os.getpid(), []
+    _mappings.add(mapping)
+    return mapping
+
+
+def _map(fds: list[int], size_bytes: int, socket_path: str) -> Mapping:
+    if len(fds) != 1:
+        raise ProtocolError(f"expected one file descriptor, got {len(fds)}", object=socket_path)
+    got_bytes = os.fstat(fds[0]).st_size
+    if got_bytes < size_bytes:  # reading past a file's end is SIGBUS, not an error
+        raise ProtocolError(f"expected an arena of {size_bytes} bytes, got {got_bytes}", object=socket_path)
+    # Writable: a host batch is the trainer's until the next one, in-place operations included.
+    return Mapping(fds[0], size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def hold(socket_path: str) -> None:
+    """Keep an ephemeral daemon alive for as long as this process lives.
+
+    Raises:
+        OSError: nobody accepts, or the daemon is about to end.
+    """
+    lifeline, fds = _greet(socket_path, HOLD_GREETING + bytes(TOKEN_BYTES))
+    for fd in fds:
+        os.close(fd)
+    _holds.append(lifeline)
+
+
+def holds_alive() -> bool:
+    """Tell whether a lifeline of this process still has a daemon at its other end."""
+    for lifeline in list(_holds):
+        try:
+            ended = lifeline.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            ended = True
+        if ended:
+            lifeline.close()
+            _holds.remove(lifeline)
+    return bool(_holds)
+
+
+def _greet(socket_path: str, greeting: bytes) -> tuple[socket.socket, list[int]]:
+    unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        unix.settimeout(HANDSHAKE_TIMEOUT_S)
+        unix.connect(socket_path)
+        unix.sendall(greeting)
+        return unix, _answer(unix)
+    except BaseException:
+        unix.close()
+        raise
+
+
+def _answer(unix: socket.socket) -> list[int]:
+    answer, fds, _, _ = socket.recv_fds(unix, 1, 4, socket.MSG_CMSG_CLOEXEC)
+    if answer != _YES:
+        for fd in fds:
+            os.close(fd)
+        raise PermissionError(f"the daemon refused ({answer!r})")
+    unix.settimeout(None)
+    return fds
+
+
+def _after_fork_in_child() -> None:
+    # A child's copy of the connection would keep the daemon waiting after the parent died. Only this process'
+    # descriptors are closed here; the parent's connection goes on.
+    for mapping in list(_mappings):
+        if mapping.lifeline is not None:
+            mapping.lifeline.close()
+            mapping.lifeline = None
+    while _holds:
+        with contextlib.suppress(OSError):
+            _holds.pop().close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

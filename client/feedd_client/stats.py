@@ -1,0 +1,37 @@
+"""What an iterating dataset counts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """Counters since the dataset was made, in this process.
+
+    Attributes:
+        batches: batches (or samples, where one at a time) handed out.
+        samples: rows in them.
+        bytes: payload bytes received.
+        bad_samples: samples the daemon dropped under ``max_bad_samples``.
+        wait_s: time spent waiting for the daemon; over wall time, the share of steps that is input-bound.
+        time_to_first_batch_s: from the start of the first iteration to its first batch; None before.
+        reconnects: streams resumed after they were lost.
+        leftover_batches: batches of this rank that ``uneven="join"`` left out, as far as known.
+        transport: "slot" (shared memory), "inline", or "" before the first batch.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    bad_samples: int = 0
+    wait_s: float = 0.0
+    time_to_first_batch_s: float | None = None
+    reconnects: int = 0
+    leftover_batches: int = 0
+    transport: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a plain, JSON-able dict."""
+        return asdict(self)

@@ -1,0 +1,215 @@
+"""Where this process stands among all trainer processes: a pure function of the environment and a few files."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from feedd_client.errors import TopologyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SAGEMAKER_FILE: Final = Path("/opt/ml/input/config/resourceconfig.json")
+_HINT: Final = "pass topology=Topology(world_size=..., rank=..., ...)"
+# (names of) world size, rank, local size, local rank
+_MPI_FAMILIES: Final = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Where a trainer process stands, in torchrun's words. The default is a single process.
+
+    Raises:
+        TopologyError: values that contradict each other.
+    """
+
+    world_size: int = 1
+    rank: int = 0
+    local_world_size: int = 1
+    local_rank: int = 0
+    node_count: int = 1
+    node_rank: int = 0
+
+    def __post_init__(self) -> None:
+        pairs = (
+            ("rank", self.rank, "world_size", self.world_size),
+            ("local_rank", self.local_rank, "local_world_size", self.local_world_size),
+            ("node_rank", self.node_rank, "node_count", self.node_count),
+        )
+        for name, value, bound_name, bound in pairs:
+            if not 0 <= value < bound:
+                raise TopologyError(f"expected 0 <= {name} < {bound_name} ({bound}), got {value}", hint=_HINT)
+        if self.local_world_size + self.node_count - 1 > self.world_size:
+            raise TopologyError(
+                f"expected at least {self.local_world_size + self.node_count - 1} ranks for {self.node_count} nodes,"
+                f" one of them with {self.local_world_size}, got world_size {self.world_size}",
+                hint=_HINT,
+            )
+        if self.node_count == 1 and (self.local_world_size, self.local_rank) != (self.world_size, self.rank):
+            raise TopologyError(
+                f"expected local rank and size to equal rank and size on one node, got {asdict(self)}", hint=_HINT
+            )
+
+
+def detect(env: Mapping[str, str], *, sagemaker_file: Path = SAGEMAKER_FILE) -> Topology:
+    """Return what the launcher's variables say: torchrun, Slurm, MPI, SageMaker, JobSet; else a single process.
+
+    Raises:
+        TopologyError: they contradict each other or do not say enough.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return _from_torchrun(env, sagemaker_file)
+    if "SLURM_PROCID" in env and ("SLURM_STEP_ID" in env or "SLURM_STEPID" in env):
+        return _from_slurm(env)
+    for names in _MPI_FAMILIES:
+        if names[0] in env and names[1] in env:
+            return _from_mpi(env, names)
+    hosts = _sagemaker_hosts(env, sagemaker_file)
+    if hosts is not None:
+        return _one_per_node(*hosts)
+    if "JOB_COMPLETION_INDEX" in env:
+        return _from_jobset(env)
+    return Topology()
+
+
+def from_ranks(rank: int, hosts: Sequence[int]) -> Topology:
+    """Return the topology of ``rank`` when ``hosts[r]`` identifies the machine of rank ``r``."""
+    nodes = list(dict.fromkeys(hosts))
+    mine = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return Topology(len(hosts), rank, len(mine), mine.index(rank), len(nodes), nodes.index(hosts[rank]))
+
+
+def local_env(env: Mapping[str, str], rank: int, world_size: int) -> Topology | None:
+    """Return the launcher's topology if it fits a process group's rank and size, else None."""
+    try:
+        found = detect({**env, "RANK": str(rank), "WORLD_SIZE": str(world_size)} if "LOCAL_RANK" in env else env)
+    except TopologyError:
+        return None
+    return found if (found.rank, found.world_size) == (rank, world_size) else None
+
+
+def _from_torchrun(env: Mapping[str, str], sagemaker_file: Path) -> Topology:
+    world_size, rank = _number(env, "WORLD_SIZE"), _number(env, "RANK")
+    if world_size == 1:
+        return Topology(1, rank)
+    local_names = [name for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if name not in env]
+    if local_names:
+        hosts = _sagemaker_hosts(env, sagemaker_file)
+        if hosts is not None and (len(hosts[0]), hosts[0].index(hosts[1])) == (world_size, rank):
+            return _one_per_node(*hosts)
+        raise TopologyError(
+            f"expected {' and '.join(local_names)} beside RANK and WORLD_SIZE={world_size}, got nothing",
+            hint=f"start the processes with torchrun, or {_HINT}",
+        )
+    local_size, local_rank = _number(env, "LOCAL_WORLD_SIZE"), _number(env, "LOCAL_RANK")
+    if "GROUP_RANK" in env or "NODE_RANK" in env:
+        node_rank = _number(env, "GROUP_RANK" if "GROUP_RANK" in env else "NODE_RANK")
+        node_count = _number(env, "GROUP_WORLD_SIZE") if "GROUP_WORLD_SIZE" in env else world_size // local_size
+        return Topology(world_size, rank, local_size, local_rank, node_count, node_rank)
+    return _node_by_node(world_size, rank, local_size, local_rank)
+
+
+def _from_slurm(env: Mapping[str, str]) -> Topology:
+    def first(*names: str) -> str:
+        for name in names:
+            if name in env:
+                return name
+        raise TopologyError(f"expected one of {', '.join(names)} in a Slurm step, got none", hint=_HINT)
+
+    world_size = _number(env, first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"))
+    node_count = _number(env, first("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"))
+    node_rank = _number(env, "SLURM_NODEID")
+    tasks = _slurm_counts(env[first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")])
+    if len(tasks) != node_count or sum(tasks) != world_size or not 0 <= node_rank < node_count:
+        raise TopologyError(
+            f"expected tasks per node {tasks} to cover {node_count} nodes and {world_size} tasks,"
+            f" got node {node_rank}, {len(tasks)} nodes and {sum(tasks)} tasks",
+            hint=_HINT,
+        )
+    local = (tasks[node_rank], _number(env, "SLURM_LOCALID"))
+    return Topology(world_size, _number(env, "SLURM_PROCID"), *local, node_count, node_rank)
+
+
+def _slurm_counts(text: str) -> list[int]:
+    """Expand Slurm's ``4(x2),2`` into one count per node."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise TopologyError(f"expected tasks per node like 4(x2),2, got {text!r}", hint=_HINT)
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _from_mpi(env: Mapping[str, str], names: tuple[str, str, str, str]) -> Topology:
+    world_size, rank = _number(env, names[0]), _number(env, names[1])
+    if world_size == 1:
+        return Topology(1, rank)
+    return _node_by_node(world_size, rank, _number(env, names[2]), _number(env, names[3]))
+
+
+def _from_jobset(env: Mapping[str, str]) -> Topology:
+    index = _number(env, "JOB_COMPLETION_INDEX")
+    for name in ("PET_NNODES", "NNODES", "NODE_COUNT"):
+        if name in env:
+            count = _number(env, name)
+            return Topology(count, index, 1, 0, count, index)
+    raise TopologyError(
+        "expected NNODES or PET_NNODES beside JOB_COMPLETION_INDEX, got neither",
+        hint=f"set NNODES in the pod template, or {_HINT}",
+    )
+
+
+def _sagemaker_hosts(env: Mapping[str, str], path: Path) -> tuple[list[str], str] | None:
+    """Return (all hosts in order, this host) from the job's file or variables, or None outside SageMaker."""
+    try:
+        if path.is_file():
+            config = json.loads(path.read_text(encoding="utf-8"))
+            hosts, current = config["hosts"], config["current_host"]
+        elif "SM_HOSTS" in env and "SM_CURRENT_HOST" in env:
+            hosts, current = json.loads(env["SM_HOSTS"]), env["SM_CURRENT_HOST"]
+        else:
+            return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TopologyError(f"expected hosts and current_host, got {error!r}", object=str(path), hint=_HINT) from error
+    hosts = sorted(hosts, key=lambda host: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", host)])
+    if current not in hosts:
+        raise TopologyError(f"expected current host among {hosts}, got {current!r}", object=str(path), hint=_HINT)
+    return hosts, current
+
+
+def _one_per_node(hosts: list[str], current: str) -> Topology:
+    index = hosts.index(current)
+    return Topology(len(hosts), index, 1, 0, len(hosts), index)
+
+
+def _node_by_node(world_size: int, rank: int, local_size: int, local_rank: int) -> Topology:
+    """Nodes of equal size, filled one after the other."""
+    first = rank - local_rank
+    if local_size < 1 or world_size % local_size or first % local_size:
+        raise TopologyError(
+            f"expected ranks placed node by node, {local_size} to each, got rank {rank} of {world_size}"
+            f" as local rank {local_rank}",
+            hint=_HINT,
+        )
+    return Topology(world_size, rank, local_size, local_rank, world_size // local_size, first // local_size)
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        value = int(env[name])
+    except KeyError:
+        raise TopologyError(f"expected {name} to be set, got nothing", object=name, hint=_HINT) from None
+    except ValueError:
+        raise TopologyError(f"expected a number, got {env[name]!r}", object=name, hint=_HINT) from None
+    if value < 0:
+        raise TopologyError(f"expected 0 or more, got {value}", object=name, hint=_HINT)
+    return value

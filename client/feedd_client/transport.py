@@ -1,0 +1,196 @@
+"""The border to gRPC: addresses, channels, and the one place where its errors become ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
+
+from feedd_client._wire import feedd_pb2 as pb
+from feedd_client._wire import feedd_pb2_grpc as stubs
+from feedd_client.errors import (
+    AccessDenied,
+    BadOptionError,
+    BadRequestError,
+    DaemonError,
+    DaemonUnreachable,
+    DaemonVersionError,
+    DatasetNotFound,
+    FeedError,
+    ResourceError,
+    UnsupportedError,
+    from_wire,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONNECT_TIMEOUT_S: Final = 5.0
+MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
+ERROR_TRAILER: Final = "feedd-error-bin"
+# Servers count pings without data more often than every 5 minutes as abuse, by default; stay under that.
+KEEPALIVE_MS: Final = 310_000
+
+_OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.enable_http_proxy", 0),  # the daemon is on this node or on the cluster network
+    ("grpc.enable_retries", 0),  # streams are resumed from a cursor, which gRPC cannot know
+    ("grpc.use_local_subchannel_pool", 1),  # a fresh channel must not inherit another one's back-off
+]
+
+_BY_STATUS: Final[dict[grpc.StatusCode, type[FeedError]]] = {
+    grpc.StatusCode.UNIMPLEMENTED: DaemonVersionError,
+    grpc.StatusCode.PERMISSION_DENIED: AccessDenied,
+    grpc.StatusCode.UNAUTHENTICATED: AccessDenied,
+    grpc.StatusCode.INVALID_ARGUMENT: BadRequestError,
+    grpc.StatusCode.FAILED_PRECONDITION: UnsupportedError,
+    grpc.StatusCode.NOT_FOUND: DatasetNotFound,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceError,
+    grpc.StatusCode.DATA_LOSS: DaemonError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a daemon listens.
+
+    Attributes:
+        text: what the user wrote.
+        target: what gRPC dials.
+        uds_path: path of the Unix socket; None for TCP.
+        tls: dial with TLS (``tls://host:port``).
+    """
+
+    text: str
+    target: str
+    uds_path: str | None = None
+    tls: bool = False
+
+    @property
+    def host_port(self) -> tuple[str, int]:
+        """Host and port of a TCP address."""
+        host, _, port = self.target.removeprefix("dns:///").rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def parse_address(text: str) -> Address:
+    """Return the address for ``unix:///path``, ``host:port`` or ``tls://host:port``.
+
+    Raises:
+        BadOptionError: anything else.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        path = path.removeprefix("//") if path.startswith("///") else path
+        if path.startswith("/"):
+            return Address(text, f"unix:{path}", path)
+    else:
+        target = text.removeprefix("tls://").removeprefix("tcp://").removeprefix("dns:///")
+        host, _, port = target.rpartition(":")
+        if host and "/" not in target and port.isdigit() and 0 < int(port) < 65536:
+            return Address(text, target, None, text.startswith("tls://"))
+    raise BadOptionError(f"expected unix:///path, host:port or tls://host:port, got {text!r}", object="address")
+
+
+def probe(address: Address) -> OSError | None:
+    """Return why nothing accepts connections at ``address``, or None where something does."""
+    try:
+        if address.uds_path is not None:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
+                unix.settimeout(CONNECT_TIMEOUT_S)
+                unix.connect(address.uds_path)
+        else:
+            socket.create_connection(address.host_port, CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return error
+    return None
+
+
+def unreachable(address: Address, reason: object) -> DaemonUnreachable:
+    """Return the error for a daemon that does not answer."""
+    return DaemonUnreachable(
+        f"expected a feedd daemon to answer, got {reason}",
+        object=address.text,
+        hint="start one with `feedd serve --listen ...`, set FEEDD_ADDRESS, or leave address out to have one started",
+    )
+
+
+class Endpoint:
+    """One channel to one daemon, in the process that made it. Not to be used after a fork."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.pid = os.getpid()
+        if address.tls:
+            self._channel = grpc.secure_channel(address.target, _tls_credentials(os.environ), _OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(address.target, _OPTIONS)
+        self.stub: Any = stubs.FeedStub(self._channel)  # type: ignore[no-untyped-call]  # generated code has no types
+
+    def open(self, request: pb.OpenRequest, timeout_s: float) -> pb.OpenResponse:
+        """Call Feed.Open.
+
+        Raises:
+            FeedError: whatever the daemon or the transport said.
+        """
+        try:
+            return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
+        except grpc.RpcError as error:
+            raise translate(error, self.address) from error
+
+    def close_session(self, session_id: str, timeout_s: float) -> None:
+        """Call Feed.Close; the daemon notices a session's end without it too, so failures are of no interest."""
+        try:
+            self.stub.Close(pb.CloseRequest(session_id=session_id), timeout=timeout_s)
+        except (grpc.RpcError, ValueError):  # ValueError: the channel is closed already
+            return
+
+    def close(self) -> None:
+        """Close the channel; idempotent."""
+        if self.pid == os.getpid():
+            self._channel.close()
+
+
+def translate(error: grpc.RpcError, address: Address) -> FeedError:
+    """Return our error for a failed call: what the daemon said if it said something, else by status."""
+    # Every RpcError of a call that went out is also a grpc.Call; the typed stubs deny that two such classes can mix.
+    call: Any = error if hasattr(error, "trailing_metadata") else None
+    if call is None:
+        return unreachable(address, error)
+    for key, value in call.trailing_metadata() or ():
+        if key == ERROR_TRAILER and isinstance(value, bytes):
+            return from_message(pb.Error.FromString(value))
+    code: grpc.StatusCode = call.code()
+    details = str(call.details() or "no details")
+    if code in _BY_STATUS:
+        return _BY_STATUS[code](details.lower(), object=address.text, stage="daemon")
+    if code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and "exception" in details.lower():
+        return DaemonError(details, object=address.text, hint="see the daemon's log", stage="daemon")
+    # what is left is a connection that ended, however gRPC names it: unavailable, cancelled, stream removed, deadline
+    return unreachable(address, f"{code.name.lower()}: {details}")
+
+
+def from_message(said: pb.Error) -> FeedError:
+    """Return the error for a feedd.v1.Error."""
+    return from_wire(said.kind, said.message, object=said.object, hint=said.hint, stage=said.stage)
+
+
+def _tls_credentials(env: Mapping[str, str]) -> grpc.ChannelCredentials:
+    def read(name: str) -> bytes | None:
+        path = env.get(name)
+        try:
+            return Path(path).read_bytes() if path else None
+        except OSError as error:
+            raise BadOptionError(f"expected a PEM file, got {error}", object=name) from error
+
+    return grpc.ssl_channel_credentials(
+        root_certificates=read("FEEDD_TLS_CA"),
+        private_key=read("FEEDD_TLS_KEY"),
+        certificate_chain=read("FEEDD_TLS_CERT"),
+    )

@@ -1,0 +1,92 @@
+"""What users hold: ragged fields, the shuffle choice, the shape of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How samples are shuffled: shards in random order, then samples inside windows of some shards.
+
+    Attributes:
+        window_shards: shards per window; None takes the daemon's default. More mixes better and
+            needs as many shards in the cache before the first batch.
+    """
+
+    window_shards: int | None = None
+
+
+class Ragged:
+    """A field whose samples differ in length: all samples back to back, and where each begins.
+
+    Sample ``i`` is ``values[offsets[i]:offsets[i + 1]]``, reshaped to ``shapes[i]`` where there are shapes.
+
+    Attributes:
+        values: 1-D tensor of all elements.
+        offsets: int64 ``[rows + 1]``, in elements.
+        shapes: int64 ``[rows, ndim]`` for samples of more than one dimension, else None.
+    """
+
+    __slots__ = ("offsets", "shapes", "values")
+
+    def __init__(self, values: torch.Tensor, offsets: torch.Tensor, shapes: torch.Tensor | None = None) -> None:
+        self.values = values
+        self.offsets = offsets
+        self.shapes = shapes
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        rows = len(self)
+        if not -rows <= index < rows:
+            raise IndexError(f"expected a row in [0, {rows}), got {index}")
+        row = index % rows
+        start, end = self.offsets[row : row + 2].tolist()
+        sample = self.values[start:end]
+        return sample if self.shapes is None else sample.view(self.shapes[row].tolist())
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Ragged(rows={len(self)}, dtype={self.values.dtype}, elements={self.values.numel()})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Ragged, (self.values, self.offsets, self.shapes))
+
+    def bytes(self, index: int) -> bytes:
+        """Return one sample's raw memory: the encoded file for fields ``"bytes"`` and ``"image:raw"``."""
+        return self[index].contiguous().cpu().numpy().tobytes()
+
+    def to(self, *args: Any, **kwargs: Any) -> Ragged:  # noqa: ANN401 - Tensor.to's own, whatever they are
+        """Move values, offsets and shapes as ``Tensor.to(device)`` would; a dtype applies to values only."""
+        values = self.values.to(*args, **kwargs)
+        later = bool(kwargs.get("non_blocking", False))
+        shapes = None if self.shapes is None else self.shapes.to(values.device, non_blocking=later)
+        return Ragged(values, self.offsets.to(values.device, non_blocking=later), shapes)
+
+    def clone(self) -> Ragged:
+        """Return a private copy."""
+        return Ragged(self.values.clone(), self.offsets.clone(), None if self.shapes is None else self.shapes.clone())
+
+    def pin_memory(self) -> Ragged:
+        """Return a copy in pinned memory; ``DataLoader(pin_memory=True)`` calls this."""
+        return Ragged(
+            self.values.pin_memory(),
+            self.offsets.pin_memory(),
+            None if self.shapes is None else self.shapes.pin_memory(),
+        )
+
+
+# JSON fields hold whatever their text holds, so a list's items cannot be typed more closely.
+Batch: TypeAlias = "dict[str, torch.Tensor | Ragged | list[Any]]"
+# batch_size=None: the same fields for one sample; text and JSON fields are then the value itself.
+Sample: TypeAlias = "dict[str, Any]"
