@@ -39,7 +39,7 @@ class FieldPlace:
         region: where it lies.
         out_at: int64[rows], first byte of each row's values, from the slot's start.
         offsets: int64[rows + 1] for all kinds but DENSE, else None.
-        shapes: int64[rows, ndim] for RAGGED (also with one dimension), else None.
+        shapes: int64[rows, ndim] for all kinds but DENSE (one column of lengths where ndim is 1), else None.
     """
 
     spec: TensorSpec
@@ -124,8 +124,7 @@ def _place_ragged(spec: TensorSpec, rows: int, sizes: NDArray[np.int64], at: int
         shapes_at = _align(end)
         end = shapes_at + shapes.nbytes
     region = Region(at, values_bytes, offsets_at, shapes_at)
-    kept = shapes if spec.kind is FieldKind.RAGGED else None
-    return FieldPlace(spec, region, at + offsets[:-1] * itemsize, offsets, kept), end
+    return FieldPlace(spec, region, at + offsets[:-1] * itemsize, offsets, shapes), end
 
 
 def slot_bytes(
@@ -169,7 +168,8 @@ def _sample_bytes(
         return np.full(1, 512, np.int64)
     if measured is not None:
         shapes = measured.reshape(len(measured), -1)
-        return shapes[(shapes >= 0).all(axis=1)].prod(axis=1) * np.dtype(spec.dtype).itemsize
+        elements: NDArray[np.int64] = shapes[(shapes >= 0).all(axis=1)].prod(axis=1)
+        return elements * np.dtype(spec.dtype).itemsize
     columns = [index.fields.index(source) for source in recipe.sources if source in index.fields]
     sizes = index.sizes[columns].reshape(-1)
     growth = _IMAGE_GROWTH if recipe.codec == "image" and spec.ndim > 1 else 1
