@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +14,7 @@ from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredR
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import NoCredentialsError
+from botocore.loaders import Loader, create_loader
 
 from feedd.errors import BadConfig
 from feedd.source.once import Once
@@ -34,6 +37,7 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
         BotoCoreError, ClientError: as botocore does; the caller translates.
     """
     session = AioSession(profile=s3.profile)
+    session.register_component("data_loader", _loader())
     if s3.role_arn and not s3.anonymous:
         await _assume(session, s3.role_arn)
     config = AioConfig(
@@ -58,6 +62,12 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
     except ValueError as error:  # botocore's answer to a malformed endpoint
         hint = "endpoint_url is like https://s3.example.com:9000"
         raise BadConfig(f"expected a valid endpoint: {error}", hint=hint, stage="source") from error
+
+
+@functools.cache
+def _loader() -> Loader:
+    """Share the parsed service models between sessions: each listing has a session of its own."""
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 async def _assume(session: AioSession, role_arn: str) -> None:

@@ -31,10 +31,8 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequi
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "404", "MethodNotAllowed", "405", "NoSuchVersion"})
 _DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
 _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "401", "InvalidClientTokenId"})
-_THROTTLED = frozenset(
-    {"SlowDown", "503", "429", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"}
-)
-_TRANSIENT = frozenset({"RequestTimeout", "RequestTimeTooSkewed", "InternalError", "BandwidthLimitExceeded"})
+_THROTTLED = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
+_TRANSIENT = frozenset({"RequestTimeout", "InternalError", "BandwidthLimitExceeded"})
 _CHANGED = frozenset({"PreconditionFailed", "412", "InvalidRange", "416"})
 _MOVED = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"}
@@ -141,6 +139,8 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code in EXPIRED:
         hint = "the credentials ran out and their source gave no fresh ones; renew them"
         return PermissionDenied(f"expected valid credentials, got {said}", hint=hint, **where)
+    if code == "RequestTimeTooSkewed":
+        return PermissionDenied(f"expected a current time, got {said}", hint="set this machine's clock", **where)
     if code in _CREDENTIALS:
         return PermissionDenied(f"expected valid credentials, got {said}", hint=CREDENTIALS_HINT, **where)
     if code == "InvalidObjectState":
@@ -151,7 +151,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code in _CHANGED:
         got = headers.get("etag", "").strip('"') or "another"
         return ObjectChanged(f"expected etag {asked.etag}, got {got} ({said})", hint=CHANGED_HINT, **where)
-    if code in _THROTTLED:
+    if code in _THROTTLED or status in {429, 503}:
         return Throttled(f"expected an answer, got {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:
         return StoreUnavailable(f"expected an answer, got {said}", **where)

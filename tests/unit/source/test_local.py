@@ -1,0 +1,84 @@
+"""Local files: order, links, change detection."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import BadResponse, NotFound, ObjectChanged
+from feedd.source.local import LocalStore
+from feedd.values import ByteRange, ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LocalStore]:
+    """Open a store with two threads."""
+    opened = LocalStore(2)
+    yield opened
+    await opened.close()
+
+
+async def _names(store: LocalStore, top: Path, prefix: str = "/", after: str = "") -> list[str]:
+    refs = [ref async for page in store.list(f"{top}{prefix}", after) for ref in page]
+    return [ref.key.removeprefix(f"{top}/") for ref in refs]
+
+
+async def test_order_is_that_of_whole_paths(store: LocalStore, tmp_path: Path) -> None:
+    """``a-b`` sorts before ``a/b`` before ``a0``, as a bucket would list them."""
+    for name in ("a/b", "a-b", "a0", "a.x/c", "a/b.d/e"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = ["a-b", "a.x/c", "a/b", "a/b.d/e", "a0"]
+    assert names == sorted(names)
+    assert await _names(store, tmp_path) == names
+    for index, name in enumerate(names):
+        assert await _names(store, tmp_path, after=f"{tmp_path}/{name}") == names[index + 1 :]
+    assert await _names(store, tmp_path, prefix="/a/b") == ["a/b", "a/b.d/e"]
+
+
+async def test_links_are_followed_once(store: LocalStore, tmp_path: Path) -> None:
+    """Links to files and directories count; loops end; dangling links and pipes do not count."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/x").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/loop").symlink_to("..")
+    (tmp_path / "file").symlink_to("real/x")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    assert await _names(store, tmp_path) == ["file", "link/x", "real/x"]
+
+
+async def test_rewritten_in_place_is_changed(store: LocalStore, tmp_path: Path) -> None:
+    """A file written again with the same size is another version."""
+    path = tmp_path / "x"
+    path.write_bytes(b"11111")
+    ref = await store.head(str(path))
+    path.write_bytes(b"22222")
+    os.utime(path, ns=(0, 12345))
+    with pytest.raises(ObjectChanged, match=ref.etag):
+        await store.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+
+
+async def test_range_beyond_the_end(store: LocalStore, tmp_path: Path) -> None:
+    """A range that the file does not have is BadResponse, not zeros."""
+    path = tmp_path / "x"
+    path.write_bytes(b"12345")
+    ref = await store.head(str(path))
+    with pytest.raises(BadResponse, match="got 2"):
+        await store.read_into(ref, ByteRange(3, 9), memoryview(bytearray(6)))
+
+
+async def test_directory_is_no_object(store: LocalStore, tmp_path: Path) -> None:
+    """A directory cannot be asked for as an object."""
+    with pytest.raises(NotFound, match="regular file"):
+        await store.head(str(tmp_path))
+    with pytest.raises(NotFound):
+        await store.read_into(
+            ObjectRef("file://", str(tmp_path / "none"), 1, "e"), ByteRange(0, 1), memoryview(bytearray(1))
+        )

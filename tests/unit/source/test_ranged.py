@@ -1,0 +1,105 @@
+"""The parallel range fetcher: order, bounds, clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import NotFound, StoreUnavailable
+from feedd.flow.budget import ByteBudget
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from feedd.source.memory import MemoryStore
+from feedd.source.ranged import RangeFetcher
+from tests.fakes.tally import TallyRecorder
+
+if TYPE_CHECKING:
+    from feedd.values import ByteRange, ObjectRef
+
+
+class GatedStore(MemoryStore):
+    """A store whose reads wait at a gate, and which remembers their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[tuple[str, int]] = []
+        self.gate = asyncio.Event()
+        self.failing: dict[int, Exception] = {}
+
+    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+        self.begun.append((ref.key, span.start))
+        await self.gate.wait()
+        if span.start in self.failing:
+            raise self.failing[span.start]
+        await super().read_into(ref, span, target)
+
+
+def fetcher_over(store: MemoryStore, recorder: TallyRecorder, parts: int = 2, budget_bytes: int = 1000) -> RangeFetcher:
+    """Make a fetcher with parts of ten bytes."""
+    return RangeFetcher(lambda _: store, ByteBudget(budget_bytes), recorder, part_size_bytes=10, parts_in_flight=parts)
+
+
+async def test_parts_of_earlier_shards_go_first() -> None:
+    """Parts stand in one line over all shards, in the order the fetches began, so many at a time."""
+    store, recorder = GatedStore(), TallyRecorder()
+    fetcher = fetcher_over(store, recorder, parts=3)
+    refs = [store.put(key, bytes(25)) for key in ("b", "a")]
+    async with asyncio.TaskGroup() as tasks:
+        for ref in refs:
+            tasks.create_task(fetcher.fetch(ref, memoryview(bytearray(25))))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert store.begun == [("b", 0), ("b", 10), ("b", 20)]
+        store.gate.set()
+    assert store.begun == [(key, start) for key in ("b", "a") for start in (0, 10, 20)]
+    assert recorder.peaks[FETCH_PARTS.name] <= 3
+    assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0
+
+
+async def test_bytes_in_flight_are_bounded() -> None:
+    """The budget bounds bytes over all shards, and one part gets through however small it is."""
+    store, recorder = MemoryStore(), TallyRecorder()
+    refs = [store.put(str(index), bytes([index]) * 95) for index in range(5)]
+    for budget_bytes, peak in ((25, 20), (3, 10)):
+        fetcher = fetcher_over(store, recorder, parts=50, budget_bytes=budget_bytes)
+        targets = [bytearray(95) for _ in refs]
+        await asyncio.gather(*(fetcher.fetch(ref, memoryview(t)) for ref, t in zip(refs, targets, strict=True)))
+        assert [bytes(target) for target in targets] == [bytes([index]) * 95 for index in range(5)]
+        assert recorder.peaks[FETCH_BYTES.name] <= peak
+        recorder.peaks.clear()
+
+
+async def test_failure_that_lasts_is_told_first() -> None:
+    """Of several failures the one that cannot pass is raised, alone, and the gauges return to zero."""
+    store, recorder = GatedStore(), TallyRecorder()
+    ref = store.put("x", bytes(50))
+    store.failing = {0: StoreUnavailable("passes"), 10: NotFound("lasts"), 20: StoreUnavailable("passes")}
+    store.gate.set()
+    with pytest.raises(NotFound, match="lasts"):
+        await fetcher_over(store, recorder, parts=5).fetch(ref, memoryview(bytearray(50)))
+    assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0
+
+
+async def test_other_fetches_survive_a_failure() -> None:
+    """A shard that fails takes only its own parts down."""
+    store, recorder = GatedStore(), TallyRecorder()
+    fetcher = fetcher_over(store, recorder)
+    bad, good = store.put("bad", bytes(50)), store.put("good", b"g" * 15)
+    store.failing = {30: NotFound("gone")}
+    store.gate.set()
+    target = bytearray(15)
+    results = await asyncio.gather(
+        fetcher.fetch(bad, memoryview(bytearray(50))),
+        fetcher.fetch(good, memoryview(target)),
+        return_exceptions=True,
+    )
+    assert isinstance(results[0], NotFound)
+    assert target == b"g" * 15
+
+
+async def test_empty_object_asks_nothing() -> None:
+    """An object of zero bytes is fetched without a request."""
+    store = GatedStore()
+    await fetcher_over(store, TallyRecorder()).fetch(store.put("x", b""), memoryview(bytearray()))
+    assert store.begun == []

@@ -1,0 +1,70 @@
+"""URLs of datasets: what is accepted, what is refused and how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feedd.errors import BadRequest, Unsupported
+from feedd.source.urls import parse_url
+
+
+@pytest.mark.parametrize(
+    ("url", "root", "key", "manifest"),
+    [
+        ("s3://bucket/train/", "s3://bucket", "train/", False),
+        ("s3://bucket", "s3://bucket", "", False),
+        ("s3://bucket/", "s3://bucket", "", False),
+        ("S3://bucket/a%2Fb c//d?x#y", "s3://bucket", "a%2Fb c//d?x#y", False),
+        ("s3://bucket/line\nbreak", "s3://bucket", "line\nbreak", False),
+        ("file:///data/train", "file://", "/data/train", False),
+        ("/data/train/", "file://", "/data/train/", False),
+        ("/", "file://", "/", False),
+        ("manifest+s3://bucket/x.manifest", "s3://bucket", "x.manifest", True),
+        ("manifest+file:///x.manifest", "file://", "/x.manifest", True),
+    ],
+)
+def test_accepted(url: str, root: str, key: str, *, manifest: bool) -> None:
+    """A URL comes apart into store and key, verbatim."""
+    location = parse_url(url)
+    assert (location.root, location.key, location.manifest, location.url) == (root, key, manifest, url)
+
+
+def test_relative_path_becomes_absolute() -> None:
+    """A relative path is taken from the working directory."""
+    assert parse_url("data/x").key == str(Path.cwd() / "data/x")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3://",
+        "s3:///key",
+        "s3://bu cket/x",
+        "gs://b/x",
+        "https://b/x",
+        "file://host/x",
+        "file://",
+        "\0",
+        "x+s3://b/k",
+    ],
+)
+def test_malformed(url: str) -> None:
+    """A URL that names nothing we know is BadRequest, and says what was expected."""
+    with pytest.raises(BadRequest, match="expected"):
+        parse_url(url)
+
+
+def test_manifest_needs_a_key() -> None:
+    """A bucket is no manifest."""
+    with pytest.raises(BadRequest, match="manifest"):
+        parse_url("manifest+s3://bucket/")
+
+
+def test_augmented_is_unsupported() -> None:
+    """An augmented manifest is understood, not served, and the hint says what to do instead."""
+    with pytest.raises(Unsupported) as caught:
+        parse_url("augmented+s3://bucket/x.manifest")
+    assert "manifest+s3://" in caught.value.hint

@@ -1,0 +1,96 @@
+"""What the wrappers add to a store."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from feedd.errors import NotFound
+from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_SECONDS
+from feedd.source.limit import LimitStore
+from feedd.source.memory import MemoryStore
+from feedd.source.metered import MeteredStore
+from feedd.source.once import Once
+from feedd.values import ByteRange
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
+from tests.unit.source.test_ranged import GatedStore
+
+
+async def test_permit_lives_as_long_as_the_body() -> None:
+    """Never more than the limit at a time; a cancelled reader gives its permit back."""
+    store = GatedStore()
+    limited = LimitStore(store, 2)
+    ref = store.put("x", b"0123456789")
+
+    async def one() -> None:
+        await limited.read_into(ref, ByteRange(0, 1), memoryview(bytearray(1)))
+
+    readers = [asyncio.ensure_future(one()) for _ in range(4)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(store.begun) == 2
+    readers[0].cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(store.begun) == 3
+    store.gate.set()
+    await asyncio.gather(*readers[1:])
+    assert len(store.begun) == 4
+    with pytest.raises(ValueError, match="at least one"):
+        LimitStore(store, 0)
+
+
+async def test_listing_holds_no_permit_between_pages() -> None:
+    """Whoever works on a page does not keep others from asking."""
+    store = MemoryStore(page_count=1)
+    for key in "abc":
+        store.put(key, b"x")
+    limited = LimitStore(store, 1)
+    found = [(page[0].key, (await limited.head("a")).key) async for page in limited.list("")]
+    assert found == [("a", "a"), ("b", "a"), ("c", "a")]
+
+
+async def test_meter_tells_outcomes_apart() -> None:
+    """Requests are counted by op and outcome, bytes only when they arrived."""
+    store, recorder = GatedStore(), TallyRecorder()
+    metered = MeteredStore(store, recorder, TimelessClock())
+    ref = store.put("x", b"0123456789")
+    hanging = asyncio.ensure_future(metered.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5))))
+    await asyncio.sleep(0)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    store.gate.set()
+    await metered.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+    with pytest.raises(NotFound):
+        await metered.head("missing")
+    assert recorder.total(SOURCE_REQUESTS, op="read", outcome="cancelled") == 1
+    assert recorder.total(SOURCE_REQUESTS, op="read", outcome="ok") == 1
+    assert recorder.total(SOURCE_REQUESTS, op="head", outcome="not-found") == 1
+    assert recorder.total(SOURCE_SECONDS) == 3
+    assert recorder.total(SOURCE_BYTES) == 5
+
+
+async def test_once_opens_once() -> None:
+    """Many callers, one opening; a leader that fails or is cancelled hands over to the next."""
+    opened, gate = 0, asyncio.Event()
+
+    async def open_it() -> str:
+        nonlocal opened
+        opened += 1
+        await gate.wait()
+        if opened == 2:
+            raise OSError("second fails")
+        return "value"
+
+    once = Once(open_it)
+    callers = [asyncio.ensure_future(once.get()) for _ in range(4)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    callers[0].cancel()
+    gate.set()
+    results = await asyncio.gather(*callers, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError, OSError, str, str]
+    assert (opened, once.value) == (3, "value")
