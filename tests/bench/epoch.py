@@ -41,8 +41,8 @@ def run(plan: Plan) -> Result:
     result.verdicts = _verdicts(result)
     result.notes = [
         (
-            "Compared: the whole epoch from iter() to StopIteration, torch's worker start and end included. feedd's daemon"
-            " runs before iter(), as a node's daemon does; 'incl. process start' has its start and end in it as well."
+            "Compared: the whole epoch from iter() to StopIteration, torch's worker start and end included. feedd's"
+            " daemon runs before iter(), as a node's daemon does; 'incl. process start' has its start and end in it."
         ),
         "CPU: whole process tree from iter() to the end (training process, workers, daemon, curl), not the S3 server.",
         "PSS: sampled in the round that is not counted. Cache files on tmpfs count only where they are mapped (feedd).",

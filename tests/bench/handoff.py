@@ -66,8 +66,8 @@ def run(plan: Plan) -> Result:
         ),
         f"feedd: serve room and trainer in processes of their own, {WORKERS * _TORCH_PREFETCH} slots.",
         (
-            "In brackets: torch with one tensor that lies in shared memory already and is never written again. Nothing is"
-            " copied, and no real loader can do so: the cost of torch's queue alone."
+            "In brackets: torch with one tensor that lies in shared memory already and is never written again. Nothing"
+            " is copied, and no real loader can do so: the cost of torch's queue alone."
         ),
     ]
     return result

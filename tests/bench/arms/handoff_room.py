@@ -14,6 +14,7 @@ import uvloop
 
 from feedd.clock import SystemClock
 from feedd.flow.arena import Arena
+from feedd.observe.logs import configure_logging
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.serve.options import ServeOptions
 from feedd.serve.server import FeedServer
@@ -85,6 +86,7 @@ async def _serve(socket: str, shape: list[int], dtype: str) -> None:
 def main() -> None:
     """Serve until SIGTERM."""
     settings = json.loads(sys.argv[1])
+    configure_logging("text", "warning")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings["socket"], settings["shape"], settings["dtype"]))
 
