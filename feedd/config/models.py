@@ -56,9 +56,9 @@ class FetchConfig(Section):
     """Parallel range requests to the store."""
 
     part_size: Size = Field(8 * MIB, ge=64 * KIB, le=4 * GIB, description="bytes of one range request")
-    parts_in_flight: int = Field(16, ge=1, le=4096, description="most range requests at one time")
+    parts_in_flight: int = Field(32, ge=1, le=4096, description="most range requests at one time")
     bytes_in_flight: Size = Field(256 * MIB, ge=MIB, description="most bytes asked for and not yet received")
-    attempts: int = Field(5, ge=1, le=100, description="how often one request is sent before it is an error")
+    attempts: int = Field(8, ge=1, le=100, description="how often one request is sent before it is an error")
     connect_timeout: Duration = Field(5.0, gt=0, le=600, description="longest wait for a connection")
     read_timeout: Duration = Field(30.0, gt=0, le=3600, description="longest silence on a connection")
 
@@ -101,7 +101,7 @@ class SecurityConfig(Section):
 
     allow_insecure_tcp: bool = Field(default=False, description="listen beyond this machine without TLS")
     allow_uids: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_list)] = Field(
-        [], description="user ids that may take an arena over the Unix socket; empty: whoever may open the socket"
+        [], description="ids of users, besides the daemon's own and root, that may map a session's shared memory"
     )
     socket_mode: SocketMode = Field("0660", description="permission bits of the Unix socket, octal")
 

@@ -1,0 +1,77 @@
+"""Documents: code in them compiles, commands in them exist, links in them lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.main import get_command
+
+from feedd.cli.app import app
+from tests.tidy.tree import ROOT, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DOCUMENTS = [path for path in tracked() if path.suffix == ".md"]
+_FENCE = re.compile(r"^```(?P<language>[a-z]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+
+
+def _blocks(path: Path, language: str) -> Iterator[str]:
+    for match in _FENCE.finditer((ROOT / path).read_text(encoding="utf-8")):
+        if match["language"] == language:
+            yield match["body"]
+
+
+def _commands(path: Path) -> Iterator[list[str]]:
+    for body in _blocks(path, "console"):
+        for line in body.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                yield shlex.split(line.removeprefix("$ "), comments=True)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_python_blocks_compile(path: Path) -> None:
+    """Every Python block of a document is valid Python."""
+    for body in _blocks(path, "python"):
+        compile(body, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def _check_feedd(words: list[str]) -> None:
+    context = "feedd"
+    command = get_command(app)
+    rest = words[1:]
+    while rest and not rest[0].startswith("-") and hasattr(command, "commands"):
+        known = command.commands
+        assert rest[0] in known, f"{context} has no command {rest[0]}"
+        command, context, rest = known[rest[0]], f"{context} {rest[0]}", rest[1:]
+    flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    for word in rest:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in {*flags, "--help"}, f"{context} has no flag {word}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_commands_exist(path: Path) -> None:
+    """Every feedd command with its flags, and every make target, that a document shows can be typed."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in _commands(path):
+        if words[:1] == ["feedd"]:
+            _check_feedd(words)
+        elif words[:1] == ["make"]:
+            for target in words[1:]:
+                assert "=" in target or re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every relative link of a document names a file of the tree."""
+    for match in _LINK.finditer((ROOT / path).read_text(encoding="utf-8")):
+        target = match["target"]
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (ROOT / path.parent / target).exists(), target
