@@ -53,6 +53,12 @@ def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[st
     return {name: value if name.startswith("_") else _redact_value(name, value) for name, value in event.items()}
 
 
+def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, object]:
+    """Processor: time, level and event first, where a reader looks for them."""
+    first = {name: event[name] for name in ("time", "level", "event") if name in event}
+    return first | {name: value for name, value in event.items() if name not in first}
+
+
 def _plain_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Render tracebacks to text before redaction: the text of an exception may quote a signed URL."""
     return structlog.processors.format_exc_info(_logger, _method, event)
@@ -74,6 +80,7 @@ def configure_logging(form: Literal["json", "text"], level: str = "info", stream
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         _plain_exception,
         redact,
+        _in_order,
     ]
     renderer: Processor = (
         structlog.processors.JSONRenderer(default=str)

@@ -37,6 +37,7 @@ class Daemon:
     workers: int = 1
     cache_size: str = "1GiB"
     settings: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
     tcp: bool = False
     status_port: int = field(default_factory=free_port)
     tcp_port: int = field(default_factory=free_port)
@@ -61,6 +62,7 @@ class Daemon:
         arguments += ["--status", f"127.0.0.1:{self.status_port}", "--workers", str(self.workers), "--log", "json"]
         for setting in ("cache.free_reserve=16MiB", *self.settings):
             arguments += ["--set", setting]
+        arguments += self.flags
         env = os.environ | {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "test",

@@ -9,10 +9,14 @@ import signal
 import pytest
 
 from feedd import metrics
+from feedd.daemon.cut_short import cut_short_by
+from feedd.daemon.ephemeral import FIRST_HOLDER_S, Holders
+from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import PERIOD_S, beat
 from feedd.daemon.notify import Notifier
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.state import State
+from feedd.errors import BadConfig
 from feedd.observe.recorder import MemoryRecorder
 from feedd.values import Lifecycle
 
@@ -106,3 +110,67 @@ async def test_heartbeat_is_faster_than_the_watchdog() -> None:
     with pytest.raises(asyncio.CancelledError):
         await beat(MemoryRecorder(), clock, notifier)
     assert clock.monotonic_s() == pytest.approx(100.0 + 3 * min(PERIOD_S, 0.1))
+
+
+class _StillClock(_LateClock):
+    """A clock whose sleeps end at once, and remember how long they were meant to be."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.slept_s: list[float] = []
+
+    async def sleep_s(self, duration_s: float) -> None:
+        self.slept_s.append(duration_s)
+
+
+async def test_an_ephemeral_daemon_nobody_holds_ends() -> None:
+    """Whoever starts such a daemon connects in time, or has died."""
+    requests, clock = StopRequests(), _StillClock()
+    await Holders(requests).expect_first(clock)
+    assert (requests.reason, requests.grace_s, clock.slept_s) == ("nobody came", 0.0, [FIRST_HOLDER_S])
+
+
+async def test_an_ephemeral_daemon_stays_while_it_is_held() -> None:
+    """It outlives the first wait and every holder but the last."""
+    requests = StopRequests()
+    holders = Holders(requests)
+    holders.on_change(1)
+    holders.on_change(2)
+    holders.on_change(1)
+    await holders.expect_first(_StillClock())
+    assert not requests.drain.is_set()
+    holders.on_change(0)
+    assert requests.reason == "the last holder has gone"
+
+
+async def test_a_body_is_cut_short_by_its_event() -> None:
+    """The body is cancelled, cleans up in its own task, and what follows goes on."""
+    event, seen = asyncio.Event(), []
+    task = asyncio.current_task()
+    async with cut_short_by(event):
+        try:
+            event.set()
+            await asyncio.sleep(60)
+        finally:
+            seen.append(asyncio.current_task() is task)
+    assert seen == [True]
+
+
+async def test_a_body_that_ends_by_itself_is_left_alone() -> None:
+    """No event, no difference; a time-out of the body's own is not swallowed."""
+    async with cut_short_by(asyncio.Event()):
+        await asyncio.sleep(0)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with cut_short_by(asyncio.Event()), asyncio.timeout(0):
+            await asyncio.sleep(60)
+    assert isinstance(single(caught.value), TimeoutError)
+
+
+def test_one_error_comes_out_of_a_group() -> None:
+    """An error raised on purpose goes before others; several defects stay together."""
+    known, other = BadConfig("x"), ValueError("y")
+    assert single(ExceptionGroup("a", [other, ExceptionGroup("b", [known])])) is known
+    assert single(ExceptionGroup("a", [ExceptionGroup("b", [other])])) is other
+    both = ExceptionGroup("a", [other, KeyError("z")])
+    assert single(both) is both
+    assert single(other) is other

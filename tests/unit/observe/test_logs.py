@@ -39,6 +39,7 @@ def test_json_lines_carry_time_level_and_fields() -> None:
     structlog.get_logger().info("ready", sessions=2)
     structlog.get_logger().debug("too quiet")
     (line,) = _lines(stream)
+    assert list(line)[:3] == ["time", "level", "event"]
     assert line.pop("time", "").__class__ is str
     assert line == {"event": "ready", "level": "info", "sessions": 2}
 
