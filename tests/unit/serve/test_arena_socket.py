@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from feedd import metrics
+from feedd.serve.arena_socket import HOLD
+from feedd.serve.options import ServeHooks, ServeOptions
+from feedd.wire import feedd_pb2 as pb
+from tests.fakes.backend import FakeScript
+from tests.unit.serve.raw_client import attach, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+async def _say(path: Path, hello: bytes) -> tuple[socket.socket, bytes]:
+    """Connect, say something, and return the connection and its first byte (empty: closed)."""
+    loop = asyncio.get_running_loop()
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    conn.setblocking(False)
+    await loop.sock_connect(conn, str(path))
+    await loop.sock_sendall(conn, hello)
+    async with asyncio.timeout(10):
+        try:
+            return conn, await loop.sock_recv(conn, 1)
+        except ConnectionResetError:
+            return conn, b""
+
+
+async def test_an_unknown_token_is_refused(short_dir: Path) -> None:
+    """A wrong token, or no known greeting, gets a zero byte and the end."""
+    async with serving(short_dir) as rig:
+        await rig.open()
+        for hello in (b"ARENA" + bytes(16), b"HELLO" + bytes(16), b"HOLD!" + b"x" * 16):
+            conn, answer = await _say(short_dir / "feedd.sock.arena", hello)
+            assert answer == b"\x00"
+            assert await asyncio.get_running_loop().sock_recv(conn, 1) == b""
+            conn.close()
+
+
+async def test_a_client_that_says_nothing_is_dropped(short_dir: Path) -> None:
+    """The greeting has a deadline, and half of one is none."""
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), hello_timeout_s=0.05)
+    async with serving(short_dir, None, options) as rig:
+        for hello in (b"", b"ARENA"):
+            conn, answer = await _say(short_dir / "feedd.sock.arena", hello)
+            assert answer == b""
+            conn.close()
+        await rig.until(lambda: rig.server._arena_socket.connection_count == 0)
+
+
+async def test_connections_are_bounded(short_dir: Path) -> None:
+    """One connection too many is closed at once; those that are there stay."""
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), arena_connections_max=1)
+    async with serving(short_dir, None, options) as rig:
+        first, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
+        assert answer == b"\x01"
+        second, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
+        assert answer == b""
+        assert rig.server.holder_count == 1
+        first.close()
+        second.close()
+
+
+async def test_other_users_are_refused(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of another user gets no arena even if it can reach the socket, unless that user is allowed."""
+    monkeypatch.setattr("feedd.serve.arena_socket.peer_credentials", lambda _conn: (1, 4711))
+    async with serving(short_dir):
+        conn, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
+        assert answer == b"\x00"
+        conn.close()
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), allow_uids=(4711,))
+    async with serving(short_dir, None, options):
+        conn, answer = await _say(short_dir / "feedd.sock.arena", HOLD)
+        assert answer == b"\x01"
+        conn.close()
+
+
+async def test_holders_are_counted(short_dir: Path) -> None:
+    """Each change of the number of HOLD connections is told, down to zero."""
+    heard: list[int] = []
+    async with serving(short_dir, hooks=ServeHooks(on_holders=heard.append)) as rig:
+        conns = [(await _say(short_dir / "feedd.sock.arena", HOLD))[0] for _ in range(2)]
+        assert rig.server.holder_count == 2
+        for conn in conns:
+            conn.close()
+        await rig.until(lambda: rig.server.holder_count == 0)
+    assert heard == [1, 2, 1, 0]
+
+
+async def test_the_end_of_the_lifeline_ends_the_session(short_dir: Path) -> None:
+    """Without a stream, the session closes as soon as its client's process is gone."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        arena = await attach(opened.arena)
+        assert rig.server.sessions.count == 1
+        arena.close()
+        await rig.until(lambda: rig.server.sessions.count == 0)
+        assert rig.backend.sessions[0].close_count == 1
+
+
+async def test_two_lifelines_of_one_session(short_dir: Path) -> None:
+    """Slots are reclaimed when the last of a session's lifelines ends, not before."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        first, second = await attach(opened.arena), await attach(opened.arena)
+        stream = await rig.stream(opened.session_id, credits=1)
+        await stream.until(1)
+        await stream.finish()
+        first.close()
+        await rig.until(lambda: rig.server._arena_socket.connection_count == 1)
+        assert rig.recorder.total(metrics.SERVE_LEASES) == 1
+        second.close()
+        await rig.until(lambda: rig.server.sessions.count == 0)
+        assert rig.recorder.total(metrics.SERVE_RECLAIMED) == 1
+
+
+async def test_a_lifeline_that_ends_under_a_stream_of_leases(short_dir: Path) -> None:
+    """The stream is ended in-band: nobody could release what it hands out."""
+    async with serving(short_dir, FakeScript(gates={1: asyncio.Event()})) as rig:
+        opened = await rig.open()
+        arena = await attach(opened.arena)
+        stream = await rig.stream(opened.session_id, credits=2)
+        await stream.until(1)
+        arena.close()
+        while stream.error is None:
+            assert await stream.read()
+        assert stream.error.kind == "bad-request"
+        await stream.finish()
+        await rig.until(lambda: rig.server.sessions.count == 0)
+
+
+async def test_close_ends_the_lifeline(short_dir: Path) -> None:
+    """A client sees the end of its session on the arena connection, and its mapping stays readable."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        arena = await attach(opened.arena)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
+        arena.conn.setblocking(False)
+        assert await asyncio.get_running_loop().sock_recv(arena.conn, 1) == b""
+        assert arena.map[0] == 0
+        arena.close()
+
+
+async def test_a_lent_descriptor_is_a_copy(short_dir: Path) -> None:
+    """The client's descriptor is the session's memory, and lives on without the session."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await asyncio.to_thread(conn.connect, opened.arena.socket_path)
+        conn.sendall(b"ARENA" + opened.arena.token)
+        _, fds, _, _ = await asyncio.to_thread(socket.recv_fds, conn, 1, 1)
+        assert os.fstat(fds[0]).st_ino == os.fstat(rig.backend.sessions[0].arena_fd).st_ino
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
+        assert os.fstat(fds[0]).st_size == opened.arena.size_bytes
+        os.close(fds[0])
+        conn.close()
