@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from feedd import metrics
 from feedd.batch.layout import slot_bytes
 from feedd.decode.recipe import check_fields, default_fields, needs_resolve, parse_field, spec_of
 from feedd.errors import BadRequest, ObjectChanged
@@ -88,12 +87,12 @@ class Pipeline:
             self.stages.pool.attach(number, arena.fd, arena.size_bytes)
         except BaseException:
             outlook.close()
-            self._free(arena)
+            arena.close()
             raise
         budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
         assembler = Assembler(self.stages, recipes, specs, arena, budget)
         info = self._info(listing, assigned, specs + (KEY_SPECS if spec.keys else ()), mark)
-        parts = SessionParts(info, listing, reader, outlook, assembler, arena, lambda: self._free(arena))
+        parts = SessionParts(info, listing, reader, outlook, assembler, arena)
         return Session(parts, self.stages, self.shelf)
 
     async def close(self) -> None:
@@ -130,13 +129,7 @@ class Pipeline:
         whole = specs + (KEY_SPECS if spec.keys else ())
         size = slot_bytes(whole, spec.batch_size, index, recipes) if index is not None else 1
         slots = min(max(spec.prefetch_batches, _LEAST_SLOTS), self._options.slots_max)
-        arena = await Arena.create(slots, size, self._budget)
-        self.stages.recorder.gauge(metrics.SERVE_ARENA_BYTES, self._budget.reserved_bytes)
-        return arena
-
-    def _free(self, arena: Arena) -> None:
-        arena.close()
-        self.stages.recorder.gauge(metrics.SERVE_ARENA_BYTES, self._budget.reserved_bytes)
+        return await Arena.create(slots, size, self._budget)
 
     def _info(
         self, listing: Listing, assigned: NDArray[np.int64], specs: tuple[TensorSpec, ...], mark: bytes

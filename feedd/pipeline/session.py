@@ -11,8 +11,6 @@ from feedd.plan.epoch import NeedCounts
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from feedd.flow.arena import Arena
     from feedd.pipeline.assemble import Assembler
     from feedd.pipeline.future import Outlook
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """What a session is made of: its plan, its view of the future, its arena and how to free that."""
+    """What a session is made of: its plan, its view of the future, its arena."""
 
     info: SessionInfo
     listing: Listing
@@ -34,7 +32,6 @@ class SessionParts:
     outlook: Outlook
     assembler: Assembler
     arena: Arena
-    free: Callable[[], None]
 
 
 class Session:
@@ -86,7 +83,7 @@ class Session:
         """Withdraw wishes, take the arena from the workers, free it."""
         self._parts.outlook.close()
         self._parts.assembler.close()
-        self._parts.free()
+        self._parts.arena.close()
 
     async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
         parts = self._parts

@@ -56,13 +56,14 @@ class Shelf:
         return index
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
-        """Return the indexes of several shards, fetched side by side."""
-        refs = [listing.refs[shard] for shard in shards]
-        known = [self._indexes.get(ref) for ref in refs]
-        held = [index for index in known if index is not None]
-        if len(held) == len(refs):
-            return held
-        return await run_all(self.index(listing, shard) for shard in shards)
+        """Return the indexes of several shards, fetched side by side; the listing then knows all their counts."""
+        wanted = tuple(shards)
+        known = {shard: self._indexes.get(listing.refs[shard]) for shard in wanted}
+        held = {shard: index for shard, index in known.items() if index is not None}
+        listing.counts.update((shard, index.sample_count) for shard, index in held.items())
+        if len(held) == len(wanted):
+            return [held[shard] for shard in wanted]
+        return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def close(self) -> None:
         """End what is under way."""
