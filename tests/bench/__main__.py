@@ -28,6 +28,7 @@ BENCHES: dict[str, Callable[[Plan], Result]] = {
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
 _SERVER_CONNECTIONS = 4
+_FILE_WIDTH = 160
 
 
 def _arguments() -> argparse.Namespace:
@@ -63,6 +64,8 @@ def _server_limit(plan: Plan, console: Console) -> float | None:
 def main() -> int:
     """Run; the exit status is 1 where an arm failed, whatever the figures."""
     chosen, console = _arguments(), Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)  # tables are for reading, also where output goes to a file
     peers = _peers(chosen.peers, console)
     rounds = chosen.rounds or (_QUICK_ROUNDS if chosen.quick else _DEFAULT_ROUNDS)
     started_s = time.time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,20 @@ def to_pair(batch: dict[str, Any]) -> Pair:
     return batch["jpg"], batch["cls"]
 
 
+def take_epoch(settings: dict[str, Any], address: str) -> None:
+    """Take all batches of an epoch, so that the daemon's cache has all shards."""
+    for batch in make_dataset(settings, address):
+        int(batch["cls"][0])
+
+
+def _earlier_trainer(settings: dict[str, Any], address: str) -> None:
+    """Run an epoch in a process that has ended when this returns, as the trainer before this one has."""
+    trainer = multiprocessing.get_context("spawn").Process(target=take_epoch, args=(settings, address))
+    trainer.start()
+    trainer.join()
+    assert trainer.exitcode == 0, f"expected the earlier trainer to end well, got exit {trainer.exitcode}"
+
+
 class _ColdDaemon:
     """A data set whose daemon is started inside ``iter``, so that its start-up is measured."""
 
@@ -51,8 +66,7 @@ def main() -> None:
     with daemon.running(settings) as address:
         daemon_start_s = time.perf_counter() - begin_s
         if settings["cache"] == "warm":
-            for batch in make_dataset(settings, address):
-                int(batch["cls"][0])
+            _earlier_trainer(settings, address)
         consume(make_dataset(settings, address), to_pair, settings, daemon_start_s=daemon_start_s)
 
 
