@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiobotocore.config import AioConfig
@@ -15,6 +16,7 @@ from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader, create_loader
+from botocore.utils import parse_timestamp
 
 from feedd.errors import BadConfig
 from feedd.source.once import Once
@@ -38,6 +40,7 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
     """
     session = AioSession(profile=s3.profile)
     session.register_component("data_loader", _loader())
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
     if s3.role_arn and not s3.anonymous:
         await _assume(session, s3.role_arn)
     config = AioConfig(
@@ -70,6 +73,15 @@ def _loader() -> Loader:
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
+def _timestamp(text: Any) -> datetime:  # noqa: ANN401 - text or a number, as the protocol has it
+    """Read a time as botocore does, S3's form of it fast: dates are three quarters of what listing a page costs."""
+    if isinstance(text, str) and text.endswith("Z") and text[4:5] == "-":
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(text)
+    moment: datetime = parse_timestamp(text)
+    return moment
+
+
 async def _assume(session: AioSession, role_arn: str) -> None:
     source = await session.get_credentials()
     if source is None:
@@ -78,8 +90,7 @@ async def _assume(session: AioSession, role_arn: str) -> None:
         session.create_client, source, role_arn, extra_args={"RoleSessionName": _SESSION_NAME}
     )
     refreshing = AioDeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
-    # botocore offers this from configuration files only; every library that takes a role sets it here
-    session._credentials = refreshing  # noqa: SLF001
+    session._credentials = refreshing  # noqa: SLF001 - botocore takes a role from configuration files only
 
 
 @dataclass(eq=False, slots=True)
