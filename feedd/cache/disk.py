@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _CLOSE_DEADLINE_S = 60.0
+_SEEN_FOR_S = 1.0  # so long a file is taken to be still there: no trip to a thread for every batch
 _log = structlog.get_logger(__name__)
 
 
@@ -80,7 +81,7 @@ class DiskCache:
             opened = await self._disk.change(boot.open_directory, self._options, self._lock)
         except BaseException:
             self._disk.post(self._lock.__exit__)
-            await self._disk.close()
+            await self._disk.close(_CLOSE_DEADLINE_S)
             raise
         self._start(opened)
         await self._group.__aenter__()
@@ -165,14 +166,16 @@ class DiskCache:
         self._open = False
         self._queue.fail(trouble.closed())
         self._prefetcher.close()
-        await self._fills.cancel_all()
         try:
-            async with asyncio.timeout(_CLOSE_DEADLINE_S):
+            await self._fills.cancel_all()
+        finally:
+            # damaged ones that are still pinned must not look whole to the next start
+            self._filler.remove(entry.ref for entry in self._index if entry.damaged)
+            try:
                 await self._flush()
-                await self._disk.change(self._lock.__exit__)
-                await self._disk.close()
-        except TimeoutError:
-            _log.warning("cache disk does not answer, left behind", directory=str(self._options.directory))
+            finally:
+                self._disk.post(self._lock.__exit__)
+                await self._disk.close(_CLOSE_DEADLINE_S)
 
     def _start(self, opened: Opened) -> None:
         options = self._options
@@ -234,7 +237,8 @@ class DiskCache:
 
     async def _refill_vanished(self, grant: _Grant) -> int:
         """Start or join fetches of entries whose file is not what it was; return how many."""
-        present = grant.claim.present
+        now_s = self._clock.monotonic_s()
+        present = [entry for entry in grant.claim.present if entry.seen_s < now_s - _SEEN_FOR_S]
         if not present:
             return 0
         before = [entry.generation for entry in present]
@@ -243,7 +247,9 @@ class DiskCache:
         if not self._open:
             raise trouble.closed()
         for entry, generation, vanished in zip(present, before, gone, strict=True):
-            if vanished and entry.state is EntryState.COMMITTED and entry.generation == generation:
+            if not vanished:
+                entry.seen_s = now_s
+            elif entry.state is EntryState.COMMITTED and entry.generation == generation:
                 self._index.reopen(entry)
                 self._tally.error("vanished")
             if entry.state is EntryState.RESERVED:
@@ -278,10 +284,11 @@ class DiskCache:
 
     async def _flush(self) -> None:
         try:
-            await self._disk.change(self._ledger.flush, self._runs)
-        except CacheUnavailable as error:
+            async with asyncio.timeout(_CLOSE_DEADLINE_S):
+                await self._disk.change(self._ledger.flush, self._runs)
+        except (CacheUnavailable, TimeoutError) as error:
             self._tally.error("unflushed")
-            _log.warning("cache not flushed: a power cut would empty it", error=str(error))
+            _log.warning("cache not flushed: a power cut would empty it", error=str(error) or "timed out")
 
     def _job_failed(self, error: BaseException) -> None:
         self._tally.error("disk")

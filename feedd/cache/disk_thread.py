@@ -51,16 +51,19 @@ class DiskThread:
         """Run ``job``, which changes nothing, without waiting for changes."""
         return await asyncio.shield(asyncio.wrap_future(self._looks.submit(job, *args, **kwargs)))
 
-    async def close(self) -> None:
-        """Let all changes handed over finish, then end the threads."""
+    async def close(self, deadline_s: float) -> None:
+        """Let all changes handed over finish, then end the threads; those stuck for longer are left to themselves."""
         if self._closed:
             return
         self._closed = True
         idle = False
         try:
-            await self.change(lambda: None)
-            await self.look(lambda: None)
-            idle = True
+            async with asyncio.timeout(deadline_s):
+                await self.change(lambda: None)
+                await self.look(lambda: None)
+                idle = True
+        except TimeoutError:
+            self._failed(TimeoutError("expected the disk to finish its work, got nothing from it"))
         finally:
             # idle threads exit within microseconds; when we are cancelled, busy ones end by themselves
             self._changes.shutdown(wait=idle)

@@ -92,6 +92,7 @@ class Fills:
     def _end(self, entry: Entry, error: BaseException | None) -> None:
         if error is None:
             whole = self._index.commit(entry)
+            entry.seen_s = self._clock.monotonic_s()
         else:
             whole = False
             self._index.abort(entry)

@@ -38,6 +38,7 @@ class Entry:
         generation: how often its file was replaced under it.
         damaged: found broken while pinned; fetched again at the next acquire, removed with its last pin.
         stamp: its current ticket in the eviction order; 0: not evictable.
+        seen_s: when the file was last known to be there; the cache's to keep, the index has no clock.
     """
 
     ref: ObjectRef
@@ -49,6 +50,7 @@ class Entry:
     generation: int = 0
     damaged: bool = False
     stamp: int = 0
+    seen_s: float = -math.inf
 
 
 class EvictionOrder:

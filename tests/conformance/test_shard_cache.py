@@ -128,6 +128,33 @@ async def test_fetch_nobody_waits_for_is_cancelled(rig: CacheRig) -> None:
             rig.check(pins, [ref])
 
 
+@pytest.mark.parametrize("capacity", [1, 2])
+async def test_newcomer_while_an_abandoned_fetch_is_dying(rig: CacheRig, capacity: int) -> None:
+    """A slowly ending fetch keeps its space until it has ended and does not disturb the fetch that follows it."""
+    (ref,) = rig.shards(1)
+    rig.fetcher.hold(ref)
+    ended = rig.fetcher.linger(ref)
+    async with rig.open(capacity=capacity) as cache:
+        task = asyncio.ensure_future(cache.acquire([ref]))
+        await until(lambda: rig.fetcher.running)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: rig.fetcher.cancelled[ref.key])
+        rig.fetcher.release(ref)
+        again = asyncio.ensure_future(cache.acquire([ref]))
+        if capacity == 1:
+            await until(lambda: cache.stats.waiting_count == 1)
+            assert cache.stats.reserved_bytes == SLOT_BYTES
+            ended.set()
+        with await again as pins:
+            rig.check(pins, [ref])
+            assert cache.stats.reserved_bytes == (capacity - 1) * SLOT_BYTES
+            ended.set()
+            await until(lambda: cache.stats.reserved_bytes == 0)
+            rig.check(pins, [ref])
+        assert len(cache.entries()) == 1
+
+
 async def test_cancelled_before_the_first_step(rig: CacheRig) -> None:
     """An acquirer cancelled before its fetch took a single step leaves nothing reserved."""
     (ref,) = rig.shards(1)
@@ -316,6 +343,42 @@ async def test_failed_refetch_of_a_damaged_entry_removes_it(rig: CacheRig) -> No
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])
     assert rig.fetcher.calls[ref.key] == 3
+
+
+async def test_damaged_entry_does_not_survive_a_restart(rig: CacheRig) -> None:
+    """An entry found damaged, still pinned when the cache closes, is fetched again after the next start."""
+    (ref,) = rig.shards(1)
+    async with rig.open() as cache:
+        pins = await cache.acquire([ref])
+        await cache.discard(ref)
+        await cache.close()
+        pins.release()
+    async with rig.open() as cache:
+        assert cache.entries() == []
+
+
+async def test_cancelled_close_still_lets_go(rig: CacheRig) -> None:
+    """Whoever is cancelled while closing leaves no lock, thread or fill behind."""
+    (ref,) = rig.shards(1)
+    rig.fetcher.hold(ref)
+    opened = asyncio.Event()
+
+    async def life() -> None:
+        async with rig.open() as cache:
+            cache.prefetch([ref], "owner")
+            await until(lambda: rig.fetcher.running)
+            opened.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(life())
+    await opened.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()  # now it is in the middle of closing
+    await asyncio.wait([task])
+    assert task.cancelled()
+    async with rig.open():
+        pass
 
 
 async def test_close_sends_everybody_away(rig: CacheRig) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from feedd.cache import layout
 from feedd.cache.disk import DiskCache
 from feedd.cache.options import CacheOptions
-from feedd.clock import SystemClock
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,6 +34,7 @@ class CacheRig:
     directory: Path
     fetcher: MemoryFetcher = field(default_factory=MemoryFetcher)
     recorder: TallyRecorder = field(default_factory=TallyRecorder)
+    clock: TimelessClock = field(default_factory=TimelessClock)
 
     def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
         """Store an object of bytes that tell it from all others."""
@@ -61,7 +62,7 @@ class CacheRig:
     ) -> AsyncIterator[DiskCache]:
         """Open a cache; after it nothing is held and no unfinished file is left."""
         options = self.options(capacity, prefetch_fills, deadline_s)
-        async with DiskCache(options, self.fetcher, self.recorder, SystemClock()) as cache:
+        async with DiskCache(options, self.fetcher, self.recorder, self.clock) as cache:
             yield cache
         assert self.recorder.total(CACHE_PINS) == 0
         assert self.recorder.total(CACHE_RESERVED) == 0

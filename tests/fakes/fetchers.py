@@ -18,7 +18,7 @@ ROOT = "s3://bucket"
 class MemoryFetcher:
     """Copies objects from memory.
 
-    ``hold`` makes fetches of an object wait until ``release``; ``fail`` makes the next ones raise after they have
+    ``hold`` makes fetches of an object wait until ``release``, ``linger`` makes cancelled ones wait; ``fail`` makes the next ones raise after they have
     written half of the target.
     """
 
@@ -30,6 +30,7 @@ class MemoryFetcher:
         self.running_peak = 0
         self._data: dict[ObjectRef, bytes] = {}
         self._gates: dict[str, asyncio.Event] = {}
+        self._lingering: dict[str, asyncio.Event] = {}
         self._faults: defaultdict[str, deque[Exception]] = defaultdict(deque)
 
     def put(self, key: str, data: bytes, etag: str = "v1") -> ObjectRef:
@@ -51,6 +52,10 @@ class MemoryFetcher:
         """Let them go on."""
         for ref in refs:
             self._gates.pop(ref.key).set()
+
+    def linger(self, ref: ObjectRef) -> asyncio.Event:
+        """Let cancelled fetches of this one take until the event is set to end."""
+        return self._lingering.setdefault(ref.key, asyncio.Event())
 
     def fail(self, ref: ObjectRef, *errors: Exception) -> None:
         """Let the next fetches of this one raise these, one each."""
@@ -77,6 +82,8 @@ class MemoryFetcher:
             target[half:] = data[half:]
         except asyncio.CancelledError:
             self.cancelled[ref.key] += 1
+            if ref.key in self._lingering:
+                await self._lingering[ref.key].wait()
             raise
         finally:
             self.running.discard(ref.key)

@@ -187,6 +187,7 @@ async def test_read_only_file_system(small_disk: Path) -> None:
         with pytest.raises(CacheUnavailable):
             await cache.acquire([second])
         rig.directory.unlink()
+        rig.clock.now_s += 2
         with await cache.acquire([first, second]) as pins:
             rig.check(pins, [first, second])
 

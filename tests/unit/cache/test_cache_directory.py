@@ -9,6 +9,7 @@ import shutil
 import stat
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +22,9 @@ from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import PAGE, SLOT_BYTES, CacheRig
+
+if TYPE_CHECKING:
+    from feedd.values import ObjectRef
 
 
 @pytest.fixture
@@ -191,6 +195,7 @@ async def test_vanished_files_are_fetched_again(rig: CacheRig) -> None:
     async with rig.open(capacity=3) as cache:
         with await cache.acquire(refs) as pins:
             first, second, _ = (Path(file.path) for file in pins.files)
+        rig.clock.now_s += 2
         first.unlink()
         os.truncate(second, PAGE)
         with await cache.acquire(refs) as pins, await cache.acquire(refs[:1]) as more:
@@ -198,11 +203,31 @@ async def test_vanished_files_are_fetched_again(rig: CacheRig) -> None:
             rig.check(more, refs[:1])
         assert rig.recorder.total(CACHE_ERRORS, reason="vanished") == 2
         assert (rig.recorder.total(CACHE_HITS), rig.recorder.total(CACHE_MISSES)) == (2, 5)
+        rig.clock.now_s += 2
         shutil.rmtree(rig.directory)
         with await cache.acquire(refs[:2]) as pins:
             rig.check(pins, refs[:2])
         assert stat.S_IMODE(rig.directory.stat().st_mode) == 0o700
     assert rig.fetcher.calls.total() == 3 + 2 + 2
+
+
+async def test_file_seen_a_moment_ago_is_not_looked_at_again(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acquiring a shard again and again does not go to the disk each time, but does so once in a while."""
+    (ref,) = rig.shards(1)
+    looks: list[int] = []
+    async with rig.open() as cache:
+        real = cache._filler.vanished
+
+        async def counted(refs: list[ObjectRef]) -> list[bool]:
+            looks.append(len(refs))
+            return await real(refs)
+
+        monkeypatch.setattr(cache._filler, "vanished", counted)
+        for step_s in (0.0, 0.5, 0.25, 2.0, 0.5, 2.0):
+            rig.clock.now_s += step_s
+            with await cache.acquire([ref]) as pins:
+                rig.check(pins, [ref])
+    assert looks == [1, 1]
 
 
 async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:

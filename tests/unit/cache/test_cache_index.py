@@ -108,3 +108,14 @@ def test_order_stays_small_under_endless_changes() -> None:
     taken = order.take(10 * PAGE, after=-math.inf)
     assert taken == sorted(entries, key=lambda entry: -entry.next_use)
     assert order.idle_bytes == 0
+
+
+def test_kept_entries_stay_in_their_place() -> None:
+    """Entries spared in one take are first in line in the next."""
+    order = EvictionOrder()
+    spared, other = Entry(ref("spared"), PAGE, next_use=9.0), Entry(ref("other"), PAGE, next_use=1.0)
+    order.add(spared)
+    order.add(other)
+    assert order.take(PAGE, after=-math.inf, keep={spared}) == [other]
+    assert order.take(2 * PAGE, after=-math.inf) is None
+    assert order.take(PAGE, after=-math.inf) == [spared]

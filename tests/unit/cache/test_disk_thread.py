@@ -23,7 +23,7 @@ async def test_changes_run_in_the_order_handed_over() -> None:
     go.set()
     await last
     assert seen == [0, 1, 2, 3, 4, 5]
-    await disk.close()
+    await disk.close(20.0)
 
 
 async def test_cancelled_wait_does_not_cancel_the_job() -> None:
@@ -39,7 +39,7 @@ async def test_cancelled_wait_does_not_cancel_the_job() -> None:
     go.set()
     await disk.change(lambda: None)
     assert seen == ["done"]
-    await disk.close()
+    await disk.close(20.0)
 
 
 async def test_looking_does_not_wait_for_changes() -> None:
@@ -51,7 +51,7 @@ async def test_looking_does_not_wait_for_changes() -> None:
     assert not slow.done()
     go.set()
     await slow
-    await disk.close()
+    await disk.close(20.0)
 
 
 async def test_failures_are_reported_or_raised() -> None:
@@ -64,7 +64,7 @@ async def test_failures_are_reported_or_raised() -> None:
     await disk.change(lambda: None)
     await asyncio.sleep(0)
     assert [type(error) for error in errors] == [ZeroDivisionError]
-    await disk.close()
+    await disk.close(20.0)
 
 
 async def test_close_finishes_what_was_handed_over() -> None:
@@ -73,9 +73,20 @@ async def test_close_finishes_what_was_handed_over() -> None:
     disk = DiskThread(lambda _: None)
     for number in range(50):
         disk.post(seen.append, number)
-    await disk.close()
-    await disk.close()
+    await disk.close(20.0)
+    await disk.close(20.0)
     assert seen == list(range(50))
     disk.post(seen.append, 99)
     assert len(seen) == 50
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("feedd-cache")]
+
+
+async def test_close_does_not_wait_for_a_stuck_disk() -> None:
+    """A job that does not end is left behind and reported, instead of holding up the whole shutdown."""
+    errors: list[BaseException] = []
+    disk = DiskThread(errors.append)
+    go = threading.Event()
+    disk.post(go.wait, 20)
+    await disk.close(0.01)
+    assert [type(error) for error in errors] == [TimeoutError]
+    go.set()
