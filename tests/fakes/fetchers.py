@@ -18,8 +18,8 @@ ROOT = "s3://bucket"
 class MemoryFetcher:
     """Copies objects from memory.
 
-    ``hold`` makes fetches of an object wait until ``release``, ``linger`` makes cancelled ones wait; ``fail`` makes the next ones raise after they have
-    written half of the target.
+    ``hold`` makes fetches of an object wait until ``release``; ``linger`` makes cancelled ones take their time;
+    ``fail`` makes the next ones raise after they have written half of the target.
     """
 
     def __init__(self) -> None:
