@@ -132,6 +132,44 @@ async def test_disk_filled_by_others_evicts_and_goes_on(small_disk: Path) -> Non
         assert {entry.url for entry in cache.entries()} == {ref.url for ref in refs[1:]}
 
 
+async def test_reserve_is_left_to_others(small_disk: Path) -> None:
+    """When others have taken the disk's space, entries go before a fill dips into the free-space reserve."""
+    rig = CacheRig(small_disk / "cache")
+    refs = [rig.shard(f"s{index}", MIB) for index in range(4)]
+    settings = options(rig.directory, 5 * MIB, reserve_bytes=2 * MIB)
+    async with DiskCache(settings, rig.fetcher, rig.recorder, SystemClock()) as cache:
+        for ref in refs[:3]:
+            with await cache.acquire([ref]):
+                pass
+        (small_disk / "hog").write_bytes(bytes(files.free_bytes(small_disk) - 2 * MIB - MIB // 2))
+        with await cache.acquire([refs[3]]) as pins:
+            rig.check(pins, [refs[3]])
+        assert files.free_bytes(small_disk) >= 2 * MIB
+        assert cache.stats.entry_count == 3
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+async def test_disk_full_only_at_allocation(rig: CacheRig, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A quota that shows only when space is allocated costs one eviction and one more try, not the acquire."""
+    old, new = rig.shards(2)
+    real = os.posix_fallocate
+    refusals = [code]
+
+    def refuse_once(fd: int, offset: int, length: int) -> None:
+        if refusals:
+            raise OSError(refusals.pop(), "no room")
+        real(fd, offset, length)
+
+    async with rig.open() as cache:
+        with await cache.acquire([old]):
+            pass
+        monkeypatch.setattr(os, "posix_fallocate", refuse_once)
+        with await cache.acquire([new]) as pins:
+            rig.check(pins, [new])
+        assert [entry.url for entry in cache.entries()] == [new.url]
+        assert rig.recorder.total(CACHE_ERRORS, reason="full") == 1
+
+
 async def test_disk_full_with_nothing_to_evict(small_disk: Path) -> None:
     """A disk that is full of other things and of pinned shards is an error with numbers, and later works again."""
     rig = CacheRig(small_disk / "cache")
