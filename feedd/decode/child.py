@@ -125,16 +125,20 @@ class Child:
         self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self) -> None:
-        try:
-            data, fds = receive(self._socket)
-        except (BlockingIOError, InterruptedError, ConnectionResetError):
-            return  # the kernel reports a reset once, before the answers that still wait to be read
-        except OSError:
-            data, fds = b"", []
-        if data:
-            self._on_message(self, data, fds)
-        else:
-            self._hang_up()
+        # Reads until nothing is left: libuv, under uvloop, reports a socket with an error once and never again.
+        while self._socket.fileno() >= 0:
+            try:
+                data, fds = receive(self._socket)
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionResetError:
+                continue  # reported once, before the answers that still wait to be read
+            except OSError:
+                data, fds = b"", []
+            if data:
+                self._on_message(self, data, fds)
+            else:
+                self._hang_up()
 
     def _hang_up(self) -> None:
         if self._socket.fileno() < 0:

@@ -183,7 +183,11 @@ class FittedImageCodec:
             buffer=_scratch.of(rows * columns * 3),
         )
         if scale > 1:
-            box = Box(*(edge // scale for edge in box))
+            # Edges are rounded to the nearest scaled pixel: cutting them off would shift the picture.
+            top, left = (box.top + scale // 2) // scale, (box.left + scale // 2) // scale
+            bottom = min((box.top + box.height + scale // 2) // scale, rows)
+            right = min((box.left + box.width + scale // 2) // scale, columns)
+            box = Box(top, left, bottom - top, right - left)
         self._resize(image, box, out)
 
     def _resize(self, image: NDArray[np.uint8], box: Box, out: NDArray[Any]) -> None:

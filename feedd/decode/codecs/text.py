@@ -72,7 +72,7 @@ class JsonCodec(BytesCodec):
         """
         try:
             msgspec.json.decode(data)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             try:
                 json.loads(bytes(data))
             except (ValueError, RecursionError) as error:

@@ -1,0 +1,180 @@
+"""One suite for every codec: what a SampleCodec must do with good and with broken samples."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.decode.codecs.registry import make
+from feedd.decode.params import CODECS
+from feedd.decode.recipe import parse_field, spec_of
+from feedd.errors import BadSample
+from feedd.values import FieldKind
+from tests.fakes.tars import jpeg, natural_image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.protocols import SampleCodec
+
+GUARD = 64
+
+
+def npy(array: NDArray[Any]) -> bytes:
+    """Return a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """Return an RGB image as PNG."""
+    ok, encoded = cv2.imencode(".png", image[:, :, ::-1])
+    assert ok
+    return encoded.tobytes()
+
+
+PICTURE = natural_image(np.random.default_rng(5), 60, 80)
+FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe, a good sample and its value (None: checked elsewhere), and samples that must be refused."""
+
+    recipe: str
+    good: bytes
+    value: object
+    bad: tuple[bytes, ...] = ()
+
+
+CASES = {
+    "bytes": Case("bytes", b"\0\xffany", np.frombuffer(b"\0\xffany", np.uint8)),
+    "bytes-empty": Case("bytes", b"", np.zeros(0, np.uint8)),
+    "str": Case("str", "grün".encode(), np.frombuffer("grün".encode(), np.uint8), (b"\xff", b"ab\xc3")),
+    "json": Case("json", b'{"a": [1]}', np.frombuffer(b'{"a": [1]}', np.uint8), (b"", b"{", b"\xff", b"[1]]")),
+    "json-nan": Case("json", b"[NaN]", np.frombuffer(b"[NaN]", np.uint8), (b"[" * 100_000,)),
+    "int": Case("int", b" -42\n", np.int64(-42), (b"", b"1.5", b"x", b"1_000", b"9223372036854775808", b"1" * 5000)),
+    "int-largest": Case("int", b"9223372036854775807", np.int64(2**63 - 1), (b"\xd9\xa3",)),
+    "float": Case("float", b"0.1\n", np.float32(0.1), (b"", b"x", b"1_0.0", b"0" * 100)),
+    "float-over": Case("float", b"-1e300", np.float32(-np.inf)),
+    "npy-dense": Case("npy:float32:3,4", npy(FLOATS), FLOATS, (b"", npy(FLOATS.T), npy(FLOATS.astype("f8")))),
+    "npy-orders": Case("npy:float32:3,4", npy(np.asfortranarray(FLOATS.astype(">f4"))), FLOATS),
+    "npy-scalar": Case("npy:int64:", npy(np.array(7)), np.array(7), (npy(np.array([7])),)),
+    "npy-ragged": Case('{"decode": "npy", "dtype": "float32", "ndim": 2}', npy(FLOATS), FLOATS, (npy(FLOATS[0]),)),
+    "npy-bool": Case("npy:bool:2", npy(np.array([True, False])), np.array([True, False])),
+    "tensor": Case(
+        "tensor:float32:3,4", FLOATS.tobytes(), FLOATS, (b"", FLOATS.tobytes()[1:], FLOATS.tobytes() + b"x")
+    ),
+    "tokens": Case("tokens:uint16:5", bytes(range(10)), np.frombuffer(bytes(range(10)), "<u2"), (b"123",)),
+    "image": Case("image", png(PICTURE), PICTURE, (b"", b"GIF89a" + bytes(50), png(PICTURE)[:-20])),
+    "image-jpeg": Case("image", jpeg(PICTURE), None, (jpeg(PICTURE)[:-2], jpeg(PICTURE)[:900], b"\xff\xd8\xff")),
+    "image-raw": Case("image:raw", jpeg(PICTURE), np.frombuffer(jpeg(PICTURE), np.uint8)),
+    "image-fitted": Case("image:32x24", jpeg(PICTURE), None, (b"", jpeg(PICTURE)[:-2], jpeg(PICTURE)[:900])),
+    "image-same": Case("image:60x80", png(PICTURE), PICTURE, (png(PICTURE)[:-20], png(PICTURE)[:30])),
+    "image-random": Case("image:32x24:random", png(PICTURE), None, (png(PICTURE)[:200],)),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Each case in turn."""
+    return CASES[request.param]
+
+
+def decode(codec: SampleCodec, data: bytes, seed: int = 7, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    """Decode into the middle of guarded memory, as a row of a slot is; nothing outside the row may change."""
+    spec = codec.spec("x")
+    view = memoryview(data).toreadonly()
+    dense = spec.shape if spec.kind is FieldKind.DENSE else codec.measure(view)
+    wanted = dense if shape is None else shape
+    size_bytes = int(np.prod(wanted, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
+    memory = np.full(size_bytes + 2 * GUARD, 0xA5, np.uint8)
+    out: NDArray[Any] = np.ndarray(wanted, spec.dtype, memory.data, GUARD)
+    try:
+        codec.decode(view, out, seed)
+    finally:
+        assert (memory[:GUARD] == 0xA5).all()
+        assert (memory[GUARD + size_bytes :] == 0xA5).all()
+    return out
+
+
+def test_every_codec_has_a_case() -> None:
+    """A codec added to the registry must join this suite."""
+    assert {parse_field("x", case.recipe).codec for case in CASES.values()} == set(CODECS)
+
+
+def test_the_spec_is_the_recipes(case: Case) -> None:
+    """Codec and recipe agree on what the field looks like, so daemon and worker do."""
+    recipe = parse_field("x", case.recipe)
+    assert make(recipe).spec("x") == spec_of(recipe)
+
+
+def test_good_samples_have_their_value(case: Case) -> None:
+    """The row holds exactly the value, in the dtype of the spec."""
+    result = decode(make(parse_field("x", case.recipe)), case.good)
+    if case.value is not None:
+        np.testing.assert_array_equal(result, np.asarray(case.value))
+
+
+def test_decoding_is_a_function_of_bytes_and_seed(case: Case) -> None:
+    """Twice the same bytes and seed, by codecs with different pasts, give the same row."""
+    recipe = parse_field("x", case.recipe)
+    used = make(recipe)
+    for seed in (1, 2, 2**64 - 1):
+        decode(used, case.good, seed)
+        np.testing.assert_array_equal(decode(used, case.good, 99), decode(make(recipe), case.good, 99))
+
+
+def test_measure_tells_the_decoded_shape(case: Case) -> None:
+    """What measure says is what decode fills; any other shape is refused."""
+    codec = make(parse_field("x", case.recipe))
+    measured = codec.measure(memoryview(case.good))
+    assert decode(codec, case.good).shape == measured
+    if codec.spec("x").kind is not FieldKind.DENSE:
+        with pytest.raises(BadSample, match="expected"):
+            decode(codec, case.good, shape=tuple(side + 1 for side in measured))
+
+
+def test_bad_samples_are_refused(case: Case) -> None:
+    """What is not what the recipe says is BadSample with expected and got, in measure or in decode."""
+    codec = make(parse_field("x", case.recipe))
+    for data in case.bad:
+        with pytest.raises(BadSample, match=r"expected .* got"):
+            decode(codec, data)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
+    """Damaged samples are BadSample or a value of the right shape; never another error, never outside the row."""
+    case = data.draw(st.sampled_from(list(CASES.values())))
+    sample = bytearray(case.good)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(sample)))
+        sample[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    _decode_or_refuse(make(parse_field("x", case.recipe)), bytes(sample))
+
+
+@settings(max_examples=150)
+@given(
+    head=st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"\x93NUMPY\x01\0", b"BM", b"RIFF"]),
+    tail=st.binary(),
+)
+def test_noise_is_refused_or_decoded(head: bytes, tail: bytes) -> None:
+    """Arbitrary bytes behind the magic numbers never raise anything but BadSample."""
+    for case in CASES.values():
+        _decode_or_refuse(make(parse_field("x", case.recipe)), head + tail)
+
+
+def _decode_or_refuse(codec: SampleCodec, data: bytes) -> None:
+    with contextlib.suppress(BadSample):
+        decode(codec, data)

@@ -1,0 +1,229 @@
+"""Workers that die, hang and stop: what was decoded is the same, what cannot be is named, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd import metrics
+from feedd.decode.pool import DecodePool
+from feedd.decode.recipe import parse_field
+from feedd.decode.work import DecodeOptions, FieldWork
+from feedd.errors import Draining
+from tests.fakes import poison_worker
+from tests.fakes.decoding import decoding
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.tars import image_samples, shard_file, tar_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from feedd.values import ShardFile
+    from tests.fakes.decoding import Rig
+
+pytestmark = pytest.mark.slow
+
+FIELDS = {"jpg": "image:40x40:random", "cls": "int"}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> ShardFile:
+    """A shard of 96 images, large enough that a decode takes a while."""
+    return shard_file(tmp_path / "a.tar", tar_bytes(image_samples(24, height=200, width=300) * 4))
+
+
+def texts(path: Path, *values: bytes) -> ShardFile:
+    """Return a shard with one ``x`` field per value."""
+    return shard_file(path / "x.tar", tar_bytes((f"{n}", {"x": value}) for n, value in enumerate(values)))
+
+
+def weak(workers: int = 2, **options: float) -> DecodeOptions:
+    """Return options for workers that samples can kill."""
+    chunk_rows = int(options.pop("chunk_rows", 4))
+    return DecodeOptions(workers=workers, chunk_rows=chunk_rows, command=poison_worker.COMMAND, **options)  # type: ignore[arg-type]  # floats only
+
+
+async def started(rig: Rig) -> None:
+    """Return when a worker has answered for the first time since the call: others are then in the middle."""
+    before = rig.recorder.total(metrics.DECODE_BUSY)
+    while rig.recorder.total(metrics.DECODE_BUSY) == before:  # noqa: ASYNC110 - a test watches from outside
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+async def test_a_killed_worker_changes_no_byte(photos: ShardFile, victims: int) -> None:
+    """Kill -9 of one or all workers in the middle of a task: the batch is complete and byte for byte the same."""
+    async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4)) as rig:
+        _, expected = await rig.decode(FIELDS)
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.decode(FIELDS))
+            await started(rig)
+            for pid in rig.pool.worker_pids[:victims]:
+                os.kill(pid, signal.SIGKILL)
+        result, rows = call.result()
+        assert (result.bad, rows) == ((), expected)
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == victims
+
+
+async def test_a_stopped_worker_is_killed_at_its_deadline(photos: ShardFile) -> None:
+    """A worker that hangs (here: SIGSTOP) is killed when the deadline passes, and its rows are decoded elsewhere."""
+    async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4, task_deadline_s=1.0)) as rig:
+        _, expected = await rig.decode(FIELDS)
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.decode(FIELDS))
+            await started(rig)
+            os.kill(rig.pool.worker_pids[0], signal.SIGSTOP)
+        result, rows = call.result()
+        assert (result.bad, rows) == ((), expected)
+
+
+async def test_a_poison_sample_costs_its_row_only(tmp_path: Path) -> None:
+    """A sample that kills every worker is found and named; all other rows arrive, and the pool goes on."""
+    values = [f"value {n}".encode() for n in range(20)]
+    poisoned = list(values)
+    poisoned[6] = b"segfault"
+    poisoned[13] = b"segfault too"
+    async with decoding([texts(tmp_path, *poisoned)], weak()) as rig:
+        result, rows = await rig.decode({"x": "bytes"})
+        assert [(bad.row, bad.field) for bad in result.bad] == [(6, "x"), (13, "x")]
+        assert all(bad.reason == "worker died: SIGSEGV" for bad in result.bad)
+        assert [row for n, row in enumerate(rows["x"]) if n not in {6, 13}] == values[:6] + values[7:13] + values[14:]
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == 4
+        again, _ = await rig.decode({"x": "bytes"})
+        assert again.bad == result.bad
+
+
+async def test_a_sample_that_kills_once_is_not_bad(tmp_path: Path) -> None:
+    """A worker that died for a reason of its own costs a replay, no row."""
+    once = f"once:{tmp_path / 'mark'}".encode()
+    async with decoding([texts(tmp_path, b"a", once, b"c")], weak(workers=1)) as rig:
+        result, rows = await rig.decode({"x": "bytes"})
+        assert (result.bad, rows["x"]) == ((), [b"a", once, b"c"])
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == 1
+
+
+async def test_a_sample_that_hangs_is_given_up_after_two_deadlines(tmp_path: Path) -> None:
+    """A sample that stops every worker ends as a bad row that says the time ran out."""
+    async with decoding([texts(tmp_path, b"a", b"stop", b"c")], weak(workers=1, task_deadline_s=0.5)) as rig:
+        result, rows = await rig.decode({"x": "bytes"})
+        assert [(bad.row, bad.reason) for bad in result.bad] == [(1, "worker died: ran past 0.5 s")]
+        assert [rows["x"][0], rows["x"][2]] == [b"a", b"c"]
+
+
+async def test_measuring_survives_poison(tmp_path: Path) -> None:
+    """A sample that kills workers while being measured measures -1; the others are measured."""
+    async with decoding([texts(tmp_path, b"abc", b"segfault", b"d")], weak(workers=1)) as rig:
+        task, _ = await rig.task({"x": "str"})
+        work = task.fields[0]
+        weak_work = FieldWork(parse_field("x", "bytes"), work.file_no, work.start, work.size, work.start)
+        assert (await rig.pool.measure(task.files, weak_work)).tolist() == [[3], [-1], [1]]
+
+
+async def test_a_cancelled_decode_leaves_the_slot_alone(tmp_path: Path) -> None:
+    """When the CancelledError arrives, nothing writes into the slot any more, and the pool serves the next call."""
+    values = [b"slow %d" % n for n in range(12)]
+    async with decoding([texts(tmp_path, *values)], weak(chunk_rows=2)) as rig:
+        task, layout = await rig.task({"x": "bytes"})
+        call = asyncio.create_task(rig.pool.decode(task))
+        await started(rig)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        before = rig.read(layout)
+        assert any(row == value for row, value in zip(before["x"], values, strict=True))
+        assert any(row != value for row, value in zip(before["x"], values, strict=True))
+        assert (await rig.pool.index(rig.files[0], "tar")).sample_count == 12
+        assert rig.read(layout) == before
+        assert rig.recorder.total(metrics.DECODE_TASKS) == 0
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == 0
+
+
+async def test_a_cancelled_decode_does_not_wait_for_a_hanging_worker(tmp_path: Path) -> None:
+    """A worker that does not finish within the grace is killed, so that cancelling is bounded; twice is allowed."""
+    file = texts(tmp_path, *[b"a"] * 4, *[b"stop"] * 8)
+    for cancels, grace_s in ((1, 0.2), (2, 60.0)):
+        async with decoding([file], weak(cancel_grace_s=grace_s, chunk_rows=4)) as rig:
+            task, _ = await rig.task({"x": "bytes"})
+            call = asyncio.create_task(rig.pool.decode(task))
+            await started(rig)
+            for _ in range(cancels):
+                call.cancel()
+                await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                with pytest.raises(asyncio.CancelledError):
+                    await call
+            assert rig.recorder.total(metrics.DECODE_TASKS) == 0
+
+
+async def test_a_failed_call_ends_only_when_its_rows_are_at_rest(tmp_path: Path) -> None:
+    """When one chunk fails the call, decode raises after the other chunks have stopped writing."""
+    values = [b"slow %d" % n for n in range(8)]
+    async with decoding([texts(tmp_path, *values)], weak(chunk_rows=2)) as rig:
+        task, layout = await rig.task({"x": "bytes"})
+        task.fields[0].out_at[0] = 1 << 40  # outside the arena: the first chunk fails as a whole
+        with pytest.raises(Exception, match="lie in the arena"):
+            await rig.pool.decode(task)
+        before = rig.read(layout)
+        assert (await rig.pool.index(rig.files[0], "tar")).sample_count == 8
+        assert rig.read(layout) == before
+
+
+async def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
+    """A call under way when the pool closes raises Draining, and the workers, hanging ones too, are gone."""
+    file = texts(tmp_path, *[b"stop"] * 4)
+    recorder = TallyRecorder()
+    async with DecodePool(weak(chunk_rows=2), recorder) as pool:
+        pids = pool.worker_pids
+        index = await pool.index(file, "tar")
+        work = FieldWork(
+            parse_field("x", "bytes"), index.sizes[0].astype("i4") * 0, index.starts[0], index.sizes[0], index.starts[0]
+        )
+        call = asyncio.create_task(pool.measure((file,), work))
+        await asyncio.sleep(0.05)
+    with pytest.raises(Draining):
+        await call
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert recorder.total(metrics.DECODE_WORKERS) == recorder.total(metrics.DECODE_TASKS) == 0
+
+
+async def test_workers_die_with_their_daemon(tmp_path: Path) -> None:
+    """When the process that owns the pool is killed, its workers are gone too: the kernel sees to it."""
+    import subprocess  # noqa: PLC0415 - only here
+    import sys  # noqa: PLC0415 - only here
+
+    code = (
+        "import asyncio\n"
+        "from feedd.decode.pool import DecodePool\n"
+        "from feedd.decode.work import DecodeOptions\n"
+        "from tests.fakes.tally import TallyRecorder\n"
+        "async def main():\n"
+        "    async with DecodePool(DecodeOptions(workers=2), TallyRecorder()) as pool:\n"
+        "        print(*pool.worker_pids, flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 - a daemon
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(pids) == 2
+    watches = [os.pidfd_open(pid) for pid in pids]
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+    loop = asyncio.get_running_loop()
+    try:
+        for watch in watches:
+            ended = asyncio.Event()
+            loop.add_reader(watch, ended.set)
+            async with asyncio.timeout(10):
+                await ended.wait()
+            loop.remove_reader(watch)
+    finally:
+        for watch in watches:
+            os.close(watch)

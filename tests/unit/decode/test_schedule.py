@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.decode.schedule import Call, Chunk, Schedule
+
+
+def drain(schedule: Schedule) -> list[tuple[int, Chunk]]:
+    """Assign until nothing more can be."""
+    assigned = []
+    while (pair := schedule.assign()) is not None:
+        assigned.append(pair)
+    return assigned
+
+
+def test_chunks_go_out_in_order_and_to_the_least_busy() -> None:
+    """Every worker gets one chunk before any gets a second, in call order, and never more than two."""
+    schedule, first, second = Schedule(), Call(), Call()
+    for worker in (0, 1):
+        schedule.join(worker)
+    schedule.submit(first, 70, 32)
+    schedule.submit(second, 64, 32)
+    assert [(worker, chunk.rows) for worker, chunk in drain(schedule)] == [
+        (0, range(32)),
+        (1, range(32, 64)),
+        (0, range(64, 70)),
+        (1, range(32)),
+    ]
+    assert schedule.finish(1).call is first
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(1, second)]
+    assert schedule.holders(second) == [1]
+
+
+def test_a_death_is_blamed_on_the_running_chunk_only() -> None:
+    """The running chunk comes back row by row, suspect; the one that waited comes back whole; both before others."""
+    schedule, call = Schedule(), Call()
+    schedule.join(0)
+    schedule.submit(call, 12, 4)
+    drain(schedule)
+    given_up, concerned = schedule.leave(0, withdrawn=set())
+    assert (given_up, concerned) == ([], {call})
+    schedule.join(0)
+    replayed = []
+    while (pair := schedule.assign()) is not None:
+        replayed.append((pair[1].rows, pair[1].suspect))
+        schedule.finish(0)
+    singles = [(range(row, row + 1), True) for row in range(4)]
+    assert replayed == [*singles, (range(4, 8), False), (range(8, 12), False)]
+    assert call.over
+
+
+def test_a_row_that_kills_twice_is_given_up() -> None:
+    """A suspect that takes a second worker with it is not tried again."""
+    schedule, call = Schedule(), Call()
+    schedule.submit(call, 2, 2)
+    for _ in range(2):
+        schedule.join(0)
+        drain(schedule)
+        given_up, _ = schedule.leave(0, withdrawn=set())
+    assert [chunk.rows for chunk in given_up] == [range(1)]
+    schedule.join(0)
+    assert [chunk.rows for _, chunk in drain(schedule)] == [range(1, 2)]
+
+
+def test_withdrawn_calls_leave_nothing_waiting() -> None:
+    """After withdraw, what waited is gone, what runs finishes, and a death brings nothing of it back."""
+    schedule, gone, stays = Schedule(), Call(), Call()
+    schedule.join(0)
+    schedule.submit(gone, 8, 2)
+    schedule.submit(stays, 2, 2)
+    drain(schedule)
+    schedule.withdraw(gone)
+    assert (gone.waiting_count, gone.running_count, gone.over) == (0, 2, False)
+    schedule.leave(0, withdrawn={gone})
+    assert gone.over
+    schedule.join(0)
+    assert [chunk.call for _, chunk in drain(schedule)] == [stays]
+
+
+def test_a_chunk_too_large_for_a_packet_is_halved() -> None:
+    """Taking back and dividing puts both halves first in line."""
+    schedule, call = Schedule(), Call()
+    schedule.join(0)
+    schedule.submit(call, 7, 5)
+    pair = schedule.assign()
+    assert pair is not None
+    schedule.take_back(0)
+    schedule.divide(pair[1])
+    assert [chunk.rows for _, chunk in drain(schedule)] == [range(2), range(2, 5)]
+    assert (call.waiting_count, call.running_count) == (1, 2)
+
+
+@given(data=st.data(), rows=st.integers(1, 40), chunk_rows=st.integers(1, 9), workers=st.integers(1, 4))
+def test_every_row_is_done_or_given_up_exactly_once(
+    data: st.DataObject, rows: int, chunk_rows: int, workers: int
+) -> None:
+    """Whoever dies whenever, each row ends exactly once, and poison rows cost at most two workers each."""
+    schedule, call = Schedule(), Call()
+    poison = data.draw(st.sets(st.integers(0, rows - 1), max_size=3))
+    accidents = data.draw(st.integers(0, 3))
+    for worker in range(workers):
+        schedule.join(worker)
+    schedule.submit(call, rows, chunk_rows)
+    done: list[int] = []
+    lost: list[int] = []
+    deaths = 0
+    while not call.over:
+        drain(schedule)
+        busy = [worker for worker in range(workers) if schedule.running(worker)]
+        worker = data.draw(st.sampled_from(busy))
+        chunk = schedule.running(worker)
+        assert chunk is not None
+        accident = accidents > 0 and data.draw(st.booleans())
+        if accident or poison & set(chunk.rows):
+            accidents -= accident
+            deaths += 1
+            given_up, _ = schedule.leave(worker, withdrawn=set())
+            lost.extend(row for lost_chunk in given_up for row in lost_chunk.rows)
+            schedule.join(worker)
+        else:
+            done.extend(schedule.finish(worker).rows)
+    assert sorted(done + lost) == list(range(rows))
+    assert poison <= set(lost)
+    assert deaths <= 2 * len(poison) + 3
