@@ -237,6 +237,8 @@ class FeedServer:
         try:
             if self._grpc is not None:
                 await self.drain(0.0)
+                if self._state is Lifecycle.STARTING:
+                    await self._grpc.start()  # gRPC lets go of bound addresses only when stopping what was started
                 await self._health.enter_graceful_shutdown()
                 await self._grpc.stop(_RPC_GRACE_S)
         finally:

@@ -31,10 +31,12 @@ class SessionModel(RuleBasedStateMachine):
         self.released: list[SlotRef] = []
         self.attached = False
 
-    @initialize(count=st.integers(1, 3), data=st.data())
-    def begin(self, count: int, data: st.DataObject) -> None:
+    @initialize(count=st.integers(1, 3), mapped=st.sampled_from([True, True, False]), data=st.data())
+    def begin(self, count: int, mapped: bool, data: st.DataObject) -> None:
         self.count, self.index = count, data.draw(st.integers(0, count - 1))
         self.machine = SessionMachine(self.arena, count, self.index)
+        if mapped:
+            self.lifeline_comes()
 
     def teardown(self) -> None:
         """Whatever happened, a session that ends has every slot back."""
@@ -161,21 +163,26 @@ class SessionModel(RuleBasedStateMachine):
     def release_nonsense(self, data: st.DataObject, index: int, generation: int) -> None:
         assert self.live is not None
         wrong = [SlotRef(index, generation)] + ([data.draw(st.sampled_from(self.released))] if self.released else [])
+        wrong += [SlotRef(slot.index, slot.generation - 1) for slot in self.leased]
         wrong = [slot for slot in wrong if slot not in self.leased]
         before = self.machine.leases.stale_count
         self._apply(self.live.releases(wrong))
         assert self.machine.leases.stale_count == before + len(wrong)
 
     @precondition(lambda self: self.live is not None)
-    @rule()
-    def half_close(self) -> None:
+    @rule(really=st.integers(0, 2))
+    def half_close(self, really: int) -> None:
+        if really:
+            return
         assert self.live is not None
         self.half = True
         self._apply(self.live.half_closed())
 
     @precondition(lambda self: self.live is not None)
-    @rule()
-    def client_cancels(self) -> None:
+    @rule(really=st.integers(0, 2))
+    def client_cancels(self, really: int) -> None:
+        if really:
+            return
         self._end_stream()
 
     @rule()
@@ -184,14 +191,18 @@ class SessionModel(RuleBasedStateMachine):
         self.machine.lifeline_came()
 
     @precondition(lambda self: self.attached)
-    @rule()
-    def lifeline_goes(self) -> None:
+    @rule(really=st.integers(0, 3))
+    def lifeline_goes(self, really: int) -> None:
+        if really:
+            return  # a rare event: most runs should get to hold leases
         self.attached = False
         self._apply(self.machine.lifeline_gone())
         assert not self.leased
 
-    @rule()
-    def drain(self) -> None:
+    @rule(really=st.integers(0, 4))
+    def drain(self, really: int) -> None:
+        if really:
+            return
         self._apply(self.machine.drain())
 
     # ------------------------------------------------------------------ invariants

@@ -362,13 +362,13 @@ async def test_close_is_idempotent_and_ends_the_stream(short_dir: Path) -> None:
 
 async def test_a_session_nobody_uses_is_closed(short_dir: Path) -> None:
     """Without stream and lifeline a session ends after its grace, and not while a stream runs."""
-    options = ServeOptions(listen=(f"unix://{short_dir}/f.sock",), session_grace_s=0.05)
+    options = ServeOptions(listen=(f"unix://{short_dir}/f.sock",), session_grace_s=0.3)
     script = FakeScript(gates={0: asyncio.Event()})
     async with serving(short_dir, script, options) as rig:
         opened = await rig.open()
         stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
         await rig.until(lambda: rig.backend.sessions[0].producing_count == 1)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
         assert rig.server.sessions.count == 1
         stream.call.cancel()
         await rig.until(lambda: rig.server.sessions.count == 0)

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from feedd.clock import SystemClock
+from feedd.errors import BadConfig
+from feedd.serve.options import ServeOptions, TlsFiles
+from feedd.serve.server import FeedServer
+from feedd.values import Lifecycle
+from feedd.wire.feedd_pb2_grpc import FeedStub
+from tests.fakes.backend import FakeBackend, FakeScript
+from tests.fakes.tally import TallyRecorder
+from tests.unit.serve.certs import Authority
+from tests.unit.serve.raw_client import WAIT_S, attach, error_of, open_request, serving
+
+
+def _server(*listen: str, **changes: object) -> FeedServer:
+    options = ServeOptions(listen=listen, **changes)  # type: ignore[arg-type]  # each test names fields of its own
+    return FeedServer(FakeBackend(), options, TallyRecorder(), SystemClock())
+
+
+async def _health(channel: grpc.aio.Channel, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
+    return int(answer.status)
+
+
+async def test_states_and_health_follow_each_other(short_dir: Path) -> None:
+    """Starting, ready and serving, draining and not serving, stopped; never backwards."""
+    server = _server(f"unix://{short_dir}/f.sock")
+    states = [server.state]
+    await server.start()
+    states.append(server.state)
+    async with grpc.aio.insecure_channel(server.addresses[0]) as channel:
+        for service in ("", "feedd.v1.Feed", "feedd.v1.Admin"):
+            assert await _health(channel, service) == health_pb2.HealthCheckResponse.SERVING
+        await server.drain(0.0)
+        states.append(server.state)
+        assert await _health(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+    await server.stop()
+    await server.stop()
+    assert [*states, server.state] == list(Lifecycle)
+
+
+async def test_sockets_have_their_mode_and_are_gone_after_stop(short_dir: Path) -> None:
+    """Both sockets are the owner's alone while the daemon lives, and no file is left after it."""
+    folder = short_dir / "made" / "below"
+    async with _server(f"unix://{folder}/f.sock"):
+        names = sorted(path.name for path in folder.iterdir())
+        assert names == ["f.sock", "f.sock.arena"]
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in folder.iterdir())
+    assert not list(folder.iterdir())
+
+
+async def test_reflection_names_the_services(short_dir: Path) -> None:
+    """A generic client can ask what there is."""
+    async with serving(short_dir) as rig:
+        stub = reflection_pb2_grpc.ServerReflectionStub(rig.channel)
+        call = stub.ServerReflectionInfo()
+        await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        answer = await call.read()
+        names = {service.name for service in answer.list_services_response.service}
+        assert {"feedd.v1.Feed", "feedd.v1.Admin", "grpc.health.v1.Health"} <= names
+        call.cancel()
+
+
+async def test_a_second_daemon_on_the_same_socket(short_dir: Path) -> None:
+    """It is refused with the pid of the first, which goes on undisturbed."""
+    async with serving(short_dir) as rig:
+        with pytest.raises(BadConfig, match=f"in use by pid {os.getpid()}"):
+            await _server(f"unix://{short_dir}/feedd.sock").start()
+        assert (await rig.open()).slot_count == 4
+
+
+async def test_sockets_of_a_dead_daemon_are_replaced(short_dir: Path) -> None:
+    """What a killed daemon left does not keep its successor from starting."""
+    for name in ("feedd.sock", "feedd.sock.arena"):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(short_dir / name))
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        arena = await attach(opened.arena)
+        arena.close()
+
+
+async def test_a_port_in_use_is_bad_configuration() -> None:
+    """The address is named, and nothing stays open."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        server = _server(address)
+        with pytest.raises(BadConfig, match=address):
+            await server.start()
+        assert server.state is Lifecycle.STOPPED
+
+
+async def test_two_daemons_do_not_share_a_port() -> None:
+    """A second server on a served port fails instead of taking half of the calls."""
+    async with _server("127.0.0.1:0") as first:
+        with pytest.raises(BadConfig, match="in use"):
+            await _server(first.addresses[0]).start()
+
+
+async def test_a_failed_start_takes_nothing_with_it(short_dir: Path) -> None:
+    """With one bad address of two, the good one's sockets are gone again."""
+    (short_dir / "plain").write_text("")
+    server = _server(f"unix://{short_dir}/f.sock", f"unix://{short_dir}/plain")
+    with pytest.raises(BadConfig, match="plain"):
+        await server.start()
+    assert [entry.name for entry in os.scandir(short_dir)] == ["plain"]
+
+
+async def test_no_address_is_bad_configuration() -> None:
+    """A server that listens nowhere is a mistake."""
+    with pytest.raises(BadConfig, match="at least one address"):
+        await _server().start()
+
+
+async def test_tcp_beyond_loopback_needs_tls_or_consent() -> None:
+    """Plain text to other machines is refused unless explicitly allowed."""
+    with pytest.raises(BadConfig, match=r"expected TLS for 0\.0\.0\.0:0"):
+        await _server("0.0.0.0:0").start()
+    async with _server("0.0.0.0:0", allow_insecure_tcp=True) as server:
+        assert server.state is Lifecycle.READY
+
+
+async def test_tcp_is_served_inline_and_has_no_arena() -> None:
+    """Without a Unix socket, Open offers no arena and batches come in chunks."""
+    options = ServeOptions(listen=("127.0.0.1:0",))
+    async with serving(Path("/nonexistent"), FakeScript(steps=2), options) as rig:
+        opened = await rig.open()
+        assert not opened.HasField("arena")
+        stream = await rig.stream(opened.session_id, credits=3)
+        await stream.finish()
+        assert [b.inline for b in stream.batches] == [True, True]
+
+
+async def test_both_listeners_see_the_same_sessions(short_dir: Path) -> None:
+    """A session opened over TCP may stream over the Unix socket."""
+    options = ServeOptions(listen=("127.0.0.1:0", f"unix://{short_dir}/f.sock"))
+    async with serving(short_dir, FakeScript(steps=1), options) as rig:
+        opened = await rig.open()
+        assert opened.arena.socket_path == f"{short_dir}/f.sock.arena"
+        arena = await attach(opened.arena)
+        async with grpc.aio.insecure_channel(rig.server.addresses[1]) as other:
+            rig.channel = other
+            stream = await rig.stream(opened.session_id, credits=1)
+            await stream.finish()
+            assert [b.inline for b in stream.batches] == [False]
+        arena.close()
+
+
+async def test_tls_with_client_certificates(tmp_path: Path) -> None:
+    """With a client CA, only clients it signed get through; the data is the same."""
+    authority = Authority(tmp_path)
+    cert_path, key_path = authority.issue("server")
+    tls = TlsFiles(cert_path, key_path, authority.ca_path)
+    async with _server("127.0.0.1:0", tls=tls) as server:
+        root = authority.ca_path.read_bytes()
+        client_cert, client_key = (path.read_bytes() for path in authority.issue("client"))
+        good = grpc.ssl_channel_credentials(root, client_key, client_cert)
+        async with grpc.aio.secure_channel(server.addresses[0], good) as channel:
+            stub = FeedStub(channel)  # type: ignore[no-untyped-call]  # generated
+            opened = await stub.Open(open_request(), timeout=WAIT_S)
+            assert opened.slot_count == 4
+        async with grpc.aio.secure_channel(server.addresses[0], grpc.ssl_channel_credentials(root)) as channel:
+            stub = FeedStub(channel)  # type: ignore[no-untyped-call]  # generated
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await stub.Open(open_request(), timeout=WAIT_S)
+            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_tls_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """The missing file is said, and nothing stays open."""
+    tls = TlsFiles(tmp_path / "none.pem", tmp_path / "none.key")
+    with pytest.raises(BadConfig, match=r"none\.pem"):
+        await _server("127.0.0.1:0", tls=tls).start()
+
+
+async def test_drain_lets_streams_finish_within_the_grace(short_dir: Path) -> None:
+    """While draining, new sessions and streams are refused, and a stream that ends in time ends normally."""
+    script = FakeScript(steps=2, gates={1: asyncio.Event()})
+    async with serving(short_dir, script) as rig:
+        opened = await rig.open()
+        stream = await rig.stream(opened.session_id, credits=3, inline_only=True)
+        await stream.until(1)
+        draining = asyncio.ensure_future(rig.server.drain(WAIT_S))
+        await rig.until(lambda: rig.server.state is Lifecycle.DRAINING)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await rig.open()
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert error_of(failure.value).kind == "draining"
+        refused = await rig.stream(opened.session_id)
+        assert await refused.code() is grpc.StatusCode.UNAVAILABLE
+        assert not draining.done()
+        script.gates[1].set()
+        await stream.finish()
+        assert stream.end is not None
+        await draining
+        assert rig.server.sessions.count == 0
+
+
+async def test_drain_ends_streams_in_band_after_the_grace(short_dir: Path) -> None:
+    """A stream that goes on is told, its productions are cancelled, its leases taken back."""
+    script = FakeScript(gates={1: asyncio.Event()})
+    async with serving(short_dir, script) as rig:
+        opened = await rig.open()
+        arena = await attach(opened.arena)
+        stream = await rig.stream(opened.session_id, credits=3)
+        await stream.until(1)
+        draining = asyncio.ensure_future(rig.server.drain(0.0))
+        while stream.error is None:
+            assert await stream.read()
+        assert stream.error.kind == "draining"
+        assert stream.error.retryable
+        await stream.finish()
+        await draining
+        assert rig.backend.sessions[0].close_count == 1
+        arena.close()
+
+
+async def test_stop_under_full_load_leaves_nothing(short_dir: Path) -> None:
+    """Stopping with streams, leases, productions and lifelines under way ends them all."""
+    script = FakeScript(steps=10_000, gates={40: asyncio.Event()})
+    options = ServeOptions(listen=(f"unix://{short_dir}/f.sock",), linger_s=0.05)
+    arenas = []
+    async with serving(short_dir, script, options) as rig:
+        for index in range(4):
+            opened = await rig.open(prefetch_batches=8)
+            arenas.append(await attach(opened.arena))
+            stream = await rig.stream(opened.session_id, credits=8, step=38, inline_only=index % 2 == 0)
+            await stream.until(2)
+        assert rig.server.sessions.count == 4
+    for arena in arenas:
+        arena.close()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.errors import BadRequest, NotFound
+from feedd.values import BatchReady, Cursor, FieldKind, Region, SessionInfo, SlotRef, TensorSpec, Topology
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.convert import (
+    BatchWriter,
+    OpenLimits,
+    chunk_bytes,
+    cursor_from,
+    error_message,
+    open_response,
+    open_spec,
+)
+
+
+def test_a_full_open_arrives_whole() -> None:
+    """Every field of OpenRequest that means something reaches the backend."""
+    request = pb.OpenRequest(
+        urls=["s3://b/a/", "s3://b/c.tar"],
+        recipe=pb.Recipe(
+            fields=[pb.Field(name="jpg", recipe="image:8x8")], batch_size=32, keys=True, bad_samples_max=5
+        ),
+        topology=pb.Topology(world_size=16, rank=9, local_world_size=8, local_rank=1, node_count=2, node_rank=1),
+        shuffle=pb.Shuffle(enabled=True, window_shards=3),
+        seed=2**64 - 1,
+        sharding="size",
+        epoch=4,
+        prefetch_batches=6,
+        consumer_count=2,
+        consumer_index=1,
+        expect_fingerprint=b"f" * 16,
+    )
+    spec = open_spec(request, OpenLimits())
+    assert spec.urls == ("s3://b/a/", "s3://b/c.tar")
+    assert spec.fields == (("jpg", "image:8x8"),)
+    assert (spec.batch_size, spec.keys, spec.bad_samples_max) == (32, True, 5)
+    assert spec.topology == Topology(16, 9, 8, 1, 2, 1)
+    assert (spec.shuffle, spec.window_shards, spec.seed, spec.sharding, spec.epoch) == (True, 3, 2**64 - 1, "size", 4)
+    assert (spec.prefetch_batches, spec.consumer_count, spec.consumer_index) == (6, 2, 1)
+    assert spec.expect_fingerprint == b"f" * 16
+
+
+def test_a_bare_open_has_defaults() -> None:
+    """What is left out is one rank, one consumer, sharded by key, one batch ahead."""
+    spec = open_spec(pb.OpenRequest(urls=["s3://b/"], recipe=pb.Recipe(batch_size=1)), OpenLimits())
+    assert spec.topology == Topology()
+    assert (spec.sharding, spec.consumer_count, spec.prefetch_batches, spec.shuffle) == ("key", 1, 1, False)
+
+
+@given(
+    seq=st.integers(0, 2**64 - 1),
+    offset=st.integers(0, 2**64 - 1),
+    data=st.binary(max_size=300),
+)
+def test_a_chunk_made_by_hand_is_the_contracts_chunk(seq: int, offset: int, data: bytes) -> None:
+    """The concatenated bytes parse as exactly the message they stand for."""
+    got = pb.StreamResponse.FromString(chunk_bytes(seq, offset, memoryview(data)))
+    assert got == pb.StreamResponse(chunk=pb.Chunk(seq=seq, offset=offset, data=data))
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 16383, 16384, 1 << 20])
+def test_chunk_sizes_around_the_length_encoding(size: int) -> None:
+    """Lengths of one, two, three and four bytes are encoded right."""
+    data = bytes(size)
+    assert pb.StreamResponse.FromString(chunk_bytes(1, 2, memoryview(data))).chunk.data == data
+
+
+def test_batch_messages_follow_their_regions() -> None:
+    """Regions are those of the batch at hand even though the last ones are kept."""
+    writer = BatchWriter()
+    dense = (Region(0, 64), Region(64, 8))
+    ragged = (Region(0, 32, 64, 128),)
+    for regions in (dense, dense, ragged, dense):
+        message = writer.message(7, BatchReady(Cursor(1, 2, 3, 4), 5, regions, 99, 2), SlotRef(3, 11))
+        assert [(r.values_at, r.values_bytes, r.offsets_at, r.shapes_at) for r in message.regions] == [
+            (r.values_at, r.values_bytes, r.offsets_at, r.shapes_at) for r in regions
+        ]
+        assert message.cursor == pb.Cursor(epoch=1, step=2, anchor_window=3, anchor_sample=4)
+        assert (message.seq, message.rows, message.size_bytes, message.bad_samples) == (7, 5, 99, 2)
+        assert (message.inline, message.slot, message.generation) == (False, 3, 11)
+    inline = writer.message(8, BatchReady(Cursor(), 1, dense, 72), None)
+    assert (inline.inline, inline.slot, inline.generation) == (True, 0, 0)
+
+
+@pytest.mark.parametrize("field", ["epoch", "step", "anchor_window", "anchor_sample"])
+def test_cursors_are_bounded(field: str) -> None:
+    """Numbers no position can have are refused by name."""
+    assert cursor_from(pb.Cursor(epoch=1, step=2, anchor_window=3, anchor_sample=4)) == Cursor(1, 2, 3, 4)
+    with pytest.raises(BadRequest, match=field):
+        cursor_from(pb.Cursor(**{field: 1 << 63}))
+
+
+def test_every_layout_has_its_word() -> None:
+    """Each kind of field is told apart on the wire, and unknown steps stay unknown."""
+    specs = tuple(TensorSpec(kind.value, kind, "uint8", (), 2) for kind in FieldKind)
+    response = open_response(SessionInfo(specs, b"f" * 16, 4, 2, 100), "id", 3, "daemon")
+    kinds = [spec.kind for spec in response.specs]
+    assert kinds == [pb.TensorSpec.DENSE, pb.TensorSpec.RAGGED, pb.TensorSpec.TEXT, pb.TensorSpec.JSON]
+    assert not response.HasField("steps")
+    assert response.specs[0].ndim == 2
+
+
+def test_an_error_travels_whole() -> None:
+    """Kind, message, object, hint and stage arrive as they were raised."""
+    error = NotFound("expected a key, got none", object="s3://b/k", hint="look again", stage="source")
+    assert error_message(error) == pb.Error(
+        kind="not-found", message="expected a key, got none", object="s3://b/k", hint="look again", stage="source"
+    )
