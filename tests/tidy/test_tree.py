@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.tidy.tree import ROOT, Function, sources, tracked
+from tests.tidy.tree import ROOT, Function, committed, sources, tracked
 
 TOP = {
     "README.md",
@@ -27,7 +27,7 @@ TEXT = {".py", ".pyi", ".md", ".toml", ".yaml", ".yml", ".json", ".txt", ".proto
 
 def test_top_level_is_as_planned() -> None:
     """A newcomer sees the ten names of the plan and dotfiles, nothing else."""
-    found = {path.parts[0] for path in tracked()}
+    found = {path.parts[0] for path in committed()}
     assert {name for name in found if not name.startswith(".")} - TOP == set()
     assert {"README.md", "pyproject.toml", "Makefile", "LICENSE", "constraints.txt"} <= found
 

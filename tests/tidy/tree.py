@@ -32,6 +32,17 @@ def tracked() -> tuple[Path, ...]:
     return tuple(sorted(name for name in names if (ROOT / name).is_file()))
 
 
+@functools.cache
+def committed() -> tuple[Path, ...]:
+    """Files git knows: what somebody has lying about in his checkout is his own business."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z"]
+    try:
+        listed = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        return tracked()
+    return tuple(Path(name) for name in listed.split("\0") if name)
+
+
 @dataclass(frozen=True)
 class Source:
     """One Python file."""
