@@ -247,6 +247,7 @@ async def test_waiters_are_served_in_order(rig: CacheRig) -> None:
 async def test_grant_and_cancellation_at_the_same_moment(rig: CacheRig) -> None:
     """An acquirer cancelled in the very step in which space was granted gives the grant back."""
     a, b, c = rig.shards(3)
+    rig.fetcher.hold(c)
     async with rig.open(capacity=2) as cache:
         held = await cache.acquire([a, b])
         waiting = asyncio.ensure_future(cache.acquire([c]))

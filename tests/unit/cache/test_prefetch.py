@@ -135,6 +135,22 @@ async def test_prefetching_yields_to_waiting_acquirers(rig: CacheRig) -> None:
         await until(lambda: cache.stats.entry_count == 2 and rig.fetcher.calls[wish.key] == 1)
 
 
+async def test_free_space_is_kept_for_who_waits(rig: CacheRig) -> None:
+    """Space too small for the acquirer who waits is not given to a wish meanwhile: that would prolong the wait."""
+    a, b, c, d, wish = rig.shards(5)
+    async with rig.open(capacity=3) as cache:
+        cache.note_next_use([(wish, 0.0)])
+        pins = await cache.acquire([a, b])
+        waiting = asyncio.ensure_future(cache.acquire([c, d]))
+        await until(lambda: cache.stats.waiting_count == 1)
+        cache.prefetch([wish], "owner")
+        assert cache.stats.reserved_bytes == 0
+        pins.release()
+        with await waiting:
+            assert not rig.fetcher.calls[wish.key] or rig.fetcher.order[-1] == wish.key
+        await until(lambda: rig.fetcher.calls[wish.key] == 1 and cache.stats.reserved_bytes == 0)
+
+
 async def test_emptied_list_cancels_what_nobody_else_wants(rig: CacheRig) -> None:
     """Withdrawing ends running fills of one's own, and not those others wish for or wait for."""
     mine, ours, awaited, queued = rig.shards(4)
