@@ -28,7 +28,7 @@ BENCHES: dict[str, Callable[[Plan], Result]] = {
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
 _SERVER_CONNECTIONS = 4
-_FILE_WIDTH = 160
+_FILE_WIDTH = 190
 
 
 def _arguments() -> argparse.Namespace:

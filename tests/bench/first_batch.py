@@ -33,7 +33,7 @@ def run(plan: Plan) -> Result:
         return plan.once(arm, round_index, _TIMEOUT_S)
 
     result = Result("first_batch", "from iter() to the first batch", COLUMNS, [])
-    result.outcomes = interleave(arms, plan.round_count, once, plan.say)
+    result.outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
     result.notes = [
         "Peers start their workers in that time; their caches are cold. The cold daemon's process start is included.",
         "Imports of the training process are not included anywhere.",

@@ -54,7 +54,9 @@ def run(plan: Plan) -> Result:
     result = Result("handoff", "a finished batch reaches the trainer", COLUMNS, [])
     for name, (shape, target) in _SIZES.items():
         plan.say(f"handoff: {name}")
-        result.outcomes += interleave(_arms(name, shape), plan.round_count, once, plan.say)
+        result.outcomes += interleave(
+            _arms(name, shape), plan.round_count, once, plan.say, first_round=plan.first_round
+        )
         peer, ours = (result.outcome(f"{who}, {name}") for who in ("torch DataLoader", "feedd lease"))
         if peer and ours:
             ratio = (ours.middle("batches_per_s") or 0.0) / (peer.middle("batches_per_s") or float("inf"))

@@ -19,11 +19,12 @@ from tests.bench.peers import ROOT
 from tests.bench.procs import MemoryPeak, descendants, memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 Row = dict[str, Any]
 _MEMORY_INTERVAL_S = 0.25
+_STEERING = ("AWS_", "FEEDD_", "LITDATA_", "SLURM_", "SM_", "OMPI_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
 
 
 class ArmFailed(RuntimeError):
@@ -91,7 +92,7 @@ def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memor
         ArmFailed: it took too long, ended badly or printed no JSON.
     """
     settings = json.dumps({**arm.settings, **extra})
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **arm.environment}
+    environment = {**_plain_environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **arm.environment}
     started_s = time.perf_counter()
     child = subprocess.Popen(
         [arm.python, "-m", arm.module, settings],
@@ -127,6 +128,11 @@ def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memor
     return row
 
 
+def _plain_environment() -> dict[str, str]:
+    """Our environment without what would steer an arm: credentials, settings of feedd, a launcher's ranks."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
+
+
 def _end_group(group: int) -> None:
     """End what an arm left behind in its session, so that no round disturbs the next."""
     try:
@@ -153,10 +159,21 @@ def interleave(
     round_count: int,
     once: Callable[[Arm, int], Row],
     say: Callable[[str], None],
+    *,
+    first_round: int = 0,
 ) -> list[Outcome]:
-    """Run every arm once per round, in turn; round 0 warms up and is kept apart. A failed arm drops out, said aloud."""
+    """Run every arm once per round, in turn; round 0 warms up and is kept apart. A failed arm drops out, said aloud.
+
+    Args:
+        arms: the contenders, in the order of their turns.
+        round_count: counted rounds.
+        once: runs one arm in one round.
+        say: prints a line.
+        first_round: 1 leaves the warming up out.
+    """
     outcomes = {arm.name: Outcome(arm.name, _command(arm)) for arm in arms}
-    for round_index, arm in _turns(arms, round_count):
+    turns = ((index, arm) for index in range(first_round, round_count + 1) for arm in arms)
+    for round_index, arm in turns:
         outcome = outcomes[arm.name]
         if outcome.failure:
             continue
@@ -171,12 +188,6 @@ def interleave(
         else:
             outcome.rounds.append(row)
     return list(outcomes.values())
-
-
-def _turns(arms: Sequence[Arm], round_count: int) -> Iterator[tuple[int, Arm]]:
-    for round_index in range(round_count + 1):
-        for arm in arms:
-            yield round_index, arm
 
 
 def _command(arm: Arm) -> str:

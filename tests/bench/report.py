@@ -26,7 +26,7 @@ class Column:
         scale: factor before showing.
         digits: after the point.
         spread: show minimum and maximum beside the median.
-        warmup: taken from the round that is not counted (memory is sampled there, and only there).
+        warmup: taken from the first round, the one that is not counted (memory is sampled there, and only there).
     """
 
     title: str
@@ -39,7 +39,8 @@ class Column:
     def text(self, outcome: Outcome) -> str:
         """Render the cell of one arm."""
         if self.warmup:
-            value = outcome.warmup.get(self.figure)
+            sampled = outcome.warmup or (outcome.rounds[0] if outcome.rounds else {})
+            value = sampled.get(self.figure)
             return "-" if value is None else f"{value * self.scale:,.{self.digits}f}"
         spread = outcome.spread(self.figure)
         if spread is None:
@@ -99,7 +100,7 @@ def show(result: Result, console: Console) -> None:
     table = Table(title=f"{result.name}: {result.title}", title_justify="left", title_style="bold")
     table.add_column("arm", no_wrap=True)
     for column in result.columns:
-        table.add_column(column.title, justify="right")
+        table.add_column(column.title, justify="right", no_wrap=column.spread)
     for outcome in result.outcomes:
         cells = [escape(column.text(outcome)) for column in result.columns]
         table.add_row(outcome.name, *(cells if not outcome.failure else ["failed"] * len(cells)))

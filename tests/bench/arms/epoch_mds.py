@@ -28,8 +28,8 @@ def main() -> None:
     )
     for stream in dataset.streams:
         # The S3 client that fetched the index holds an open connection, and forked workers would all use it: answers
-        # then reach the wrong worker and an epoch stalls for a minute or fails, about once in twenty. Not what is
-        # compared here, so each worker is made to open its own.
+        # then reach the wrong worker and an epoch stalls for a minute or fails, as 2 of 21 did here. Not what is
+        # compared, so each worker is made to open its own.
         stream._downloader.clean_up()
     loader = StreamingDataLoader(
         dataset,
