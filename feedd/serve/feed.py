@@ -82,11 +82,8 @@ class FeedService:
         try:
             check_version(request.version)
             spec = open_spec(request, self._options.open_limits)
-            self._sessions.admit()
-            try:
+            with self._sessions.admission():
                 hosted = self._sessions.add(await self._open_backend(spec), spec)
-            finally:
-                self._sessions.admitted()
         except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
             await abort(context, as_feedd_error(error, "opening a session"))
         _log.info("session opened", session=hosted.id[:8], client=request.client_version, urls=list(spec.urls[:3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,8 +10,6 @@ from feedd import metrics
 from feedd.serve.session import SessionMachine
 
 if TYPE_CHECKING:
-    import asyncio
-
     from feedd.protocols import Clock, FeedSession, Recorder
     from feedd.serve.instructions import Instruction, Reclaim
     from feedd.serve.stream import StreamCall
@@ -36,6 +35,7 @@ class HostedSession:
         lifelines: connections of processes that map the arena.
         had_lifeline: whether there ever was one.
         closing: no stream and no lifeline may come any more.
+        closed: set once it has ended.
         grace: the timer that closes a session nobody uses.
     """
 
@@ -58,6 +58,7 @@ class HostedSession:
         self.lifelines: set[Lifeline] = set()
         self.had_lifeline = False
         self.closing = False
+        self.closed = asyncio.Event()
         self.grace: asyncio.TimerHandle | None = None
         self._counted_leases = 0
         self._counted_stale = 0

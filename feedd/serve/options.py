@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from feedd.units import MIB
 from feedd.wire.convert import OpenLimits
@@ -69,40 +69,23 @@ class ServeOptions:
     open_limits: OpenLimits = field(default_factory=OpenLimits)
 
 
-class StatSample(Protocol):
+@dataclass(frozen=True, slots=True)
+class StatSample:
     """One value of one metric, for Admin.Stats."""
 
-    @property
-    def name(self) -> str:
-        """The metric's name."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Its labels."""
-
-    @property
-    def value(self) -> float:
-        """Its value now."""
+    name: str
+    labels: Mapping[str, str]
+    value: float
 
 
-class CacheRow(Protocol):
+@dataclass(frozen=True, slots=True)
+class CacheRow:
     """One cached object, for Admin.CacheList."""
 
-    @property
-    def url(self) -> str:
-        """What a user would type to name it."""
-
-    @property
-    def etag(self) -> str:
-        """Its version."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Its length."""
-
-    @property
-    def pins(self) -> int:
-        """How many hold it now."""
+    url: str
+    etag: str
+    size_bytes: int
+    pins: int
 
 
 @dataclass(frozen=True, slots=True)

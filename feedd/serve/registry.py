@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -12,7 +13,7 @@ from feedd.errors import BadRequest, Draining, NotFound, ResourceExhausted
 from feedd.serve.hosted import HostedSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from feedd.protocols import Clock, FeedSession, Recorder
     from feedd.serve.hosted import Lifeline
@@ -61,8 +62,9 @@ class Sessions:
         """Return the open sessions."""
         return list(self._by_id.values())
 
-    def admit(self) -> None:
-        """Claim the right to open one session; give it back with ``admitted``.
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """Hold the right to open one session while it is being opened.
 
         Raises:
             Draining: no new ones any more.
@@ -74,10 +76,10 @@ class Sessions:
                 f"expected at most {self._options.sessions_max} sessions, got one more", stage="serve"
             )
         self._opening_count += 1
-
-    def admitted(self) -> None:
-        """The Open that was let in has ended, either way."""
-        self._opening_count -= 1
+        try:
+            yield
+        finally:
+            self._opening_count -= 1
 
     def check_draining(self) -> None:
         """Refuse what is new while the daemon goes away.
@@ -187,8 +189,12 @@ class Sessions:
         hosted.grace = loop.call_later(self._options.session_grace_s, lambda: self._spawn(self.close(hosted)))
 
     async def close(self, hosted: HostedSession) -> None:
-        """End a session: stream and productions, then leases, then the backend's part. The first caller does it."""
+        """End a session: stream and productions, then leases, then the backend's part.
+
+        The first caller does it, in a task that nobody cancels; others wait for it.
+        """
         if hosted.closing:
+            await hosted.closed.wait()
             return
         hosted.closing = True
         hosted.cancel_grace()
@@ -201,6 +207,7 @@ class Sessions:
                 # Its workers may still write into the arena: the memory is kept, the session is lost.
                 _log.error("a production does not end; its session is kept", session=hosted.id[:8])
                 hosted.closing = False
+                hosted.closed.set()
                 return
         await self._finish(hosted)
 
@@ -218,3 +225,4 @@ class Sessions:
         finally:
             self._recorder.move(metrics.SERVE_SESSIONS, -1)
             self._recorder.move(metrics.SERVE_ARENA_BYTES, -arena_bytes)
+            hosted.closed.set()

@@ -226,9 +226,9 @@ class FeedServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * self._options.linger_s):
                 await self.sessions.wait_idle()
-        async with asyncio.TaskGroup() as closing:
-            for hosted in self.sessions.all():
-                closing.create_task(self.sessions.close(hosted))
+        closing = [self._spawn(self.sessions.close(hosted)) for hosted in self.sessions.all()]
+        if closing:
+            await asyncio.wait(closing)  # they go on if we are cancelled: a session is never half closed
 
     async def stop(self) -> None:
         """Drain without grace if that was not done, then close everything; idempotent."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import grpc
@@ -9,7 +8,7 @@ import pytest
 
 from feedd import __version__
 from feedd.errors import PermissionDenied
-from feedd.serve.options import ServeHooks
+from feedd.serve.options import CacheRow, ServeHooks, StatSample
 from feedd.wire import feedd_pb2 as pb
 from tests.unit.serve.raw_client import WAIT_S, error_of, serving
 
@@ -17,24 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@dataclass(frozen=True)
-class _Sample:
-    name: str
-    value: float
-    labels: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Row:
-    url: str
-    etag: str
-    size_bytes: int
-    pins: int
-
-
 async def test_stats_say_state_and_samples(short_dir: Path) -> None:
     """Stats answers version, daemon, sessions of the moment and what the daemon measures."""
-    hooks = ServeHooks(samples=lambda: [_Sample("feedd_x_total", 3.0, {"op": "get"})])
+    hooks = ServeHooks(samples=lambda: [StatSample("feedd_x_total", {"op": "get"}, 3.0)])
     async with serving(short_dir, hooks=hooks) as rig:
         await rig.open()
         stats = await rig.admin.Stats(pb.StatsRequest(), timeout=WAIT_S)
@@ -46,7 +30,7 @@ async def test_stats_say_state_and_samples(short_dir: Path) -> None:
 
 async def test_cache_entries_are_streamed(short_dir: Path) -> None:
     """CacheList gives one message per entry; a daemon without a cache gives none."""
-    hooks = ServeHooks(cache_entries=lambda: [_Row(f"s3://b/{i}", "e", i, 0) for i in range(3)])
+    hooks = ServeHooks(cache_entries=lambda: [CacheRow(f"s3://b/{i}", "e", i, 0) for i in range(3)])
     async with serving(short_dir, hooks=hooks) as rig:
         entries = [entry async for entry in rig.admin.CacheList(pb.CacheListRequest(), timeout=WAIT_S)]
         assert [(e.url, e.size_bytes) for e in entries] == [("s3://b/0", 0), ("s3://b/1", 1), ("s3://b/2", 2)]
@@ -57,7 +41,7 @@ async def test_cache_entries_are_streamed(short_dir: Path) -> None:
 async def test_a_failing_hook_is_that_calls_error(short_dir: Path) -> None:
     """An error of the daemon's part becomes a status; the server lives on."""
 
-    def fail() -> list[_Row]:
+    def fail() -> list[CacheRow]:
         raise PermissionDenied("expected a readable cache, got none", object="/cache")
 
     async with serving(short_dir, hooks=ServeHooks(cache_entries=fail)) as rig:

@@ -229,6 +229,22 @@ async def test_drain_ends_streams_in_band_after_the_grace(short_dir: Path) -> No
         arena.close()
 
 
+async def test_a_drain_cut_short_is_finished_by_stop(short_dir: Path) -> None:
+    """Whoever loses patience with a drain, at any point of it, still gets everything closed by stop."""
+    for turns in range(0, 40, 4):
+        script = FakeScript(gates={1: asyncio.Event()})
+        async with serving(short_dir, script) as rig:
+            opened = await rig.open()
+            stream = await rig.stream(opened.session_id, credits=2, inline_only=True)
+            await stream.until(1)
+            draining = asyncio.ensure_future(rig.server.drain(0.0 if turns % 8 else WAIT_S))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            draining.cancel()
+            await asyncio.wait([draining])
+            stream.call.cancel()
+
+
 async def test_stop_under_full_load_leaves_nothing(short_dir: Path) -> None:
     """Stopping with streams, leases, productions and lifelines under way ends them all."""
     script = FakeScript(steps=10_000, gates={40: asyncio.Event()})
