@@ -78,6 +78,8 @@ def upload(endpoint: str, bucket: str, options: DataOptions, progress: Callable[
 
 
 def _put(url: str, payload: bytes) -> None:
-    request = urllib.request.Request(url, data=payload, method="PUT")  # noqa: S310 - our own loopback server
+    # urllib's own choice, a web form's type, makes the server parse the body as a form.
+    headers = {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, payload, headers, method="PUT")  # noqa: S310 - our own loopback server
     with urllib.request.urlopen(request, timeout=_DEADLINE_S) as response:  # noqa: S310 - ditto
         response.read()
