@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +38,8 @@ class FeedDataset(IterableDataset[Any]):
     Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory:
     valid until the next one is asked for, unless ``copy=True``. The constructor validates and opens nothing, so
     datasets may be pickled and forked; each process opens its own channel when it iterates.
+
+    One object is one dataset: once opened, every further pass must find the same objects, or is an error.
 
     Epochs: the first pass is epoch 0, and each *complete* pass moves on to the next epoch, so plain nested loops
     shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again.
@@ -186,7 +189,7 @@ class FeedDataset(IterableDataset[Any]):
         self._reset_process_state()
 
     def __del__(self) -> None:
-        if "_runtime" in self.__dict__:
+        if "_runtime" in self.__dict__ and not sys.is_finalizing():
             self._runtime.close()
 
     # ------------------------------------------------------------------ what DeviceLoader calls
@@ -258,6 +261,6 @@ class FeedDataset(IterableDataset[Any]):
             epoch = max(epoch, int(self._epochs[1 + worker_id]))
         resume = self._resume
         if resume is None or resume.position.epoch != epoch:
-            return Position(epoch, consumer.first_step(0)), b""
+            return Position(epoch, consumer.first_step(0)), self._fingerprint
         at = resume.for_consumer(consumer)
         return replace(at, step=consumer.first_step(at.step)), resume.fingerprint

@@ -7,18 +7,18 @@ daemon only after its copy has completed: CUDA protects neither shared memory no
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
+import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
+from feedd_client import lifetime
 from feedd_client.copier import Copier, tensors_of
 from feedd_client.dataset import FeedDataset
 from feedd_client.errors import BadOptionError
@@ -33,7 +33,6 @@ __all__ = ["DeviceLoader", "Normalize", "Transform"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 _JOIN_TIMEOUT_S: Final = 5.0
-_live: weakref.WeakSet[DevicePass] = weakref.WeakSet()
 
 
 @dataclass(slots=True)
@@ -231,7 +230,7 @@ class DevicePass(Iterator[Any]):
         self._lane: _Lane | None = lane
         self._device = device
         self._pid = os.getpid()
-        _live.add(self)
+        lifetime.device_passes.add(self)
 
     def __next__(self) -> Any:  # noqa: ANN401 - what the source yields, moved
         lane = self._lane
@@ -264,7 +263,7 @@ class DevicePass(Iterator[Any]):
             lane.stop()
 
     def __del__(self) -> None:
-        if hasattr(self, "_pid"):
+        if hasattr(self, "_pid") and not sys.is_finalizing():
             self.close()
 
 
@@ -273,11 +272,3 @@ def _position(source: object, batches: Iterator[Any]) -> object:
     if isinstance(batches, FeedIterator):
         return batches.position
     return source.state_dict() if hasattr(source, "state_dict") else None
-
-
-def _close_live() -> None:
-    for one in list(_live):
-        one.close()
-
-
-atexit.register(_close_live)

@@ -62,12 +62,15 @@ class Opener:
     ) -> None:
         """``connect`` returns a usable endpoint, a fresh one after ``forget``."""
         self.forget = forget
+        self.expect = b""
         self._options = options
         self._consumer = consumer
         self._connect = connect
 
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: threading.Event) -> Session:
         """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
+
+        Once a fingerprint is known (``expect``), every further session must be of that very dataset.
 
         Raises:
             FeedError: the last one.
@@ -115,6 +118,7 @@ class Opener:
             consumer_count=self._consumer.count,
             consumer_index=self._consumer.index,
             client_version=__version__,
+            expect_fingerprint=self.expect,
         )
 
 
@@ -132,6 +136,7 @@ class Feeder:
         self._ready: deque[Lease] = deque()
         self._stream: Stream | None = None
         self._unproven = False  # the session served an earlier pass; it may have ended since
+        self._failed = False
         self._lost_at_s: float | None = None
         self._fruitless_count = 0
         self._stop = threading.Event()
@@ -169,12 +174,13 @@ class Feeder:
             FeedError: it cannot be opened, or is not the same dataset.
         """
         self._next = position
+        self._opener.expect = fingerprint
         session = idle
         if session is None:
             session = self._opener.open(
                 position.epoch, self._options.open_timeout_s, (Draining, ResourceError), self._stop
             )
-        self._adopt(session, fingerprint)
+        self._adopt(session)
 
     def fill(self, count: int) -> int:
         """Wait until ``count`` batches are here or the epoch is over; return how many are here.
@@ -235,22 +241,24 @@ class Feeder:
             session.close()
             return None
         for lease in (*self._ready, *stream.ready):
-            stream.give_back(lease)
+            session.forget(lease)
         self._ready.clear()
-        if not self._stop.is_set() and stream.finish():
-            return session
-        stream.cancel()
-        session.close()
-        return None
+        stream.finish()
+        if self._failed:
+            session.close()
+            return None
+        return session
 
-    def _adopt(self, session: Session, fingerprint: bytes) -> None:
-        if fingerprint and session.granted.fingerprint != fingerprint:
+    def _adopt(self, session: Session) -> None:
+        expected, got = self._opener.expect, session.granted.fingerprint
+        if expected and got != expected:
             session.close()
             raise DatasetChanged(
-                f"expected dataset fingerprint {fingerprint.hex()}, got {session.granted.fingerprint.hex()}",
+                f"expected dataset fingerprint {expected.hex()}, got {got.hex()}",
                 object=" ".join(self._options.urls),
                 hint="objects were added, removed or replaced, or the recipe's meaning changed, since this run began",
             )
+        self._opener.expect = got
         self.session = session
         self._unproven = not session.fresh
         if session.fresh and session.granted.HasField("steps"):
@@ -266,7 +274,10 @@ class Feeder:
         try:
             stream.receive()
         except FeedError as error:
-            if self._stop.is_set() or not (error.reconnect or self._unproven):
+            if self._stop.is_set():
+                raise
+            if not (error.reconnect or self._unproven):
+                self._failed = True
                 raise
             self._reconnect(error)
             return
@@ -308,7 +319,7 @@ class Feeder:
             waited_s = time.monotonic() - self._lost_at_s
             error.hint = error.hint or f"gave up after {waited_s:.0f} s, reconnect_timeout_s"
             raise error from cause
-        self._adopt(fresh, session.granted.fingerprint)
+        self._adopt(fresh)
         if fresh.granted.specs != session.granted.specs:
             raise DatasetChanged("expected the same fields after reconnecting, got others") from cause
         self._stats.reconnects += 1

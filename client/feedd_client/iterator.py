@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from feedd_client import lifetime
 from feedd_client.batch import split_rows
 from feedd_client.errors import FeedError
 from feedd_client.session import Position
@@ -83,6 +85,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._lease: Lease | None = None
         self._taken_steps = 0
         self._closed = False
+        lifetime.passes.add(self)
 
     def __iter__(self) -> FeedIterator[Item]:
         return self
@@ -109,7 +112,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._hooks.retire(self._feeder.close(lease))
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):
+        if hasattr(self, "_closed") and not sys.is_finalizing():
             self.close()
 
     def _next_batch(self) -> tuple[Batch, int] | None:

@@ -6,6 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from feedd_client import lifetime
 from feedd_client.autostart import resolve_address
 from feedd_client.transport import Endpoint, parse_address, probe, unreachable
 
@@ -22,6 +23,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._idle: Session | None = None
+        lifetime.runtimes.add(self)
 
     def connect(self) -> Endpoint:
         """Return a channel to a daemon that accepts connections, starting one where that is ours to do.

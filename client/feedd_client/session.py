@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from feedd_client import shm
 from feedd_client._version import PROTOCOL_MAJOR
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.batch import BatchDecoder
-from feedd_client.errors import DaemonVersionError, FeedError, ProtocolError
+from feedd_client.errors import DaemonVersionError, ProtocolError
 from feedd_client.inline import InlineAssembler
 from feedd_client.transport import Endpoint, from_message, translate, unreachable
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
-FINISH_TIMEOUT_S: Final = 0.25  # how long an early end waits for batches already granted, to keep the session
+FINISH_TIMEOUT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class Session:
             if stream is not None:
                 stream.give_back_late(slot, generation)
 
+    def forget(self, lease: Lease) -> None:
+        """Hold a slot no longer; the next stream's start says so."""
+        self.held.pop(lease.slot, None)
+
     def give_back_with(self, lease: Lease) -> None:
         """Return the lease's slot once nothing reads its memory any more."""
         if lease.slot >= 0:
@@ -125,8 +131,8 @@ class Stream:
     def __init__(self, session: Session, start: Position, stride: int) -> None:
         """Start at ``start``; the consumer takes every ``stride``-th step.
 
-        Everything returned so far is said again: the end of the last stream may have lost it, and a daemon
-        ignores what it knows.
+        The start says which slots the user still holds; all others are free, whatever the end of an earlier stream
+        may have lost.
         """
         self.ready: list[Lease] = []
         self.end: pb.EndOfEpoch | None = None
@@ -143,18 +149,19 @@ class Stream:
         # Slots the user still holds from an earlier stream. Popping one is the claim to return it, so that the
         # garbage collector (any thread, any moment) and this constructor never return the same one twice.
         self._owed = dict(session.held)
-        self._outstanding = session.slot_count - len(self._owed)
-        cursor = pb.Cursor(
-            epoch=start.epoch,
-            step=start.step,
-            anchor_window=start.anchor_window,
-            anchor_sample=start.anchor_sample,
-        )
-        free = [(slot, last) for slot, last in session.generations.items() if slot not in self._owed]
         request = pb.StreamRequest(
-            start=pb.StreamStart(session_id=session.id, next=cursor, inline_only=session.mapping is None),
-            credits=self._outstanding,
-            releases=[pb.Release(slot=slot, generation=last) for slot, last in free],
+            start=pb.StreamStart(
+                session_id=session.id,
+                next=pb.Cursor(
+                    epoch=start.epoch,
+                    step=start.step,
+                    anchor_window=start.anchor_window,
+                    anchor_sample=start.anchor_sample,
+                ),
+                inline_only=session.mapping is None,
+                held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in self._owed.items()]),
+            ),
+            credits=session.slot_count - len(self._owed),
         )
         self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
         self._requests.put(request)
@@ -211,36 +218,21 @@ class Stream:
         """Send what was returned."""
         if self._credits:
             self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
-            self._outstanding += self._credits
             self._returns, self._credits = [], 0
 
-    def finish(self) -> bool:
-        """End the stream; True where the session can serve another one: nothing is on its way to us any more.
-
-        After the epoch's end that is so at once. Before it, the batches already granted are waited for briefly.
-        """
-        timer = threading.Timer(FINISH_TIMEOUT_S, self._call.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
-            if self.end is not None:
-                self.flush()
-                self._requests.put(None)
-                for _ in self._call:  # lets the last returns reach the daemon
+    def finish(self) -> None:
+        """End the stream; after the epoch's end the daemon still takes the last returns, which is waited for."""
+        if self.end is not None:
+            timer = threading.Timer(FINISH_TIMEOUT_S, self._call.cancel)
+            timer.daemon = True
+            timer.start()
+            self.flush()
+            self._requests.put(None)
+            with contextlib.suppress(grpc.RpcError):
+                for _ in self._call:
                     pass
-            while self.end is None and (self._outstanding > 0 or self._assembling is not None):
-                self.receive()
-                for lease in self.ready:  # returned, but without credit: the next stream's start says so
-                    self._session.held.pop(lease.slot, None)
-                self.ready.clear()
-        except (grpc.RpcError, FeedError) as error:
-            _log.debug("stream not finished: %r", error)
-            return self.end is not None
-        else:
-            return True
-        finally:
             timer.cancel()
-            self.cancel()
+        self.cancel()
 
     def cancel(self) -> None:
         """End the stream now; a blocked ``receive`` raises. Idempotent."""
@@ -252,7 +244,7 @@ class Stream:
             self._session.stream = None
 
     def __del__(self) -> None:
-        if hasattr(self, "_call"):
+        if hasattr(self, "_call") and not sys.is_finalizing():
             self.cancel()
 
     def _take(self, batch: pb.Batch) -> None:
@@ -264,7 +256,6 @@ class Stream:
             )
         self._seq += 1
         self._step += self._stride
-        self._outstanding -= 1
         self.received_bytes += batch.size_bytes
         if batch.inline:
             self._assembling = InlineAssembler(batch)

@@ -9,170 +9,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import mmap
-import os
 import socket
 import sys
 import threading
 from concurrent import futures
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
-import numpy as np
 
 import feedd_client  # noqa: F401 - sets gRPC's environment before gRPC is imported
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client._wire import feedd_pb2_grpc as stubs
+from tests.fakes.feed_data import SPECS, blank, lay_out, sample_ids
+from tests.fakes.feed_script import FakeSession, Fault, Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 POISON = 0xEE
-SPECS = {
-    "rich": [
-        pb.TensorSpec(name="img", kind=pb.TensorSpec.DENSE, dtype="uint8", shape=[4, 6, 3]),
-        pb.TensorSpec(name="cls", kind=pb.TensorSpec.DENSE, dtype="int64"),
-        pb.TensorSpec(name="raw", kind=pb.TensorSpec.RAGGED, dtype="uint8", ndim=1),
-        pb.TensorSpec(name="mat", kind=pb.TensorSpec.RAGGED, dtype="float32", ndim=2),
-        pb.TensorSpec(name="__key__", kind=pb.TensorSpec.TEXT, dtype="uint8"),
-        pb.TensorSpec(name="meta", kind=pb.TensorSpec.JSON, dtype="uint8"),
-    ],
-    "ids": [pb.TensorSpec(name="cls", kind=pb.TensorSpec.DENSE, dtype="int64")],
-    "image": [
-        pb.TensorSpec(name="jpg", kind=pb.TensorSpec.DENSE, dtype="uint8", shape=[224, 224, 3]),
-        pb.TensorSpec(name="cls", kind=pb.TensorSpec.DENSE, dtype="int64"),
-    ],
-}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What goes wrong when the batch at ``step`` is due; once, unless ``times`` says more.
-
-    Kinds: vanish, eof, error (in-band), trailer, slow, bad-seq, wrong-epoch, stale-generation, bad-slot, huge-inline.
-    """
-
-    step: int
-    kind: str
-    times: int = 1
-    error: dict[str, Any] = field(default_factory=dict)
-    delay_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Script:
-    """What the server serves. ``steps`` may differ by rank; ``last_rows`` is the size of each rank's last batch."""
-
-    steps: int | dict[int, int] = 5
-    last_rows: int | None = None
-    specs: str = "rich"
-    slot_count: int = 4
-    slot_bytes: int = 1 << 16
-    arena: bool = True
-    tell_steps: bool = False
-    fill: bool = True
-    coalesce: int = 1
-    fingerprints: dict[int, bytes] = field(default_factory=dict)
-    faults: tuple[Fault, ...] = ()
-    open_errors: tuple[dict[str, Any], ...] = ()
-    major: int = 1
-
-    def steps_of(self, rank: int) -> int:
-        """Steps of one rank."""
-        return self.steps if isinstance(self.steps, int) else self.steps[rank]
-
-
-def sample_ids(epoch: int, step: int, rows: int, batch_size: int, topology: pb.Topology) -> np.ndarray[Any, Any]:
-    """Ids of the samples of one batch; unique per epoch, node and position."""
-    first = (step * max(topology.local_world_size, 1) + topology.local_rank) * batch_size
-    return first + np.arange(rows, dtype=np.int64) + topology.node_rank * 1_000_000 + epoch * 100_000_000
-
-
-def image_of(sample_id: int) -> np.ndarray[Any, Any]:
-    """The ``img`` field of one sample."""
-    return ((sample_id * 7 + np.arange(72)) % 251).astype(np.uint8).reshape(4, 6, 3)
-
-
-class Layout:
-    """Lays fields into one payload, each part 64-byte aligned."""
-
-    def __init__(self) -> None:
-        self._parts: list[tuple[int, bytes]] = []
-        self.size_bytes = 0
-
-    def put(self, data: np.ndarray[Any, Any] | bytes) -> int:
-        """Append; return where."""
-        raw = data if isinstance(data, bytes) else data.tobytes()
-        at = self.size_bytes
-        self._parts.append((at, raw))
-        self.size_bytes = -(-(at + len(raw)) // 64) * 64
-        return at
-
-    def region(self, values: list[np.ndarray[Any, Any]] | list[bytes], shapes: list[Any] | None = None) -> Any:
-        """Append a ragged or text field."""
-        raws = [one if isinstance(one, bytes) else one.tobytes() for one in values]
-        item = 1 if isinstance(values[0], bytes) else values[0].itemsize
-        ends = np.cumsum([0, *(len(raw) // item for raw in raws)]).astype(np.int64)
-        values_at = self.put(b"".join(raws))
-        region = pb.FieldRegion(values_at=values_at, values_bytes=sum(map(len, raws)), offsets_at=self.put(ends))
-        if shapes is not None:
-            region.shapes_at = self.put(np.array(shapes, np.int64))
-        return region
-
-    def into(self, target: memoryview | bytearray) -> None:
-        """Write everything."""
-        for at, raw in self._parts:
-            target[at : at + len(raw)] = raw
-
-
-def lay_out(specs: str, ids: np.ndarray[Any, Any]) -> tuple[Layout, list[Any]]:
-    """Lay out one batch."""
-    layout, regions = Layout(), []
-    numbers = [int(one) for one in ids]
-    for spec in SPECS[specs]:
-        if spec.name == "img":
-            images = np.stack([image_of(one) for one in numbers])
-            regions.append(pb.FieldRegion(values_at=layout.put(images), values_bytes=images.nbytes))
-        elif spec.name == "cls":
-            regions.append(pb.FieldRegion(values_at=layout.put(ids), values_bytes=ids.nbytes))
-        elif spec.name == "raw":
-            regions.append(layout.region([bytes([one % 256]) * (one % 5 + 1) for one in numbers]))
-        elif spec.name == "mat":
-            mats = [np.full((one % 3 + 1, 2), one % 1000, np.float32) for one in numbers]
-            regions.append(layout.region(mats, [mat.shape for mat in mats]))
-        elif spec.name == "meta":
-            regions.append(layout.region([json.dumps({"id": one}).encode() for one in numbers]))
-        else:
-            regions.append(layout.region([f"sample-{one:09d}".encode() for one in numbers]))
-    return layout, regions
-
-
-class FakeSession:
-    """One Open: its arena and who holds which slot."""
-
-    def __init__(self, server: FakeFeed, request: pb.OpenRequest, number: int) -> None:
-        self.id = f"session-{number}"
-        self.request = request
-        script = server.script
-        self.slot_count = max(1, min(script.slot_count, request.prefetch_batches))
-        self.token = os.urandom(16)
-        self.fd = os.memfd_create("fake-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, self.slot_count * script.slot_bytes)
-        self.map = mmap.mmap(self.fd, self.slot_count * script.slot_bytes)
-        self.generations = [0] * self.slot_count
-        self.leased: dict[int, int] = {}
-        self.credits = 0
-        self.closed = False
-        self.streams_open = 0
-
-    def free(self) -> None:
-        """Let go of the memory."""
-        if self.fd >= 0:
-            self.map.close()
-            os.close(self.fd)
-            self.fd = -1
 
 
 class FakeFeed(stubs.FeedServicer):
@@ -258,7 +114,7 @@ class FakeFeed(stubs.FeedServicer):
                 context.set_trailing_metadata((("feedd-error-bin", error.SerializeToString()),))
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             self._session_count += 1
-            session = FakeSession(self, request, self._session_count)
+            session = FakeSession(self.script, request, self._session_count)
             self.sessions[session.id] = session
             self.opens.append(request)
             rank = request.topology.rank
@@ -291,7 +147,7 @@ class FakeFeed(stubs.FeedServicer):
             self.lock.notify_all()
         return pb.CloseResponse()
 
-    def Stream(self, requests: Iterator[pb.StreamRequest], context: Any) -> Iterator[pb.StreamResponse]:  # noqa: N802
+    def Stream(self, requests: Iterator[pb.StreamRequest], context: Any) -> Iterator[pb.StreamResponse]:  # noqa: N802 - gRPC's name
         """Serve one stream."""
         first = next(requests)
         with self.lock:
@@ -300,19 +156,27 @@ class FakeFeed(stubs.FeedServicer):
         if session is None:
             context.abort(grpc.StatusCode.NOT_FOUND, "no such session")
             return
-        session.streams_open += 1
-        if session.streams_open > 1:
-            self.violations.append("two streams on one session")
-        session.credits = 0
-        self._absorb(session, first, first_message=True)
-        reader = threading.Thread(target=self._read, args=(session, requests), daemon=True)
+        with self.lock:  # a client that comes back: the former stream gives way
+            session.turn += 1
+            self.lock.notify_all()
+            assert self.lock.wait_for(lambda: session.streams_open == 0, 10)
+            session.streams_open = 1
+            session.credits = 0
+            held = {one.slot: one.generation for one in first.start.held.leases}
+            if not held.items() <= session.leased.items():
+                self.violations.append(f"holds {held} of {session.leased}")
+            session.leased = held
+        self._absorb(session, first, session.turn)
+        reader = threading.Thread(target=self._read, args=(session, requests, session.turn), daemon=True)
         reader.start()
         context.add_callback(self._wake)
         try:
             yield from self._serve(session, first.start, context)
             reader.join(5)
         finally:
-            session.streams_open -= 1
+            with self.lock:
+                session.streams_open = 0
+                self.lock.notify_all()
 
     # ------------------------------------------------------------------ inside
 
@@ -349,13 +213,18 @@ class FakeFeed(stubs.FeedServicer):
         yield pb.StreamResponse(end=pb.EndOfEpoch(epoch=epoch, steps=steps, samples=samples), known_steps=steps)
 
     def _claim(self, session: FakeSession, context: Any, *, wait: bool) -> bool:
+        turn = session.turn
+
+        def gone() -> bool:
+            return session.closed or session.turn != turn or not context.is_active()
+
         def ready() -> bool:
-            return session.credits > 0 or session.closed or not context.is_active()
+            return session.credits > 0 or gone()
 
         with self.lock:
             if wait:
                 self.lock.wait_for(ready, 30)
-            if session.credits < 1 or session.closed:
+            if session.credits < 1 or gone():
                 return False
             session.credits -= 1
             return True
@@ -396,6 +265,7 @@ class FakeFeed(stubs.FeedServicer):
             slot = min(free, key=lambda one: session.generations[one])
             session.generations[slot] += kind != "stale-generation"
             session.leased[slot] = session.generations[slot]
+            self.lock.notify_all()
         if script.fill and not session.closed:
             layout.into(memoryview(session.map)[slot * script.slot_bytes : (slot + 1) * script.slot_bytes])
         batch.slot, batch.generation = slot + (99 if kind == "bad-slot" else 0), session.generations[slot]
@@ -418,13 +288,15 @@ class FakeFeed(stubs.FeedServicer):
         elif fault.kind == "vanish":
             context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
 
-    def _read(self, session: FakeSession, requests: Iterator[pb.StreamRequest]) -> None:
+    def _read(self, session: FakeSession, requests: Iterator[pb.StreamRequest], turn: int) -> None:
         with contextlib.suppress(grpc.RpcError, Exception):
             for request in requests:
-                self._absorb(session, request, first_message=False)
+                self._absorb(session, request, turn)
 
-    def _absorb(self, session: FakeSession, request: pb.StreamRequest, *, first_message: bool) -> None:
+    def _absorb(self, session: FakeSession, request: pb.StreamRequest, turn: int) -> None:
         with self.lock:
+            if session.turn != turn:
+                return
             for release in request.releases:
                 if session.leased.get(release.slot) == release.generation:
                     del session.leased[release.slot]
@@ -432,7 +304,7 @@ class FakeFeed(stubs.FeedServicer):
                     if self.script.fill and not session.closed:
                         start = release.slot * self.script.slot_bytes
                         session.map[start : start + 4096] = bytes([POISON]) * 4096
-                elif not first_message and not session.closed:
+                elif not session.closed:
                     self.violations.append(f"stale release of slot {release.slot}")
             session.credits += request.credits
             if session.credits + (len(session.leased) if self.script.arena else 0) > session.slot_count:
@@ -475,16 +347,6 @@ class FakeFeed(stubs.FeedServicer):
                     self.lifelines_ended += 1
                     session.leased.clear()
                 self.lock.notify_all()
-
-
-def blank(specs: str, rows: int) -> tuple[Layout, list[Any]]:
-    """A batch whose bytes nobody writes, for measuring the hand-off alone."""
-    layout, regions = Layout(), []
-    for spec in SPECS[specs]:
-        size = rows * int(np.prod([*spec.shape, np.dtype(spec.dtype).itemsize]))
-        regions.append(pb.FieldRegion(values_at=layout.size_bytes, values_bytes=size))
-        layout.size_bytes = -(-(layout.size_bytes + size) // 64) * 64
-    return layout, regions
 
 
 def main() -> None:

@@ -1,0 +1,74 @@
+"""What the scripted feed server is told, and what it knows of one session."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feedd_client._wire import feedd_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong when the batch at ``step`` is due; once, unless ``times`` says more.
+
+    Kinds: vanish, eof, error (in-band), trailer, slow, bad-seq, wrong-epoch, stale-generation, bad-slot, huge-inline.
+    """
+
+    step: int
+    kind: str
+    times: int = 1
+    error: dict[str, Any] = field(default_factory=dict)
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the server serves. ``steps`` may differ by rank; ``last_rows`` is the size of each rank's last batch."""
+
+    steps: int | dict[int, int] = 5
+    last_rows: int | None = None
+    specs: str = "rich"
+    slot_count: int = 4
+    slot_bytes: int = 1 << 16
+    arena: bool = True
+    tell_steps: bool = False
+    fill: bool = True
+    coalesce: int = 1
+    fingerprints: dict[int, bytes] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    open_errors: tuple[dict[str, Any], ...] = ()
+    major: int = 1
+
+    def steps_of(self, rank: int) -> int:
+        """Steps of one rank."""
+        return self.steps if isinstance(self.steps, int) else self.steps[rank]
+
+
+class FakeSession:
+    """One Open: its arena and who holds which slot."""
+
+    def __init__(self, script: Script, request: pb.OpenRequest, number: int) -> None:
+        self.id = f"session-{number}"
+        self.request = request
+        self.slot_count = max(1, min(script.slot_count, request.prefetch_batches))
+        self.token = os.urandom(16)
+        self.fd = os.memfd_create("fake-arena", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, self.slot_count * script.slot_bytes)
+        self.map = mmap.mmap(self.fd, self.slot_count * script.slot_bytes)
+        self.generations = [0] * self.slot_count
+        self.leased: dict[int, int] = {}
+        self.credits = 0
+        self.closed = False
+        self.streams_open = 0
+        self.turn = 0  # the number of the latest stream
+
+    def free(self) -> None:
+        """Let go of the memory."""
+        if self.fd >= 0:
+            self.map.close()
+            os.close(self.fd)
+            self.fd = -1
