@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd import metrics
-from feedd.errors import BadRequest, Draining, NotFound, ResourceExhausted
+from feedd.errors import Draining, NotFound, ResourceExhausted
 from feedd.serve.hosted import HostedSession
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Sessions:
 
         Raises:
             NotFound: no such session.
-            BadRequest: the former stream does not end in time.
+            ResourceExhausted: the former stream does not end in time.
         """
         hosted = self.find(session_id)
         try:
@@ -129,7 +129,7 @@ class Sessions:
                     hosted.call.stop()
                     await hosted.call.ended.wait()
         except TimeoutError as error:
-            raise BadRequest(
+            raise ResourceExhausted(
                 "expected the session's former stream to end, got one that does not", stage="serve"
             ) from error
         return self.find(session_id)

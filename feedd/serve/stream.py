@@ -115,6 +115,12 @@ class StreamCall:
     # ------------------------------------------------------------------ events in
 
     async def _read(self) -> None:
+        try:
+            await self._read_all()
+        except grpc.aio.BaseError:
+            self.stop()  # the client is gone
+
+    async def _read_all(self) -> None:
         while True:
             request = await self._context.read()
             if request is grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs lack it

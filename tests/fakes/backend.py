@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,8 +14,6 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
-    import asyncio
-
     from numpy.typing import NDArray
 
 ALIGN_BYTES = 64
@@ -41,6 +40,7 @@ class FakeScript:
         open_gate, open_error: Open waits for / raises it.
         gates: producing that step waits for its event.
         faults: producing that step raises.
+        stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
         budget: bound on all arenas.
     """
@@ -54,6 +54,7 @@ class FakeScript:
     open_error: BaseException | None = None
     gates: dict[int, asyncio.Event] = field(default_factory=dict)
     faults: dict[int, BaseException] = field(default_factory=dict)
+    stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
     budget: ArenaBudget | None = None
 
@@ -156,12 +157,24 @@ class FakeSession:
         self.producing_peak = max(self.producing_peak, self.producing_count)
         try:
             if (gate := self.script.gates.get(at.step)) is not None:
-                await gate.wait()
+                await self._wait(gate)
             if (fault := self.script.faults.get(at.step)) is not None:
                 raise fault
             return self._fill(at, slot)
         finally:
             self.producing_count -= 1
+
+    async def _wait(self, gate: asyncio.Event) -> None:
+        cancelled: asyncio.CancelledError | None = None
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError as error:
+                if not self.script.stubborn:
+                    raise
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     def _fill(self, at: Cursor, slot: SlotRef) -> BatchReady:
         rows = self.spec.batch_size

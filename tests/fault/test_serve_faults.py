@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from feedd import metrics
 from feedd.errors import StoreUnavailable
 from feedd.serve.options import ServeHooks, ServeOptions
+from feedd.wire import feedd_pb2 as pb
 from tests.fakes.backend import SPECS, FakeScript, expected_payload
 from tests.unit.serve.raw_client import attach, release, serving
 
@@ -218,3 +220,23 @@ async def test_an_open_given_up_leaves_nothing(short_dir: Path) -> None:
         script.open_gate.set()
         assert (await rig.open()).slot_count == 4
         assert len(rig.backend.sessions) == 1
+
+
+async def test_a_production_that_does_not_end_keeps_its_memory(short_dir: Path) -> None:
+    """An arena somebody still writes into is not given back, however its session is closed; later it is."""
+    options = ServeOptions(listen=(f"unix://{short_dir}/feedd.sock",), close_timeout_s=0.05)
+    gate = asyncio.Event()
+    async with serving(short_dir, FakeScript(gates={0: gate}, stubborn=True), options) as rig:
+        opened = await rig.open()
+        stream = await rig.stream(opened.session_id, credits=1, inline_only=True)
+        session = rig.backend.sessions[0]
+        await rig.until(lambda: session.producing_count == 1)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=10)
+        assert session.close_count == 0
+        assert session.arena.taken_count == 1
+        again = await rig.stream(opened.session_id, credits=1, inline_only=True)
+        assert await again.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        gate.set()
+        await stream.finish()
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=10)
+        assert session.close_count == 1
