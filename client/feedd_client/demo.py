@@ -69,7 +69,7 @@ def train_epoch(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        steps, samples, loss_sum = steps + 1, samples + len(labels), loss_sum + float(loss)
+        steps, samples, loss_sum = steps + 1, samples + len(labels), loss_sum + loss.item()
         if now - reported > _REPORT_EVERY_S:
             reported = now
             say("step", samples=samples)

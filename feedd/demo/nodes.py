@@ -54,7 +54,7 @@ class Node:
         }
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == "feedd_source_requests_total" and sample.labels.get("op") == "get":
+                if sample.name == "feedd_source_requests_total" and sample.labels.get("op") == "read":
                     totals["get"] += sample.value
                 elif sample.name in names:
                     totals[names[sample.name]] += sample.value
