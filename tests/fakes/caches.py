@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from feedd.cache import layout
 from feedd.cache.disk import DiskCache
@@ -17,7 +20,7 @@ from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef, ShardFile
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 PAGE = layout.PAGE_BYTES
 SHARD_BYTES = 4 * PAGE  # of data; a header page comes on top
 SLOT_BYTES = SHARD_BYTES + PAGE
+MEMORY_FOLDER = Path("/dev/shm")
 
 
 @dataclass
@@ -100,3 +104,15 @@ def read(file: ShardFile) -> bytes:
     with Path(file.path).open("rb") as stream:
         stream.seek(file.data_at)
         return stream.read()
+
+
+@contextlib.contextmanager
+def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
+    """Yield a rig on the file system of ``tmp_path`` ("disk"), or in memory ("tmpfs")."""
+    if place == "disk":
+        yield CacheRig(tmp_path / "cache")
+        return
+    if not MEMORY_FOLDER.is_dir():
+        pytest.skip(f"no tmpfs at {MEMORY_FOLDER}")
+    with tempfile.TemporaryDirectory(prefix="feedd-test-", dir=MEMORY_FOLDER) as folder:
+        yield CacheRig(Path(folder) / "cache")
