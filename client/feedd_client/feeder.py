@@ -87,7 +87,7 @@ class Opener:
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
                     raise
-                _log.debug("open failed, trying again: %s", error)
+                _log.debug("open failed, trying again: %s", str(error))
                 self.forget()
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
@@ -300,7 +300,8 @@ class Feeder:
         now_s = time.monotonic()
         if self._lost_at_s is None:
             self._lost_at_s, self._fruitless_count = now_s, 0
-            _log.warning("lost the daemon at step %d of epoch %d (%s)", self._next.step, self._next.epoch, cause)
+            # str: whoever keeps log records must not keep the traceback, and with it the arena
+            _log.warning("lost the daemon at step %d of epoch %d (%s)", self._next.step, self._next.epoch, str(cause))
         left_s = self._lost_at_s + self._options.reconnect_timeout_s - now_s
         if left_s <= 0 or (self._fruitless_count >= _FRUITLESS_MAX and not isinstance(cause, Draining)):
             raise cause

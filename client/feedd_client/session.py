@@ -120,7 +120,7 @@ def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
             "shared memory of the daemon cannot be attached (%s: %s); batches travel inline, at several times the"
             " cost. In a container, mount the socket's directory.",
             arena.socket_path,
-            error,
+            str(error),
         )
         return None
 

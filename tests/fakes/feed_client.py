@@ -39,7 +39,7 @@ class Bench:
 
         def end() -> None:
             server.stop()
-            assert server.violations == []
+            assert not server.violations, server.violations
 
         self._stack.callback(end)
         return server

@@ -26,7 +26,7 @@ from tests.fakes.feed_data import SPECS, blank, lay_out, sample_ids
 from tests.fakes.feed_script import FakeSession, Fault, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
 POISON = 0xEE
 
@@ -38,6 +38,7 @@ class FakeFeed(stubs.FeedServicer):
         self.socket_path = socket_path
         self.address = f"unix://{socket_path}"
         self.script = script or Script()
+        self.arena_at = f"{socket_path}.arena"  # what Open says; the socket itself is where it is
         self.lock = threading.Condition()
         self.sessions: dict[str, FakeSession] = {}
         self.opens: list[pb.OpenRequest] = []
@@ -57,7 +58,8 @@ class FakeFeed(stubs.FeedServicer):
     def start(self) -> None:
         """Begin to listen."""
         self.incarnation += 1
-        self._server = grpc.server(futures.ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
+        self._pool = futures.ThreadPoolExecutor(16)
+        self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
         stubs.add_FeedServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]  # generated
         assert self._server.add_insecure_port(f"unix:{self.socket_path}")
         self._server.start()
@@ -72,6 +74,9 @@ class FakeFeed(stubs.FeedServicer):
 
     def stop(self) -> None:
         """End everything at once, as kill -9 would."""
+        with self.lock:
+            for session in self.sessions.values():
+                session.closed = True
         with contextlib.suppress(OSError):
             self._unix.shutdown(socket.SHUT_RDWR)
         self._unix.close()
@@ -79,11 +84,11 @@ class FakeFeed(stubs.FeedServicer):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         self._server.stop(0).wait()
+        self._pool.shutdown(cancel_futures=True)
         for thread in self._threads:
             thread.join(5)
         with self.lock:
             for session in self.sessions.values():
-                session.closed = True
                 session.free()
             self.sessions.clear()
             self.lock.notify_all()
@@ -131,7 +136,7 @@ class FakeFeed(stubs.FeedServicer):
         if script.tell_steps:
             response.steps = script.steps_of(rank)
         if script.arena:
-            response.arena.socket_path = f"{self.socket_path}.arena"
+            response.arena.socket_path = self.arena_at
             response.arena.token = session.token
             response.arena.slot_bytes = script.slot_bytes
             response.arena.size_bytes = script.slot_bytes * session.slot_count
@@ -171,8 +176,8 @@ class FakeFeed(stubs.FeedServicer):
         reader.start()
         context.add_callback(self._wake)
         try:
-            yield from self._serve(session, first.start, context)
-            reader.join(5)
+            if (yield from self._serve(session, first.start, context)):
+                reader.join(5)  # the last releases; a client that half-closes ends the wait
         finally:
             with self.lock:
                 session.streams_open = 0
@@ -180,7 +185,9 @@ class FakeFeed(stubs.FeedServicer):
 
     # ------------------------------------------------------------------ inside
 
-    def _serve(self, session: FakeSession, start: pb.StreamStart, context: Any) -> Iterator[pb.StreamResponse]:
+    def _serve(
+        self, session: FakeSession, start: pb.StreamStart, context: Any
+    ) -> Generator[pb.StreamResponse, None, bool]:
         request, script = session.request, self.script
         steps, stride = script.steps_of(request.topology.rank), max(request.consumer_count, 1)
         step, seq, epoch, samples = start.next.step, 0, start.next.epoch, 0
@@ -191,12 +198,12 @@ class FakeFeed(stubs.FeedServicer):
                 if response.batches:
                     yield response
                 yield from self._fail(fault, context)
-                return
+                return False
             if fault is not None and fault.kind == "slow":
                 threading.Event().wait(fault.delay_s)
             if not self._claim(session, context, wait=not response.batches):
                 if not response.batches:
-                    return
+                    return False
                 yield response
                 response = pb.StreamResponse()
                 continue
@@ -211,6 +218,7 @@ class FakeFeed(stubs.FeedServicer):
         if response.batches:
             yield response
         yield pb.StreamResponse(end=pb.EndOfEpoch(epoch=epoch, steps=steps, samples=samples), known_steps=steps)
+        return True
 
     def _claim(self, session: FakeSession, context: Any, *, wait: bool) -> bool:
         turn = session.turn
@@ -295,16 +303,16 @@ class FakeFeed(stubs.FeedServicer):
 
     def _absorb(self, session: FakeSession, request: pb.StreamRequest, turn: int) -> None:
         with self.lock:
-            if session.turn != turn:
+            if session.turn != turn or session.closed:
                 return
             for release in request.releases:
                 if session.leased.get(release.slot) == release.generation:
                     del session.leased[release.slot]
                     self.releases.append((release.slot, release.generation))
-                    if self.script.fill and not session.closed:
+                    if self.script.fill:
                         start = release.slot * self.script.slot_bytes
                         session.map[start : start + 4096] = bytes([POISON]) * 4096
-                elif not session.closed:
+                else:
                     self.violations.append(f"stale release of slot {release.slot}")
             session.credits += request.credits
             if session.credits + (len(session.leased) if self.script.arena else 0) > session.slot_count:
