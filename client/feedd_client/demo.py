@@ -67,7 +67,7 @@ def train_epoch(
         labels = batch[options.label].long() % options.classes
         loss = nn.functional.cross_entropy(net(batch[options.image]), labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch left this one untyped
         optimizer.step()
         steps, samples, loss_sum = steps + 1, samples + len(labels), loss_sum + loss.item()
         if now - reported > _REPORT_EVERY_S:

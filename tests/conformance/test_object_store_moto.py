@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -37,7 +37,7 @@ async def bed(moto_url: str, aws_credentials: None, monkeypatch: pytest.MonkeyPa
     """Make a bucket; the store is told nothing: endpoint and credentials come from the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
     bucket = f"b-{uuid.uuid4().hex}"
-    client = get_session().create_client("s3")
+    client: Any = get_session().create_client("s3")  # built at run time: no type knows its methods
     client.create_bucket(Bucket=bucket)
     store = S3Store(bucket, SourceOptions())
     yield Bed(
