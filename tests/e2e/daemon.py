@@ -38,15 +38,15 @@ class Daemon:
     cache_size: str = "1GiB"
     settings: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    tcp: bool = False
+    tcp_only: bool = False
     status_port: int = field(default_factory=free_port)
     tcp_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
-        """Unix address."""
-        return f"unix://{self.home}/feedd.sock"
+        """Where it listens."""
+        return f"127.0.0.1:{self.tcp_port}" if self.tcp_only else f"unix://{self.home}/feedd.sock"
 
     @property
     def log(self) -> Path:
@@ -56,8 +56,6 @@ class Daemon:
     def start(self) -> Self:
         """Start and wait until it is ready."""
         arguments = [sys.executable, "-m", "feedd", "serve", "--listen", self.address]
-        if self.tcp:
-            arguments += ["--listen", f"127.0.0.1:{self.tcp_port}"]
         arguments += ["--cache-dir", str(self.home / "cache"), "--cache-size", self.cache_size]
         arguments += ["--status", f"127.0.0.1:{self.status_port}", "--workers", str(self.workers), "--log", "json"]
         for setting in ("cache.free_reserve=16MiB", *self.settings):
@@ -96,8 +94,11 @@ class Daemon:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
         return totals
 
-    def wait_idle(self, timeout_s: float = 15.0) -> None:
-        """Wait until nothing is held for any client; fail with what is."""
+    def wait_idle(self, sessions: int = 0, timeout_s: float = 20.0) -> None:
+        """Wait until nothing is held for any client; fail with what is.
+
+        A living dataset keeps its session (and arena) for its next epoch: ``sessions`` says how many do.
+        """
         held = (
             "feedd_serve_sessions",
             "feedd_serve_leases",
@@ -113,6 +114,8 @@ class Daemon:
             values = self.metrics()
             missing = [name for name in held if name not in values]
             assert not missing, missing
+            if values["feedd_serve_sessions"] == sessions:
+                values |= {"feedd_serve_sessions": 0, "feedd_serve_arena_bytes": 0 if sessions else values[held[2]]}
             busy = {name: values[name] for name in held if values[name]}
             if not busy:
                 return

@@ -39,13 +39,16 @@ for batch in dataset:
 """
 
 
+_OURS = ("feedd", "torch_", "psm_", "sem.", "mp-")  # what this package, torch and Python would leave in /dev/shm
+
+
 def shared_memory() -> tuple[set[str], int]:
-    """Names in /dev/shm, and how many memfds any process of this user still holds open or mapped as feedd's."""
+    """Suspicious names in /dev/shm, and how many of our memfds this process and its descendants still hold."""
     memfds = set()
-    for process in psutil.process_iter():
-        folder = Path(f"/proc/{process.pid}/fd")
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
         try:
-            for fd in folder.iterdir():
+            for fd in Path(f"/proc/{process.pid}/fd").iterdir():
                 if "memfd:feedd" in os.readlink(fd):  # noqa: PTH115 - the link's text is wanted, not its target
                     memfds.add(fd.stat().st_ino)
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
@@ -53,7 +56,8 @@ def shared_memory() -> tuple[set[str], int]:
                     memfds.add(int(line.split()[4]))
         except OSError:
             continue
-    return {entry.name for entry in Path("/dev/shm").iterdir()}, len(memfds)
+    names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(_OURS)}
+    return names, len(memfds)
 
 
 @pytest.fixture
@@ -146,6 +150,7 @@ def test_killed_daemon_is_a_pause(nothing_shared: None, data: None, daemons: Cal
             alive = psutil.wait_procs(children, timeout=10)[1]
             assert not alive, f"workers outlived the daemon: {alive}"
             again.start()
+    del batch
     again.join()
     assert got == expected
     counters = daemon.metrics()

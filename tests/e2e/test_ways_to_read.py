@@ -33,10 +33,10 @@ IDS = [shard * 1000 + ordinal for shard in range(4) for ordinal in range(21)]
 
 @pytest.fixture
 def daemon(s3: S3Server, daemons: Callable[..., Daemon]) -> Daemon:
-    """A daemon on Unix and TCP over four shards."""
+    """A daemon over four shards."""
     for shard in range(4):
         s3.put("data", f"train/{shard}.tar", numbered(shard, 21))
-    return daemons(tcp=True)
+    return daemons()
 
 
 def _dataset(daemon: Daemon, **options: Any) -> FeedDataset:
@@ -52,13 +52,14 @@ def _rows(batches: Any) -> list[tuple[int, int]]:
     ]
 
 
-def test_slots_and_inline_are_identical(daemon: Daemon) -> None:
-    """Over TCP the same batches come inline."""
-    slots = _dataset(daemon)
-    inline = _dataset(daemon, address=f"127.0.0.1:{daemon.tcp_port}")
+def test_slots_and_inline_are_identical(daemon: Daemon, daemons: Callable[..., Daemon]) -> None:
+    """From a daemon without a Unix socket the same batches come inline."""
+    remote = daemons("remote", tcp_only=True)
+    slots, inline = _dataset(daemon), _dataset(remote)
     assert _rows(slots) == _rows(inline)
     assert (slots.stats()["transport"], inline.stats()["transport"]) == ("slot", "inline")
-    daemon.wait_idle()
+    daemon.wait_idle(sessions=1)
+    remote.wait_idle(sessions=1)
 
 
 def test_dataloader_workers_split_the_stream(daemon: Daemon) -> None:
@@ -69,7 +70,7 @@ def test_dataloader_workers_split_the_stream(daemon: Daemon) -> None:
     for worker_count in (0, 2, 2):
         dataset.set_epoch(0)
         assert _rows(DataLoader(dataset, batch_size=None, num_workers=worker_count)) == alone
-    daemon.wait_idle()
+    daemon.wait_idle(sessions=1)
 
 
 def test_samples_keys_and_defaults(daemon: Daemon) -> None:
@@ -90,7 +91,7 @@ def test_device_loader_on_the_cpu(daemon: Daemon) -> None:
     for raw, batch in zip(plain, batches, strict=True):
         expected = (raw.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25
         torch.testing.assert_close(batch["jpg"], expected)
-    daemon.wait_idle()
+    daemon.wait_idle(sessions=1)
 
 
 def test_resume_at_every_step(daemon: Daemon) -> None:
@@ -104,7 +105,7 @@ def test_resume_at_every_step(daemon: Daemon) -> None:
         fresh = _dataset(daemon)
         fresh.load_state_dict(states[step])
         assert [batch["cls"].tolist() for batch in fresh] == batches[step:]
-    daemon.wait_idle()
+    daemon.wait_idle(sessions=2)
 
 
 _AUTOSTART = """
