@@ -30,6 +30,9 @@ from feedd.decode.messages import (
 
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+# Plain ints: the flags of the socket module are enums, slow to combine.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 def die_with(parent_pid: int) -> None:
@@ -45,12 +48,12 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     Raises:
         OSError: also for a packet over the limit, of which the kernel kept only a part.
     """
-    data, control, flags, _ = sock.recvmsg(MESSAGE_BYTES_MAX, _DESCRIPTORS_BYTES, socket.MSG_CMSG_CLOEXEC)
+    data, control, flags, _ = sock.recvmsg(MESSAGE_BYTES_MAX, _DESCRIPTORS_BYTES, _CLOEXEC)
     fds = array.array("i")
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & _TRUNCATED:
         for fd in fds:
             os.close(fd)
         raise OSError(errno.EMSGSIZE, f"expected a packet of at most {MESSAGE_BYTES_MAX} bytes")

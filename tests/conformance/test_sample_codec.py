@@ -152,7 +152,7 @@ def test_bad_samples_are_refused(case: Case) -> None:
             decode(codec, data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
     """Damaged samples are BadSample or a value of the right shape; never another error, never outside the row."""
@@ -164,7 +164,7 @@ def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
     _decode_or_refuse(make(parse_field("x", case.recipe)), bytes(sample))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     head=st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"\x93NUMPY\x01\0", b"BM", b"RIFF"]),
     tail=st.binary(),

@@ -103,7 +103,7 @@ def rows_of(slot: bytearray, layout: Layout) -> list[list[bytes]]:
         values = [bytes(slot[region.values_at + a : region.values_at + b]) for a, b in pairwise(edges)]
         if region.shapes_at:
             shapes = np.frombuffer(bytes(slot), np.int64, layout.rows * place.spec.ndim, region.shapes_at)
-            chunks = shapes.reshape(layout.rows, -1)
+            chunks = shapes.reshape(layout.rows, place.spec.ndim)
             values = [value + chunk.tobytes() for value, chunk in zip(values, chunks, strict=True)]
         read.append(values)
     return read
