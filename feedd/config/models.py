@@ -85,7 +85,7 @@ class ArenaConfig(Section):
 class ShuffleConfig(Section):
     """Defaults of shuffling."""
 
-    window_shards: int = Field(8, ge=1, description="shards whose samples are mixed, where the client names no window")
+    window_shards: int = Field(4, ge=1, description="shards whose samples are mixed, where the client names no window")
 
 
 class TlsConfig(Section):

@@ -22,7 +22,7 @@ class PipelineOptions:
         slots_max: most slots of one session.
     """
 
-    window_shards: int = 8
+    window_shards: int = 4
     arena_bytes: int = 4 << 30
     slots_max: int = 16
 
