@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import torch
 
@@ -29,6 +29,8 @@ from feedd_client.session import Position
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from feedd_client import shm
+
 __all__ = ["DeviceLoader", "Normalize", "Transform"]
 
 Transform: TypeAlias = Callable[[Any], Any]
@@ -41,7 +43,7 @@ class _Staged:
 
     batch: Any = None
     ready: torch.cuda.Event | None = None
-    position: object = None
+    position: Any = None
     error: BaseException | None = None
     over: bool = False
 
@@ -163,13 +165,30 @@ class DeviceLoader:
             batches.auto_commit = False
             if batches.mapping is not None:
                 kept[2].register(batches.mapping)
-        return DevicePass(self, _Lane(source, batches, kept[2], self._depth), device)
+        return DevicePass(self, CopyLane(source, batches, kept[2], self._depth), device)
 
 
-class _Lane:
+class HostEvent(Protocol):
+    """What a host can wait for."""
+
+    def synchronize(self) -> None:
+        """Wait until it happened."""
+
+
+class BatchCopier(Protocol):
+    """Brings batches to a device; ``Copier`` does it with CUDA."""
+
+    def enter_thread(self) -> None:
+        """Prepare the calling thread, from which all copies will come."""
+
+    def copy(self, batch: object, mapping: shm.Mapping | None) -> tuple[object, HostEvent, torch.cuda.Event]:
+        """Begin copying; return the device batch, "host memory was read", "ready for use"."""
+
+
+class CopyLane:
     """The copy thread of one pass. Refers neither to loader nor to pass, so that dropping those ends it."""
 
-    def __init__(self, source: object, batches: Iterator[Any], copier: Copier, depth: int) -> None:
+    def __init__(self, source: object, batches: Iterator[Any], copier: BatchCopier, depth: int) -> None:
         self.batches = batches
         self.staged: queue.SimpleQueue[_Staged] = queue.SimpleQueue()
         self._source = source
@@ -225,9 +244,9 @@ class _Lane:
 class DevicePass(Iterator[Any]):
     """One pass of a DeviceLoader over a CUDA device."""
 
-    def __init__(self, loader: DeviceLoader, lane: _Lane, device: torch.device) -> None:
+    def __init__(self, loader: DeviceLoader, lane: CopyLane, device: torch.device) -> None:
         self._loader = loader
-        self._lane: _Lane | None = lane
+        self._lane: CopyLane | None = lane
         self._device = device
         self._pid = os.getpid()
         lifetime.device_passes.add(self)

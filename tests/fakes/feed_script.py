@@ -7,8 +7,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from feedd_client._wire import feedd_pb2 as pb
+from tests.fakes.feed_data import blank, lay_out, sample_ids
+
 if TYPE_CHECKING:
-    from feedd_client._wire import feedd_pb2 as pb
+    from tests.fakes.feed_data import Layout
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,14 @@ class Script:
     fill: bool = True
     coalesce: int = 1
     fingerprints: dict[int, bytes] = field(default_factory=dict)
+    fingerprint_per_rank: bool = False
     faults: tuple[Fault, ...] = ()
     open_errors: tuple[dict[str, Any], ...] = ()
     major: int = 1
+
+    def fingerprint_of(self, rank: int) -> bytes:
+        """Fingerprint one rank is told."""
+        return self.fingerprints.get(rank, b"fingerprint-%04d" % (rank if self.fingerprint_per_rank else 0))
 
     def steps_of(self, rank: int) -> int:
         """Steps of one rank."""
@@ -72,3 +80,15 @@ class FakeSession:
             self.map.close()
             os.close(self.fd)
             self.fd = -1
+
+
+def compose(script: Script, request: pb.OpenRequest, epoch: int, step: int) -> tuple[pb.Batch, Layout]:
+    """Return the batch of one step, and its payload to be laid wherever it travels."""
+    size, last = request.recipe.batch_size, step == script.steps_of(request.topology.rank) - 1
+    rows = script.last_rows if last and script.last_rows is not None else size
+    if script.fill:
+        layout, regions = lay_out(script.specs, sample_ids(epoch, step, rows, size, request.topology))
+    else:
+        layout, regions = blank(script.specs, rows)
+    cursor = pb.Cursor(epoch=epoch, step=step, anchor_window=step // 2, anchor_sample=step // 2 * 2 * size)
+    return pb.Batch(cursor=cursor, rows=rows, regions=regions, size_bytes=layout.size_bytes), layout

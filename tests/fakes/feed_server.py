@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import socket
 import sys
 import threading
 from concurrent import futures
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -22,8 +20,9 @@ import grpc
 import feedd_client  # noqa: F401 - sets gRPC's environment before gRPC is imported
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client._wire import feedd_pb2_grpc as stubs
-from tests.fakes.feed_data import SPECS, blank, lay_out, sample_ids
-from tests.fakes.feed_script import FakeSession, Fault, Script
+from tests.fakes.feed_arena import FakeArena
+from tests.fakes.feed_data import SPECS
+from tests.fakes.feed_script import FakeSession, Fault, Script, compose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -63,30 +62,16 @@ class FakeFeed(stubs.FeedServicer):
         stubs.add_FeedServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]  # generated
         assert self._server.add_insecure_port(f"unix:{self.socket_path}")
         self._server.start()
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(FileNotFoundError):
-            Path(f"{self.socket_path}.arena").unlink()
-        self._unix.bind(f"{self.socket_path}.arena")
-        self._unix.listen(32)
-        self._connections: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, args=(self._unix,), daemon=True)]
-        self._threads[0].start()
+        self._arena = FakeArena(self, f"{self.socket_path}.arena")
 
     def stop(self) -> None:
         """End everything at once, as kill -9 would."""
         with self.lock:
             for session in self.sessions.values():
                 session.closed = True
-        with contextlib.suppress(OSError):
-            self._unix.shutdown(socket.SHUT_RDWR)
-        self._unix.close()
-        for one in self._connections:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        self._arena.stop()
         self._server.stop(0).wait()
         self._pool.shutdown(cancel_futures=True)
-        for thread in self._threads:
-            thread.join(5)
         with self.lock:
             for session in self.sessions.values():
                 session.free()
@@ -129,7 +114,7 @@ class FakeFeed(stubs.FeedServicer):
             version=pb.ProtocolVersion(major=script.major),
             session_id=session.id,
             specs=SPECS[script.specs],
-            fingerprint=script.fingerprints.get(rank, b"fake-fingerprint"),
+            fingerprint=script.fingerprint_of(rank),
             slot_count=session.slot_count,
             daemon_id=f"daemon-{self.incarnation}",
         )
@@ -240,18 +225,9 @@ class FakeFeed(stubs.FeedServicer):
     def _batch(
         self, session: FakeSession, start: pb.StreamStart, epoch: int, step: int, seq: int, fault: Fault | None
     ) -> tuple[pb.Batch, list[pb.StreamResponse]]:
-        request, script = session.request, self.script
-        size, last = request.recipe.batch_size, step == script.steps_of(request.topology.rank) - 1
-        rows = script.last_rows if last and script.last_rows is not None else size
-        layout, regions = (
-            lay_out(script.specs, sample_ids(epoch, step, rows, size, request.topology))
-            if script.fill
-            else blank(script.specs, rows)
-        )
-        cursor = pb.Cursor(epoch=epoch, step=step, anchor_window=step // 2, anchor_sample=step // 2 * 2 * size)
-        batch = pb.Batch(seq=seq, cursor=cursor, rows=rows, regions=regions, size_bytes=layout.size_bytes)
-        kind = fault.kind if fault is not None else ""
-        batch.seq += kind == "bad-seq"
+        script, kind = self.script, fault.kind if fault is not None else ""
+        batch, layout = compose(script, session.request, epoch, step)
+        batch.seq = seq + (kind == "bad-seq")
         batch.cursor.epoch += kind == "wrong-epoch"
         if kind == "huge-inline":
             batch.inline, batch.size_bytes = True, 1 << 50
@@ -323,39 +299,6 @@ class FakeFeed(stubs.FeedServicer):
         with self.lock:
             self.lock.notify_all()
 
-    # ------------------------------------------------------------------ arena socket
-
-    def _accept(self, unix: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = unix.accept()
-            except OSError:
-                return
-            self._connections.append(connection)
-            thread = threading.Thread(target=self._attend, args=(connection,), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _attend(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
-            greeting = connection.recv(21, socket.MSG_WAITALL)
-            session = next((one for one in list(self.sessions.values()) if greeting == b"ARENA" + one.token), None)
-            if session is not None:
-                socket.send_fds(connection, [b"\x01"], [session.fd])
-            else:
-                connection.sendall(b"\x01" if greeting[:5] == b"HOLD!" else b"\x00")
-            with self.lock:
-                self.holds_open += greeting[:5] == b"HOLD!"
-                self.lock.notify_all()
-            with contextlib.suppress(OSError):
-                connection.recv(1)
-            with self.lock:
-                self.holds_open -= greeting[:5] == b"HOLD!"
-                if session is not None:
-                    self.lifelines_ended += 1
-                    session.leased.clear()
-                self.lock.notify_all()
-
 
 def main() -> None:
     """Serve in a process of its own until standard input ends."""
@@ -363,7 +306,10 @@ def main() -> None:
     parser.add_argument("socket_path")
     parser.add_argument("script", nargs="?", default="{}")
     arguments = parser.parse_args()
-    script = replace(Script(), **json.loads(arguments.script))
+    told = json.loads(arguments.script)
+    if isinstance(told.get("steps"), dict):  # JSON's keys are text
+        told["steps"] = {int(rank): steps for rank, steps in told["steps"].items()}
+    script = replace(Script(), **told)
     server = FakeFeed(arguments.socket_path, script)
     print("ready", flush=True)
     sys.stdin.read()

@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import feedd_client as fc
 import pytest
 
+import feedd_client as fc
 from tests.fakes.feed_client import BATCH_SIZE, Bench, ids
 from tests.fakes.feed_script import Fault
 
@@ -141,11 +141,11 @@ def test_a_broken_contract_is_an_error_not_data(short_dir: Path, kind: str) -> N
     """Lost messages, wrong epochs, stale or impossible slots and absurd sizes are refused before use."""
     with Bench(short_dir) as bench:
         server = bench.server(steps=6, slot_count=2, faults=(Fault(3, kind),))
-        seen: list[int] = []
-        with pytest.raises(fc.ProtocolError):
-            for batch in bench.dataset(server):
-                seen += ids(batch)
+        batches = iter(bench.dataset(server))
+        seen = [number for _ in range(3) for number in ids(next(batches))]
         assert seen == _all_ids(3)
+        with pytest.raises(fc.ProtocolError):
+            next(batches)
         server.violations.clear()
 
 

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from feedd_client import DatasetChanged, StateError, Topology
 
+from feedd_client import DatasetChanged, StateError, Topology
 from tests.fakes.feed_client import BATCH_SIZE, ids
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ def test_resume_is_exact_at_every_step(bench: Bench) -> None:
     wanted = [ids(batch) for _ in range(2) for batch in whole]
     for taken in range(5):
         dataset = bench.dataset(server, copy=True)
-        seen = []
         batches = iter(dataset)
-        for _ in range(taken):
-            seen.append(ids(next(batches)))
+        seen = [ids(next(batches)) for _ in range(taken)]
         text = json.dumps(dataset.state_dict())
         assert len(text) < 1000
         resumed = bench.dataset(server, copy=True)

@@ -1,0 +1,20 @@
+"""Run as processes by test_client_autostart: trains without an address, then waits to be killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from feedd_client import FeedDataset, Topology
+
+
+def main() -> None:
+    """Say what was seen, and stay."""
+    dataset = FeedDataset("s3://b/", batch_size=4, topology=Topology())
+    count = sum(1 for _ in dataset)
+    print(count, os.environ["FEEDD_ADDRESS"], flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

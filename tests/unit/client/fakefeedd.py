@@ -1,0 +1,32 @@
+"""What test_client_autostart installs as ``feedd``: ``serve --ephemeral`` that ends with its last HOLD connection."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from tests.fakes.feed_script import Script
+from tests.fakes.feed_server import FakeFeed
+
+
+def main() -> None:
+    """Serve; or fail on command."""
+    if os.environ.get("FAKE_FEEDD_FAILS"):
+        sys.exit("expected a cache directory, got nothing")
+    assert sys.argv[1:4] == ["serve", "--ephemeral", "--listen"]
+    path = sys.argv[4].removeprefix("unix://")
+    with Path(path).with_name("starts").open("a", encoding="ascii") as starts:
+        starts.write(f"{os.getpid()}\n")
+    server = FakeFeed(path, Script(steps=3))
+    server.wait_for(lambda: server.holds_open > 0, 30)
+    deadline_s = time.monotonic() + 60
+    while server.holds_open and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    server.stop()
+    Path(path).with_name("ended").touch()
+
+
+if __name__ == "__main__":
+    main()

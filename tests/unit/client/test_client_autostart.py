@@ -1,0 +1,134 @@
+"""A daemon for this process tree: found or started once, shared, gone with the last process however it dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from feedd_client import DaemonStartError, FeedDataset
+from feedd_client.autostart import base_dir, launch_key, resolve_address
+from tests.fakes.feed_process import environment
+
+_TORCHRUN = {"TORCHELASTIC_RUN_ID": "one", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def _fake_package(folder: Path) -> Path:
+    package = folder / "site" / "feedd"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("from tests.unit.client.fakefeedd import main\nmain()\n")
+    return package.parent
+
+
+def _wait_for(what: Path) -> None:
+    deadline_s = time.monotonic() + 20
+    while not what.exists():
+        assert time.monotonic() < deadline_s, f"{what} did not appear"
+        time.sleep(0.02)
+
+
+def _trainer(short_dir: Path, site: Path, **more: str) -> subprocess.Popen[str]:
+    env = environment()
+    env.update({"XDG_RUNTIME_DIR": str(short_dir), "PYTHONPATH": f"{site}:{env['PYTHONPATH']}", **more})
+    command = [sys.executable, "-m", "tests.unit.client.autostart_probe"]
+    return subprocess.Popen(
+        command,
+        env=env,
+        cwd=short_dir,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_ranks_share_one_daemon_that_ends_with_them(short_dir: Path) -> None:
+    """Two ranks of one launch start exactly one daemon; it survives the first kill -9 and ends after the second."""
+    site = _fake_package(short_dir)
+    ranks = [_trainer(short_dir, site, **_TORCHRUN) for _ in range(2)]
+    try:
+        said = []
+        for rank in ranks:
+            assert rank.stdout is not None
+            said.append(rank.stdout.readline().split())
+        assert said[0] == said[1]
+        assert said[0][0] == "3"
+        home = Path(said[0][1].removeprefix("unix://")).parent
+        assert home.parent.stat().st_mode & 0o777 == 0o700
+        (pid,) = (home / "starts").read_text().split()
+        ranks[0].kill()
+        ranks[0].wait()
+        time.sleep(0.3)
+        assert not (home / "ended").exists()
+        ranks[1].kill()
+        _wait_for(home / "ended")
+    finally:
+        for rank in ranks:
+            rank.kill()
+        errors = [rank.communicate()[1] for rank in ranks]
+    assert sum("started one for this process tree" in text for text in errors) == 1
+    assert int(pid) > 0
+
+
+@pytest.mark.slow
+def test_a_daemon_that_does_not_start_is_told_with_its_last_words(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of its log is in the error."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_dir))
+    monkeypatch.setenv("PYTHONPATH", f"{_fake_package(short_dir)}:{environment()['PYTHONPATH']}")
+    monkeypatch.setenv("FAKE_FEEDD_FAILS", "1")
+    monkeypatch.chdir(short_dir)
+    with pytest.raises(DaemonStartError, match="expected a cache directory, got nothing"):
+        iter(FeedDataset("s3://b/", batch_size=4))
+
+
+def test_without_the_package_the_way_out_is_named(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where feedd is not installed the error says: install it, or give an address."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_dir))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DaemonStartError) as caught:
+        iter(FeedDataset("s3://b/", batch_size=4))
+    assert "pip install feedd" in caught.value.hint
+    assert "FEEDD_ADDRESS" in caught.value.hint
+
+
+def test_a_named_daemon_is_never_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address in the argument or the environment is taken as it is; the argument counts more."""
+    monkeypatch.setenv("FEEDD_ADDRESS", "unix:///run/elsewhere.sock")
+    assert resolve_address(None) == "unix:///run/elsewhere.sock"
+    assert resolve_address("host:7070") == "host:7070"
+
+
+def test_launches_have_names_of_their_own() -> None:
+    """Ranks of one launch agree on a name that differs from every other launch's; a lone process has its own."""
+    launches = [
+        _TORCHRUN,
+        {**_TORCHRUN, "MASTER_PORT": "29501"},
+        {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"},
+        {"SLURM_JOB_ID": "8", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NODEID": "0"},
+        {},
+    ]
+    names = [launch_key(env, 1) for env in launches]
+    assert len(set(names)) == len(names)
+    assert launch_key({**launches[2], "SLURM_PROCID": "5"}, 99) == names[2]
+
+
+def test_a_directory_of_somebody_else_is_not_trusted(short_dir: Path) -> None:
+    """A directory others can write to, or a path too long for a socket, is refused."""
+    env = {"XDG_RUNTIME_DIR": str(short_dir)}
+    path = base_dir(env)
+    path.chmod(0o777)
+    with pytest.raises(DaemonStartError, match="of this user only"):
+        base_dir(env)
+    deep = short_dir / ("x" * 80)
+    deep.mkdir()
+    with pytest.raises(DaemonStartError, match="shorter"):
+        base_dir({"XDG_RUNTIME_DIR": str(deep)})
+    assert os.getuid() == path.stat().st_uid
