@@ -74,6 +74,14 @@ class FakeSession:
         self.streams_open = 0
         self.turn = 0  # the number of the latest stream
 
+    def take(self, *, stale: bool) -> int:
+        """Lease a free slot; with the generation it had before where ``stale``."""
+        free = [slot for slot in range(self.slot_count) if slot not in self.leased]
+        slot = min(free, key=lambda one: self.generations[one])  # no free one: the client had no right to a credit
+        self.generations[slot] += not stale
+        self.leased[slot] = self.generations[slot]
+        return slot
+
     def free(self) -> None:
         """Let go of the memory."""
         if self.fd >= 0:

@@ -182,7 +182,7 @@ class FakeFeed(stubs.FeedServicer):
             if fault is not None and fault.kind in {"vanish", "eof", "error", "trailer"}:
                 if response.batches:
                     yield response
-                yield from self._fail(fault, context)
+                yield from _fail(fault, context)
                 return False
             if fault is not None and fault.kind == "slow":
                 threading.Event().wait(fault.delay_s)
@@ -242,13 +242,7 @@ class FakeFeed(stubs.FeedServicer):
                 for at in pieces
             ]
         with self.lock:
-            free = [slot for slot in range(session.slot_count) if slot not in session.leased]
-            if not free:
-                self.violations.append("credit without a free slot")
-                free = [0]
-            slot = min(free, key=lambda one: session.generations[one])
-            session.generations[slot] += kind != "stale-generation"
-            session.leased[slot] = session.generations[slot]
+            slot = session.take(stale=kind == "stale-generation")
             self.lock.notify_all()
         if script.fill and not session.closed:
             layout.into(memoryview(session.map)[slot * script.slot_bytes : (slot + 1) * script.slot_bytes])
@@ -261,16 +255,6 @@ class FakeFeed(stubs.FeedServicer):
                 self._fault_counts[number] = self._fault_counts.get(number, 0) + 1
                 return fault
         return None
-
-    def _fail(self, fault: Fault, context: Any) -> Iterator[pb.StreamResponse]:
-        error = pb.Error(**fault.error)
-        if fault.kind == "error":
-            yield pb.StreamResponse(error=error)
-        elif fault.kind == "trailer":
-            context.set_trailing_metadata((("feedd-error-bin", error.SerializeToString()),))
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
-        elif fault.kind == "vanish":
-            context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
 
     def _read(self, session: FakeSession, requests: Iterator[pb.StreamRequest], turn: int) -> None:
         with contextlib.suppress(grpc.RpcError, Exception):
@@ -298,6 +282,17 @@ class FakeFeed(stubs.FeedServicer):
     def _wake(self) -> None:
         with self.lock:
             self.lock.notify_all()
+
+
+def _fail(fault: Fault, context: Any) -> Iterator[pb.StreamResponse]:
+    error = pb.Error(**fault.error)
+    if fault.kind == "error":
+        yield pb.StreamResponse(error=error)
+    elif fault.kind == "trailer":
+        context.set_trailing_metadata((("feedd-error-bin", error.SerializeToString()),))
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+    elif fault.kind == "vanish":
+        context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
 
 
 def main() -> None:
