@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
@@ -23,6 +24,16 @@ async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
     except BaseExceptionGroup as failures:
         raise first_of(failures) from failures
     return [task.result() for task in tasks]
+
+
+async def both(one: Coroutine[object, object, _T], other: Coroutine[object, object, _U]) -> tuple[_T, _U]:
+    """Run two calls of different kinds at once, as ``run_all`` does."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            first, second = group.create_task(one), group.create_task(other)
+    except BaseExceptionGroup as failures:
+        raise first_of(failures) from failures
+    return first.result(), second.result()
 
 
 def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:

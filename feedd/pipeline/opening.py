@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from feedd.batch.layout import slot_bytes
+from feedd.batch.layout import lay_out, slot_bytes
 from feedd.decode.recipe import check_fields, default_fields, needs_resolve, parse_field, spec_of
 from feedd.errors import BadRequest, ObjectChanged
 from feedd.flow.arena import Arena, ArenaBudget
+from feedd.flow.tasks import both
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.shelf import Shelf
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
-from feedd.values import Cursor, SessionInfo
+from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,24 +76,23 @@ class Pipeline:
         options = ReaderOptions(spec.seed, spec.shuffle, window, spec.batch_size, spec.topology)
         reader = Reader(assigned, options, listing.counts)
         number = next(self._numbers)
-        outlook = Outlook(f"session-{number}", listing, reader, self.stages.cache, self._crowd)
-        try:
+        async with AsyncExitStack() as undo:
+            outlook = Outlook(f"session-{number}", listing, reader, self.stages.cache, self._crowd)
+            undo.callback(outlook.close)
             outlook.enter(Cursor(spec.epoch))
-            recipes, index = await self._resolve(spec, listing, reader, wanted)
-            specs = tuple(spec_of(recipe) for recipe in recipes)
-            arena = await self._arena(spec, specs, recipes, index)
-        except BaseException:
-            outlook.close()
-            raise
-        try:
-            self.stages.pool.attach(number, arena.fd, arena.size_bytes)
-        except BaseException:
-            outlook.close()
-            arena.close()
-            raise
-        budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
-        assembler = Assembler(self.stages, recipes, specs, arena, budget)
-        info = self._info(listing, assigned, specs + (KEY_SPECS if spec.keys else ()), mark)
+            resolving = self._resolve(spec, listing, reader, wanted)
+            size = _fixed_bytes(spec, wanted) if assigned.size else 1
+            if size is not None:  # allocating memory takes as long as fetching a shard: do both at once
+                (recipes, _), arena = await both(resolving, self._arena(undo, number, spec, size))
+            else:
+                recipes, index = await resolving
+                assert index is not None
+                size = slot_bytes(_specs(spec, recipes), spec.batch_size, index, recipes)
+                arena = await self._arena(undo, number, spec, size)
+            budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
+            assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, budget)
+            info = _info(listing, assigned, _specs(spec, recipes), mark)
+            undo.pop_all()
         parts = SessionParts(info, listing, reader, outlook, assembler, arena)
         return Session(parts, self.stages, self.shelf)
 
@@ -123,21 +124,35 @@ class Pipeline:
                 recipes = await self.stages.pool.resolve(pinned.files[0], index, recipes)
         return recipes, index
 
-    async def _arena(
-        self, spec: OpenSpec, specs: tuple[TensorSpec, ...], recipes: tuple[FieldRecipe, ...], index: ShardIndex | None
-    ) -> Arena:
-        whole = specs + (KEY_SPECS if spec.keys else ())
-        size = slot_bytes(whole, spec.batch_size, index, recipes) if index is not None else 1
+    async def _arena(self, undo: AsyncExitStack, number: int, spec: OpenSpec, size_bytes: int) -> Arena:
+        """Allocate the slots and make them known to the workers, which map them while the first shard arrives."""
         slots = min(max(spec.prefetch_batches, _LEAST_SLOTS), self._options.slots_max)
-        return await Arena.create(slots, size, self._budget)
+        arena = await Arena.create(slots, size_bytes, self._budget)
+        undo.callback(arena.close)
+        self.stages.pool.attach(number, arena.fd, arena.size_bytes)
+        undo.callback(self.stages.pool.detach, number)
+        return arena
 
-    def _info(
-        self, listing: Listing, assigned: NDArray[np.int64], specs: tuple[TensorSpec, ...], mark: bytes
-    ) -> SessionInfo:
-        return SessionInfo(
-            specs=specs,
-            fingerprint=mark,
-            shard_count=len(listing.refs),
-            assigned_shard_count=int(assigned.shape[0]),
-            assigned_bytes=int(listing.sizes[assigned].sum()),
-        )
+
+def _specs(spec: OpenSpec, recipes: tuple[FieldRecipe, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(spec_of(recipe) for recipe in recipes) + (KEY_SPECS if spec.keys else ())
+
+
+def _fixed_bytes(spec: OpenSpec, wanted: tuple[FieldRecipe, ...]) -> int | None:
+    """Return the bytes of a slot where the recipe alone tells them: named fields, all DENSE."""
+    if not wanted or spec.keys or any(needs_resolve(recipe) for recipe in wanted):
+        return None
+    specs = _specs(spec, wanted)
+    if any(one.kind is not FieldKind.DENSE for one in specs):
+        return None
+    return lay_out(specs, spec.batch_size, {}).size_bytes
+
+
+def _info(listing: Listing, assigned: NDArray[np.int64], specs: tuple[TensorSpec, ...], mark: bytes) -> SessionInfo:
+    return SessionInfo(
+        specs=specs,
+        fingerprint=mark,
+        shard_count=len(listing.refs),
+        assigned_shard_count=int(assigned.shape[0]),
+        assigned_bytes=int(listing.sizes[assigned].sum()),
+    )
