@@ -103,7 +103,9 @@ class SecurityConfig(Section):
     allow_uids: Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_list)] = Field(
         [], description="ids of users, besides the daemon's own and root, that may map a session's shared memory"
     )
-    socket_mode: SocketMode = Field("0660", description="permission bits of the Unix socket, octal")
+    socket_mode: SocketMode = Field(
+        "0600", description="permission bits of the Unix socket, octal; 0660 lets its group in"
+    )
 
 
 class DrainConfig(Section):
