@@ -46,23 +46,29 @@ class EpochFacts:
 
 
 def show(console: Console, facts: Sequence[EpochFacts], node_count: int, *, own_data: bool) -> None:
-    """Print the summary."""
-    table = Table(title=f"feedd demo: {node_count} node{'s' if node_count > 1 else ''}")
-    for heading in ("epoch", "loss", "samples", "samples/s", "first batch", "waiting", "S3 GETs", "S3 bytes", "hits"):
-        table.add_column(heading, justify="right")
+    """Print the summary: what the trainers saw, and what each node's daemon did for it."""
+    trainers = _table("training", "epoch", "loss", "samples", "samples/s", "first batch", "waiting for data")
     for row in facts:
-        table.add_row(
+        trainers.add_row(
             str(row.epoch),
             f"{row.loss:.3f}",
             str(row.samples),
             f"{row.samples_per_s:.0f}",
             format_duration(row.first_batch_s),
             f"{row.wait_share:.1%}",
-            " + ".join(f"{node.gets:.0f}" for node in row.nodes),
-            " + ".join(format_size(node.read_bytes) for node in row.nodes),
-            " + ".join(f"{node.hits:.0f}" for node in row.nodes),
         )
-    console.print(table)
+    daemons = _table("daemons", "epoch", "node", "S3 GETs", "S3 bytes", "cache hits", "cache misses")
+    for row in facts:
+        for number, node in enumerate(row.nodes):
+            daemons.add_row(
+                str(row.epoch),
+                str(number),
+                f"{node.gets:.0f}",
+                format_size(node.read_bytes),
+                f"{node.hits:.0f}",
+                f"{node.misses:.0f}",
+            )
+    console.print(trainers, daemons)
     if node_count > 1:
         total = sum(node.read_bytes for node in facts[0].nodes) or 1
         shares = ", ".join(f"{node.read_bytes / total:.0%}" for node in facts[0].nodes)
@@ -70,3 +76,10 @@ def show(console: Console, facts: Sequence[EpochFacts], node_count: int, *, own_
     if not own_data:
         fell = facts[-1].loss < facts[0].loss
         console.print("[green]the loss fell" if fell else "[red]the loss did not fall")
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=f"feedd demo: {title}", title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
