@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,7 +62,11 @@ def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -
 
 
 class Copier:
-    """Copies batches to one CUDA device. All calls come from one thread at a time."""
+    """Copies batches to one CUDA device. All calls come from one thread at a time.
+
+    Attributes:
+        register_s: time spent registering shared memory with CUDA.
+    """
 
     def __init__(self, device: torch.device, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self._device = device
@@ -70,6 +75,7 @@ class Copier:
         self._ring = PinnedRing()
         self._seen: weakref.ref[Mapping] | None = None
         self._pinned = range(0)  # addresses of the registered arena
+        self.register_s = 0.0
 
     def enter_thread(self) -> None:
         """Make the device current in the calling thread."""
@@ -78,11 +84,12 @@ class Copier:
     def register(self, mapping: Mapping) -> None:
         """Make an arena readable by the device, once."""
         if self._seen is None or self._seen() is not mapping:
-            start = mapping.address
+            start, began_s = mapping.address, time.perf_counter()
             with torch.cuda.device(self._device):
                 registered = register(mapping)
             self._pinned = range(start, start + len(mapping)) if registered else range(0)
             self._seen = weakref.ref(mapping)
+            self.register_s += time.perf_counter() - began_s
 
     def copy(self, batch: object, mapping: Mapping | None) -> tuple[object, torch.cuda.Event, torch.cuda.Event]:
         """Begin copying; return the device batch, the event "host memory was read" and the event "ready".

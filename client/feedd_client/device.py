@@ -111,10 +111,11 @@ class DeviceLoader:
         """Return the dataset's counters; ``batches`` and ``wait_s`` as the trainer saw them.
 
         ``wait_s`` over wall time is the share of the steps that waited for input; ``host_wait_s`` is what the
-        copy thread waited for the daemon.
+        copy thread waited for the daemon, ``register_s`` what registering shared memory with CUDA took.
         """
         inner = self._source.stats() if isinstance(self._source, FeedDataset) else {}
-        return {**inner, "host_wait_s": inner.get("wait_s", 0.0), "batches": self._batches, "wait_s": self._wait_s}
+        own = {"batches": self._batches, "wait_s": self._wait_s, "host_wait_s": inner.get("wait_s", 0.0)}
+        return {**inner, **own, "register_s": 0.0 if self._copier is None else self._copier[2].register_s}
 
     def took(self, staged_position: object, wait_s: float) -> None:
         """Take note that the trainer took a batch."""

@@ -41,14 +41,22 @@ def register(mapping: Mapping) -> bool:
     if code == 0:
         _log.info("registered %d MiB of shared memory with CUDA in %.0f ms", size_bytes >> 20, took_ms)
     else:
+        _clear_error()
         _log.warning("CUDA refused to register shared memory (error %d); batches go through a pinned buffer", code)
     return code == 0
+
+
+def _clear_error() -> None:
+    """Take the pending error out of CUDA's "last error": left there, it would fail somebody else's kernel launch."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda").add_(1)
 
 
 def _forget(key: tuple[int, int]) -> None:
     if _registered.pop(key, False):
         code = int(_cudart().cudaHostUnregister(key[1]))
         if code != 0:
+            _clear_error()
             _log.warning("CUDA could not unregister shared memory (error %d)", code)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import os
 import socket
+import sys
 import weakref
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +49,7 @@ class Mapping(mmap.mmap):
     def __del__(self) -> None:
         # Runs before mmap's own deallocation: memory registered with CUDA must be unregistered while mapped.
         callbacks, lifeline = getattr(self, "on_unmap", []), getattr(self, "lifeline", None)
-        if callbacks and self.pid == os.getpid():
+        if callbacks and self.pid == os.getpid() and not sys.is_finalizing():
             for callback in callbacks:
                 callback()
         if lifeline is not None:

@@ -159,7 +159,7 @@ class FakeFeed(stubs.FeedServicer):
         self._absorb(session, first, session.turn)
         reader = threading.Thread(target=self._read, args=(session, requests, session.turn), daemon=True)
         reader.start()
-        context.add_callback(self._wake)
+        context.add_callback(lambda: _notify(self.lock))
         try:
             if (yield from self._serve(session, first.start, context)):
                 reader.join(5)  # the last releases; a client that half-closes ends the wait
@@ -279,9 +279,10 @@ class FakeFeed(stubs.FeedServicer):
                 self.violations.append(f"{session.credits} credits with {len(session.leased)} slots leased")
             self.lock.notify_all()
 
-    def _wake(self) -> None:
-        with self.lock:
-            self.lock.notify_all()
+
+def _notify(lock: threading.Condition) -> None:
+    with lock:
+        lock.notify_all()
 
 
 def _fail(fault: Fault, context: Any) -> Iterator[pb.StreamResponse]:
