@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,7 +35,29 @@ def test_demo_trains_and_reads_everything_once(nodes: int) -> None:
     assert "the loss fell" in done.stdout
     shards = re.search(r"(\d+) shards", done.stdout)
     assert shards is not None
-    rows = [line.split("│") for line in done.stdout.splitlines() if re.match(r"│\s+[01] ", line)]
-    gets = [[int(count) for count in row[7].split("+")] for row in rows]
+    daemons = done.stdout.partition("feedd demo: daemons")[2]
+    rows = [line.split("│") for line in daemons.splitlines() if re.match(r"│\s+[01] ", line)]
+    gets = [[int(row[3]) for row in rows if int(row[1]) == epoch] for epoch in (0, 1)]
     assert [sum(counts) for counts in gets] == [int(shards[1]), 0], done.stdout
     assert all(len(counts) == nodes for counts in gets)
+
+
+@pytest.mark.parametrize("after_s", [0.5, 3.0, 6.0])
+def test_interrupted_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None:
+    """Ctrl-C at any moment leaves no process, no file and no socket behind."""
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "feedd", "demo"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    children: set[psutil.Process] = set()
+    until = time.monotonic() + after_s
+    while time.monotonic() < until and demo.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children |= set(psutil.Process(demo.pid).children(recursive=True))
+        time.sleep(0.05)
+    demo.send_signal(signal.SIGINT)
+    assert demo.wait(40) in {0, 130, -signal.SIGINT}  # the last: before our first line ran
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not list(tmp_path.iterdir())
