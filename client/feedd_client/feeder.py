@@ -302,7 +302,9 @@ class Feeder:
             self._lost_at_s, self._fruitless_count = now_s, 0
             # str: whoever keeps log records must not keep the traceback, and with it the arena
             _log.warning("lost the daemon at step %d of epoch %d (%s)", self._next.step, self._next.epoch, str(cause))
-        left_s = self._lost_at_s + self._options.reconnect_timeout_s - now_s
+        # A session kept from an earlier pass may have ended meanwhile: opening anew is then a start, not a loss.
+        patience_s = self._options.open_timeout_s if self._unproven else self._options.reconnect_timeout_s
+        left_s = self._lost_at_s + patience_s - now_s
         if left_s <= 0 or (self._fruitless_count >= _FRUITLESS_MAX and not isinstance(cause, Draining)):
             raise cause
         if self._fruitless_count and self._stop.wait(_BACKOFF_FIRST_S * 2**self._fruitless_count):

@@ -63,7 +63,7 @@ def test_a_restarted_daemon_is_a_pause(bench: Bench) -> None:
 def test_a_daemon_restarted_between_epochs_is_not_noticed(bench: Bench) -> None:
     """A session kept from the last epoch that the daemon does not know any more is opened anew."""
     server = bench.server(steps=2)
-    dataset = bench.dataset(server)
+    dataset = bench.dataset(server, reconnect_timeout_s=0)
     list(dataset)
     server.restart()
     assert len(list(dataset)) == 2
