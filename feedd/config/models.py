@@ -67,7 +67,7 @@ class DecodeConfig(Section):
     """Decode worker processes."""
 
     workers: Workers = Field("auto", description="worker processes; auto: one per core this process may use, less one")
-    nice: int = Field(5, ge=0, le=19, description="niceness of workers, so that the trainer goes first")
+    nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer goes first")
     task_deadline: Duration = Field(60.0, gt=0, description="longest time for one task before its worker is replaced")
 
 

@@ -70,4 +70,6 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         group = await stack.enter_async_context(asyncio.TaskGroup())
         pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group)
         stack.push_async_callback(pipeline.close)
+        warming = group.create_task(sources.warm())
+        stack.callback(warming.cancel)
         yield pipeline

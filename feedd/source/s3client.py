@@ -73,6 +73,15 @@ def _loader() -> Loader:
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
+def warm() -> None:
+    """Parse the S3 service model, megabytes of JSON, before the first client asks for it. Blocks; thread-safe."""
+    loader = _loader()
+    for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+        loader.load_service_model("s3", kind)
+    loader.load_data("endpoints")
+    loader.load_data("partitions")
+
+
 def _timestamp(text: Any) -> datetime:  # noqa: ANN401 - text or a number, as the protocol has it
     """Read a time as botocore does, S3's form of it fast: dates are three quarters of what listing a page costs."""
     if isinstance(text, str) and text.endswith("Z") and text[4:5] == "-":

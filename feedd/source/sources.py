@@ -17,6 +17,7 @@ from feedd.source.pages import closing_pages
 from feedd.source.ranged import RangeFetcher
 from feedd.source.retry import RetryStore
 from feedd.source.s3 import S3Store
+from feedd.source.s3client import warm
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Sources:
         async with contextlib.AsyncExitStack() as stack:  # one that fails to close does not keep the others open
             for store in stores:
                 stack.push_async_callback(store.close)
+
+    async def warm(self) -> None:
+        """Do ahead of the first request what every first request would wait for."""
+        await asyncio.to_thread(warm)
 
     @property
     def fetcher(self) -> ShardFetcher:
