@@ -211,7 +211,7 @@ class OpenSpec:
         fields: (name, recipe text) pairs; empty: the format's defaults.
         window_shards: shards per shuffle window; 0: the daemon's default.
         sharding: "key", "replicated" or "size".
-        prefetch_batches: slots wanted.
+        prefetch_batches: slots wanted; 0: as many as suit the size of a batch.
         consumer_count: DataLoader workers that split the rank's stream.
         expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
     """
@@ -227,7 +227,7 @@ class OpenSpec:
     seed: int = 0
     sharding: str = "key"
     epoch: int = 0
-    prefetch_batches: int = 4
+    prefetch_batches: int = 0
     consumer_count: int = 1
     consumer_index: int = 0
     expect_fingerprint: bytes = b""

@@ -59,7 +59,8 @@ class FeedDataset(IterableDataset[Any]):
         topology: where this process stands; None: torch.distributed or the launcher's variables.
         keys: add ``"__key__"`` and ``"__url__"``.
         copy: yield private copies.
-        prefetch: batches in shared memory at once; the daemon may grant fewer.
+        prefetch: batches in shared memory at once; the daemon may grant fewer. None: the daemon chooses, about
+            64 MiB of them, between 4 and 16.
         max_bad_samples: undecodable samples dropped per epoch before it is an error.
         open_timeout_s: for opening; includes fetching a first shard.
         reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
@@ -82,7 +83,7 @@ class FeedDataset(IterableDataset[Any]):
         topology: Topology | None = None,
         keys: bool = False,
         copy: bool = False,
-        prefetch: int = 4,
+        prefetch: int | None = None,
         max_bad_samples: int = 0,
         open_timeout_s: float = 120.0,
         reconnect_timeout_s: float = 300.0,

@@ -114,7 +114,7 @@ class Opener:
             seed=options.seed,
             sharding=options.sharding,
             epoch=epoch,
-            prefetch_batches=options.prefetch,
+            prefetch_batches=options.prefetch or 0,
             consumer_count=self._consumer.count,
             consumer_index=self._consumer.index,
             client_version=__version__,

@@ -32,7 +32,7 @@ class FeedOptions:
     uneven: str | None
     keys: bool
     copy: bool
-    prefetch: int
+    prefetch: int | None
     max_bad_samples: int
     open_timeout_s: float
     reconnect_timeout_s: float
@@ -43,7 +43,9 @@ class FeedOptions:
         _expect(self.sharding in SHARDINGS, "sharding", f"one of {', '.join(SHARDINGS)}", self.sharding)
         known = self.uneven is None or self.uneven in UNEVENS
         _expect(known, "uneven", f"None or one of {', '.join(UNEVENS)}", self.uneven)
-        _expect(_count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch)
+        _expect(
+            self.prefetch is None or _count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch
+        )
         _expect(_count(self.max_bad_samples, 0), "max_bad_samples", "an int >= 0", self.max_bad_samples)
         _expect(self.open_timeout_s > 0, "open_timeout_s", "seconds > 0", self.open_timeout_s)
         _expect(self.reconnect_timeout_s >= 0, "reconnect_timeout_s", "seconds >= 0", self.reconnect_timeout_s)

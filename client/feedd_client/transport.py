@@ -113,11 +113,10 @@ def probe(address: Address) -> OSError | None:
 
 def unreachable(address: Address, reason: object) -> DaemonUnreachable:
     """Return the error for a daemon that does not answer."""
-    return DaemonUnreachable(
-        f"expected a feedd daemon to answer, got {reason}",
-        object=address.text,
-        hint="start one with `feedd serve --listen ...`, set FEEDD_ADDRESS, or leave address out to have one started",
-    )
+    hint = "start one with `feedd serve --listen ...`, set FEEDD_ADDRESS, or leave address out to have one started"
+    if isinstance(reason, PermissionError):
+        hint = "one may well run there: let this user in with the daemon's security.socket_mode and the socket's group"
+    return DaemonUnreachable(f"expected a feedd daemon to answer, got {reason}", object=address.text, hint=hint)
 
 
 class Endpoint:
@@ -141,7 +140,11 @@ class Endpoint:
         try:
             return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
         except grpc.RpcError as error:
-            raise translate(error, self.address) from error
+            failed = translate(error, self.address)
+            if isinstance(failed, DaemonUnreachable) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                failed.message = f"expected the dataset to open within {timeout_s:.1f} s, got no answer"
+                failed.hint = "the first shard may take longer: raise open_timeout_s; else see the daemon's log"
+            raise failed from error
 
     def close_session(self, session_id: str, timeout_s: float) -> None:
         """Call Feed.Close; the daemon notices a session's end without it too, so failures are of no interest."""

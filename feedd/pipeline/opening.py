@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, OpenSpec, ShardIndex, TensorSpec
 
 _LEAST_SLOTS = 2
+_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 16
 
 
 class Pipeline:
@@ -124,14 +125,22 @@ class Pipeline:
                 recipes = await self.stages.pool.resolve(pinned.files[0], index, recipes)
         return recipes, index
 
+    def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
+        """Return the slots to grant."""
+        return min(max(spec.prefetch_batches or slots_for(size_bytes), _LEAST_SLOTS), self._options.slots_max)
+
     async def _arena(self, undo: AsyncExitStack, number: int, spec: OpenSpec, size_bytes: int) -> Arena:
         """Allocate the slots and make them known to the workers, which map them while the first shard arrives."""
-        slots = min(max(spec.prefetch_batches, _LEAST_SLOTS), self._options.slots_max)
-        arena = await Arena.create(slots, size_bytes, self._budget)
+        arena = await Arena.create(self._slot_count(spec, size_bytes), size_bytes, self._budget)
         undo.callback(arena.close)
         self.stages.pool.attach(number, arena.fd, arena.size_bytes)
         undo.callback(self.stages.pool.detach, number)
         return arena
+
+
+def slots_for(size_bytes: int) -> int:
+    """Return the slots for batches of this size: small ones get more, so that one message carries several leases."""
+    return min(max(_AUTO_BYTES // size_bytes, _AUTO_LEAST), _AUTO_MOST)
 
 
 def _specs(spec: OpenSpec, recipes: tuple[FieldRecipe, ...]) -> tuple[TensorSpec, ...]:

@@ -123,7 +123,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         seed=request.seed,
         sharding=_texts("sharding", [request.sharding or "key"], 1, 64)[0],
         epoch=_bounded("epoch", request.epoch, 0, _INT64_MAX),
-        prefetch_batches=_bounded("prefetch_batches", request.prefetch_batches or 1, 1, limits.prefetch_batches_max),
+        prefetch_batches=_bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),
         consumer_count=consumer_count,
         consumer_index=_bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
         expect_fingerprint=request.expect_fingerprint,

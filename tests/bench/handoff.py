@@ -30,10 +30,9 @@ def _arms(name: str, shape: dict[str, Any]) -> list[Arm]:
     python = Path(sys.executable)
     torch_settings = {**shape, "workers": WORKERS, "prefetch_factor": _TORCH_PREFETCH}
     module = "tests.bench.arms.handoff_torch"
-    slots = WORKERS * _TORCH_PREFETCH
     return [
         Arm(f"torch DataLoader, {name}", module, python, {}, {**torch_settings, "fresh": True}),
-        Arm(f"feedd lease, {name}", "tests.bench.arms.handoff_feedd", python, {}, {**shape, "slots": slots}),
+        Arm(f"feedd lease, {name}", "tests.bench.arms.handoff_feedd", python, {}, shape),
         Arm(f"(torch, no copy at all, {name})", module, python, {}, {**torch_settings, "fresh": False}),
     ]
 
@@ -66,7 +65,7 @@ def run(plan: Plan) -> Result:
             f"torch: {WORKERS} workers, prefetch_factor {_TORCH_PREFETCH}; each batch is a tensor of the worker's own"
             " memory, which torch copies into a new shared segment."
         ),
-        f"feedd: serve room and trainer in processes of their own, {WORKERS * _TORCH_PREFETCH} slots.",
+        "feedd: serve room and trainer in processes of their own; as many slots as the daemon chooses: 4 and 16.",
         (
             "In brackets: torch with one tensor that lies in shared memory already and is never written again. Nothing"
             " is copied, and no real loader can do so: the cost of torch's queue alone."

@@ -98,8 +98,8 @@ class Plan:
         ]
 
     def feedd_arm(self, name: str = "feedd", module: str = "epoch_feedd", **settings: Any) -> Arm:
-        """Feedd reading the pictures, with as many batches ahead as the peers' workers have together."""
-        shared = {**PICTURES, "sample_count": self.data.shape.sample_count, "prefetch": WORKERS * PREFETCH_FACTOR}
+        """Feedd reading the pictures, with as many batches ahead as the daemon chooses (4 of this size)."""
+        shared = {**PICTURES, "sample_count": self.data.shape.sample_count, "prefetch": None}
         shared |= {"daemon": "warm", "cache": "cold", **settings}
         return Arm(name, f"tests.bench.arms.{module}", Path(sys.executable), self.server.environment, shared)
 

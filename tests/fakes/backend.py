@@ -223,7 +223,7 @@ class FakeBackend:
             await self.script.open_gate.wait()
         if self.script.open_error is not None:
             raise self.script.open_error
-        slot_count = max(1, min(spec.prefetch_batches, self.script.slot_count_max))
+        slot_count = max(1, min(spec.prefetch_batches or 4, self.script.slot_count_max))
         arena = await Arena.create(slot_count, self.script.slot_bytes, self.script.budget)
         session = FakeSession(spec, self.script, arena)
         self.sessions.append(session)

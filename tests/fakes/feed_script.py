@@ -62,7 +62,7 @@ class FakeSession:
     def __init__(self, script: Script, request: pb.OpenRequest, number: int) -> None:
         self.id = f"session-{number}"
         self.request = request
-        self.slot_count = max(1, min(script.slot_count, request.prefetch_batches))
+        self.slot_count = max(1, min(script.slot_count, request.prefetch_batches or 4))
         self.token = os.urandom(16)
         self.fd = os.memfd_create("fake-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, self.slot_count * script.slot_bytes)

@@ -13,13 +13,13 @@ from typing import Any
 from feedd_client import FeedDataset
 from tests.bench.procs import tree_cpu_s
 
+_WARM_UP_BATCHES = 32  # twice the most slots a daemon chooses by itself
+
 
 def _measure(settings: dict[str, Any], address: str) -> dict[str, float]:
-    dataset = FeedDataset(
-        "s3://bench/ready", batch_size=settings["shape"][0], address=address, prefetch=settings["slots"]
-    )
+    dataset = FeedDataset("s3://bench/ready", batch_size=settings["shape"][0], address=address)
     batches = iter(dataset)
-    for _ in range(2 * settings["slots"]):
+    for _ in range(_WARM_UP_BATCHES):
         int(next(batches)["data"].long().sum())  # every page of every slot is mapped from here on
     count = total = 0
     cpu_s, begin_s = tree_cpu_s(), time.perf_counter()

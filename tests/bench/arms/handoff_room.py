@@ -16,6 +16,7 @@ from feedd.clock import SystemClock
 from feedd.flow.arena import Arena
 from feedd.observe.logs import configure_logging
 from feedd.observe.recorder import PrometheusRecorder
+from feedd.pipeline.opening import slots_for
 from feedd.serve.options import ServeOptions
 from feedd.serve.server import FeedServer
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
@@ -66,8 +67,8 @@ class ReadyBackend:
     slot_bytes: int
 
     async def open(self, spec: OpenSpec) -> ReadySession:
-        """Allocate an arena of as many slots as were asked for."""
-        return ReadySession(self.spec, spec.batch_size, await Arena.create(spec.prefetch_batches, self.slot_bytes))
+        """Allocate an arena of as many slots as the daemon chooses."""
+        return ReadySession(self.spec, spec.batch_size, await Arena.create(slots_for(self.slot_bytes), self.slot_bytes))
 
 
 async def _serve(socket: str, shape: list[int], dtype: str) -> None:
