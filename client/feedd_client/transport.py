@@ -140,11 +140,7 @@ class Endpoint:
         try:
             return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
         except grpc.RpcError as error:
-            failed = translate(error, self.address)
-            if isinstance(failed, DaemonUnreachable) and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                failed.message = f"expected the dataset to open within {timeout_s:.1f} s, got no answer"
-                failed.hint = "the first shard may take longer: raise open_timeout_s; else see the daemon's log"
-            raise failed from error
+            raise translate(error, self.address) from error
 
     def close_session(self, session_id: str, timeout_s: float) -> None:
         """Call Feed.Close; the daemon notices a session's end without it too, so failures are of no interest."""
@@ -174,7 +170,10 @@ def translate(error: grpc.RpcError, address: Address) -> FeedError:
         return _BY_STATUS[code](details.lower(), object=address.text, stage="daemon")
     if code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and "exception" in details.lower():
         return DaemonError(details, object=address.text, hint="see the daemon's log", stage="daemon")
-    # what is left is a connection that ended, however gRPC names it: unavailable, cancelled, stream removed, deadline
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        hint = "a first shard may take longer: raise open_timeout_s; else see the daemon's log"
+        return DaemonUnreachable("expected the daemon to answer in time, got nothing", object=address.text, hint=hint)
+    # what is left is a connection that ended, however gRPC names it: unavailable, cancelled, stream removed
     return unreachable(address, f"{code.name.lower()}: {details}")
 
 
