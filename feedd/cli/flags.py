@@ -6,12 +6,15 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feedd.config import Effective, find_file, load
 from feedd.config.types import UNIX_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PANEL = "Configuration: flag, else FEEDD_… variable, else TOML file, else default"
 
@@ -63,14 +66,17 @@ class Flags:
     log_level: str | None = None
     set: list[str] | None = None
 
-    def load(self) -> Effective:
+    def load(self, unsaid: Mapping[str, tuple[object, str]] | None = None) -> Effective:
         """Merge with environment and file.
+
+        Args:
+            unsaid: values, each with its origin, of options nobody has set.
 
         Raises:
             ConfigProblems: with every problem.
         """
         env = dict(os.environ)
-        return load(self._given(), env, find_file(self.config, env))
+        return load({**self._given(), **(unsaid or {})}, env, find_file(self.config, env))
 
     def _given(self) -> dict[str, tuple[object, str]]:
         given: dict[str, tuple[object, str]] = {}

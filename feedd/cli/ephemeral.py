@@ -1,0 +1,65 @@
+"""What a daemon started for one process tree does where nobody said otherwise: no status port, a cache of its own.
+
+Such daemons run as any user and any number at a time, so neither the one default port nor the one default directory,
+which needs an administrator, is theirs. The cache goes with the daemon; what a killed one left, the next removes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feedd.cache.lock import DirectoryLock
+from feedd.config.loading import DEFAULT_ORIGIN
+from feedd.errors import CacheUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.cli.flags import Flags
+    from feedd.config import Effective
+
+ORIGIN = "process tree"
+_YOUNG_S = 60.0  # between making a directory and locking it
+
+
+@contextmanager
+def of_its_own(flags: Flags) -> Iterator[Effective]:
+    """Yield the configuration of a daemon for one process tree; its cache directory is gone afterwards.
+
+    Raises:
+        ConfigProblems: with every problem.
+    """
+    origins = flags.load().origins
+    unsaid: dict[str, tuple[object, str]] = {}
+    if origins["status"] == DEFAULT_ORIGIN:
+        unsaid["status"] = ("off", ORIGIN)
+    if origins["cache.dir"] != DEFAULT_ORIGIN:
+        yield flags.load(unsaid)
+        return
+    sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_prefix(), ignore_cleanup_errors=True) as home:
+        unsaid["cache.dir"] = (home, ORIGIN)
+        yield flags.load(unsaid)
+
+
+def sweep(parent: Path) -> None:
+    """Remove this user's cache directories whose daemon was killed."""
+    for path in parent.glob(f"{_prefix()}*"):
+        try:
+            stat = path.lstat()
+            if stat.st_uid != os.geteuid() or time.time() - stat.st_mtime < _YOUNG_S:
+                continue
+            with DirectoryLock(path):
+                shutil.rmtree(path, ignore_errors=True)
+        except (OSError, CacheUnavailable):  # gone meanwhile, or in use
+            continue
+
+
+def _prefix() -> str:
+    return f"feedd-cache-{os.geteuid()}-"

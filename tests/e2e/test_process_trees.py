@@ -1,0 +1,76 @@
+"""Daemons started for process trees: any user, several at a time, no configuration, nothing left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cache.lock import DirectoryLock
+from feedd.cli.ephemeral import sweep
+from tests.e2e.shards import numbered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+_TRAINER = """
+import sys
+from feedd_client import FeedDataset
+for batch in FeedDataset(sys.argv[1], batch_size=4, fields={"cls": "int"}):
+    print("got", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def _caches(folder: Path) -> list[Path]:
+    return list(folder.glob("feedd-cache-*"))
+
+
+def test_two_trees_at_once(short_dir: Path) -> None:
+    """Two unrelated trainers without any daemon or setting each get one; both caches are gone with them."""
+    (short_dir / "data").mkdir()
+    (short_dir / "data" / "0.tar").write_bytes(numbered(0, 8))
+    env = os.environ | {"TMPDIR": str(short_dir), "FEEDD_CACHE__FREE_RESERVE": "1MiB"}
+    env.pop("XDG_RUNTIME_DIR", None)
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _TRAINER, f"file://{short_dir}/data/"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+        )
+        for _ in range(2)
+    ]
+    try:
+        firsts = [trainer.stdout.readline() if trainer.stdout else b"" for trainer in trainers]
+        assert len(_caches(short_dir)) == 2
+    finally:
+        told = [trainer.communicate(timeout=30) for trainer in trainers]
+    assert firsts == [b"got\n"] * 2, told
+    assert [trainer.returncode for trainer in trainers] == [0, 0], told
+    deadline_s = time.monotonic() + 20
+    while _caches(short_dir):
+        assert time.monotonic() < deadline_s, "a cache outlived its process tree"
+        time.sleep(0.05)
+
+
+def test_what_a_killed_one_left_is_swept(short_dir: Path) -> None:
+    """The next start removes a cache nobody owns; one in use, one just made and other people's files stay."""
+    names = ("left", "used", "young")
+    homes = {name: short_dir / f"feedd-cache-{os.geteuid()}-{name}" for name in names}
+    other = short_dir / "feedd-cache-of-somebody"
+    for home in (*homes.values(), other):
+        (home / "v1").mkdir(parents=True)
+        (home / "v1" / "block").write_bytes(b"x")
+    with DirectoryLock(homes["used"]):
+        for home in (homes["left"], homes["used"], other):
+            os.utime(home, (1, 1))
+        sweep(short_dir)
+    assert [home.exists() for home in (*homes.values(), other)] == [False, True, True, True]
