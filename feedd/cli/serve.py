@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feedd.cli.ephemeral import of_its_own
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -20,6 +22,9 @@ from feedd.cli.flags import (
     WorkersFlag,
 )
 from feedd.observe.logs import configure_logging
+
+if TYPE_CHECKING:
+    from feedd.config import Effective
 
 
 def serve(
@@ -36,7 +41,12 @@ def serve(
 ) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once."""
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
-    effective = flags.load()
+    with of_its_own(flags) if ephemeral else nullcontext(flags.load()) as effective:
+        code = _run(effective, ephemeral=ephemeral)
+    raise typer.Exit(code)
+
+
+def _run(effective: Effective, *, ephemeral: bool) -> int:
     configure_logging(effective.config.log.format, effective.config.log.level)
     # The stages take most of a second to import: a wrong configuration is told before.
     import uvloop  # noqa: PLC0415 - see above
@@ -44,8 +54,7 @@ def serve(
     from feedd import daemon  # noqa: PLC0415 - see above
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(daemon.run(effective, ephemeral=ephemeral))
-    raise typer.Exit(code)
+        return runner.run(daemon.run(effective, ephemeral=ephemeral))
 
 
 def register(app: typer.Typer) -> None:
