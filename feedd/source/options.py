@@ -9,6 +9,7 @@ from typing import Literal
 from feedd.units import MIB
 
 AddressingStyle = Literal["auto", "path", "virtual"]
+Transport = Literal["auto", "direct", "aiobotocore"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,13 @@ class SourceOptions:
         listing_deadline_s: longest wait for one page of a listing.
         heads_in_flight: HEAD requests at one time, for manifests.
         file_threads: threads that read local files.
+        transport: who receives objects from S3. ``direct``: our own HTTP reader, straight into the target;
+            ``aiobotocore``: the SDK; ``auto``: ours, the SDK behind a proxy. What only the SDK can address it reads.
         s3: access by bucket; ``*`` for those not named.
     """
 
     part_size_bytes: int = 8 * MIB
-    parts_in_flight: int = 32
+    parts_in_flight: int = 16
     bytes_in_flight: int = 256 * MIB
     attempts_max: int = 8
     connect_timeout_s: float = 5.0
@@ -64,6 +67,7 @@ class SourceOptions:
     listing_deadline_s: float = 60.0
     heads_in_flight: int = 64
     file_threads: int = 8
+    transport: Transport = "auto"
     s3: Mapping[str, S3Options] = field(default_factory=dict)
 
     def for_bucket(self, bucket: str) -> S3Options:
