@@ -51,14 +51,23 @@ class SingleFlight(Generic[K, V]):
         return len(self._all)
 
     def join(self, key: K, work: Callable[[], Awaitable[V]]) -> Flight[K, V]:
-        """Take an interest in the run for ``key``, started now if there is none. Balanced by one ``leave``."""
+        """Take an interest in the run for ``key``, started now if there is none. Balanced by one ``leave``.
+
+        Raises:
+            Draining: the owner's group takes no new tasks.
+        """
         flight = self._flights.get(key)
         if flight is None:
             flight = Flight(key)
+            run = self._run(flight, work)
+            try:
+                flight.task = self._group.create_task(run)
+            except RuntimeError as error:  # the group is on its way out: a flight without a task would never land
+                run.close()
+                raise Draining("expected an owner that stays, got one that is closing", stage="flow") from error
+            flight.task.add_done_callback(lambda task: self._finish(flight, task))
             self._flights[key] = flight
             self._all.add(flight)
-            flight.task = self._group.create_task(self._run(flight, work))
-            flight.task.add_done_callback(lambda task: self._finish(flight, task))
         flight.interest += 1
         return flight
 

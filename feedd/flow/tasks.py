@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import AsyncIterator, Coroutine, Iterable
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
@@ -15,25 +16,46 @@ _U = TypeVar("_U")
 async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
     """Run all calls at once; return their results in order.
 
-    The first failure cancels the others and is raised as it is, not wrapped in a group.
+    The first failure cancels the others and is raised as it is, with its own cause, not wrapped in a group. When the
+    caller is cancelled, that is what it gets, whatever the calls make of being cancelled.
     """
-    tasks: list[asyncio.Task[_T]] = []
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as failures:
-        raise first_of(failures) from failures
+    async with _unwrapped() as group:
+        tasks = [group.create_task(call) for call in calls]
+        if tasks:
+            await asyncio.wait(tasks)
     return [task.result() for task in tasks]
 
 
 async def both(one: Coroutine[object, object, _T], other: Coroutine[object, object, _U]) -> tuple[_T, _U]:
     """Run two calls of different kinds at once, as ``run_all`` does."""
+    async with _unwrapped() as group:
+        first, second = group.create_task(one), group.create_task(other)
+        await asyncio.wait((first, second))
+    return first.result(), second.result()
+
+
+@asynccontextmanager
+async def _unwrapped() -> AsyncIterator[asyncio.TaskGroup]:
+    """Run the body in a task group that raises its first failure instead of a group of failures.
+
+    The body waits for its tasks: a failure while the group itself waits leaves the caller marked as cancelled.
+    """
+    me = asyncio.current_task()
+    assert me is not None
+    cancels_before = me.cancelling()
+    failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
-            first, second = group.create_task(one), group.create_task(other)
+            yield group
     except BaseExceptionGroup as failures:
-        raise first_of(failures) from failures
-    return first.result(), second.result()
+        failure = first_of(failures)
+    if failure is not None:
+        try:
+            if me.cancelling() > cancels_before:  # a task group with failures of its own forgets that we were cancelled
+                raise asyncio.CancelledError from failure
+            raise failure
+        finally:
+            del failure  # or its traceback, which holds this frame, would wait for the garbage collector
 
 
 def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -138,3 +138,15 @@ async def test_cancel_all_is_an_error_for_those_who_wait() -> None:
             await waiting
         await flights.cancel_all()
         assert len(flights) == 0
+
+
+async def test_a_group_that_is_over_starts_nothing() -> None:
+    """Whoever comes after the owner's group has ended is told so at once, the second as the first."""
+    work = Work()
+    async with asyncio.TaskGroup() as group:
+        flights: SingleFlight[str, int] = SingleFlight(group)
+    for _ in range(2):
+        with pytest.raises(Draining, match="closing"):
+            await asyncio.wait_for(flights.do("key", work), 5)
+    await asyncio.wait_for(flights.cancel_all(), 5)
+    assert (len(flights), work.runs) == (0, 0)

@@ -1,0 +1,67 @@
+"""Calls side by side: results in order, the first failure as it was raised, and cancellation that stays one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from feedd.errors import StoreUnavailable
+from feedd.flow.tasks import both, run_all
+
+
+async def _give(value: int) -> int:
+    await asyncio.sleep(0)
+    return value
+
+
+async def _fail() -> int:
+    raise StoreUnavailable("expected bytes, got none") from OSError("reset by peer")
+
+
+async def _stubborn(ended: list[str]) -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append("stubborn")
+        raise ValueError("a clean-up that fails")
+
+
+async def test_results_come_in_order() -> None:
+    """Results stand where their calls stood."""
+    assert await run_all(_give(n) for n in range(5)) == [0, 1, 2, 3, 4]
+    assert await run_all([]) == []
+    assert await both(_give(1), _give(2)) == (1, 2)
+
+
+async def test_the_first_failure_comes_out_as_it_was_raised() -> None:
+    """The error keeps its own cause, and the other calls have ended before it is seen."""
+    for calls in (lambda ended: run_all([_stubborn(ended), _fail()]), lambda ended: both(_stubborn(ended), _fail())):
+        ended: list[str] = []
+        with pytest.raises(StoreUnavailable, match="expected bytes") as caught:
+            await calls(ended)
+        assert isinstance(caught.value.__cause__, OSError)
+        assert ended == ["stubborn"]
+        me = asyncio.current_task()
+        assert me is not None
+        assert me.cancelling() == 0
+
+
+async def test_cancellation_is_not_turned_into_an_error() -> None:
+    """A caller that is cancelled ends cancelled, though a call fails while it is being cancelled."""
+    for start in (lambda ended: run_all([_stubborn(ended)]), lambda ended: both(_stubborn(ended), _give(1))):
+        ended: list[str] = []
+        task = asyncio.ensure_future(start(ended))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        assert ended == ["stubborn"]
+
+
+async def test_a_deadline_around_failing_calls_is_a_timeout() -> None:
+    """A deadline that passes is told as such, whatever the calls raise when it cancels them."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await run_all([_stubborn([])])
