@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
 from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from feedd_client.errors import RanksDisagree
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 LOOKAHEAD_MAX: Final = 2
+AT_END: Final = -1
+# what travels: the rows of a batch plus one, so that a batch without rows is not taken for the end
+_OVER: Final = 0
+_LEFT: Final = -1
 
 
 def process_group_ready() -> bool:
@@ -27,8 +34,12 @@ class Agreement:
     """A gloo group of all ranks, made on first use; every rank must make the same calls in the same order."""
 
     def __init__(self, timeout_s: float) -> None:
-        """``timeout_s`` is how long a rank waits for the others (one of them may be waiting for its daemon)."""
-        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        """Make the group; a rank waits for the others as long as torch.distributed would, but at least ``timeout_s``.
+
+        One of them may be waiting for its daemon, or be the one that evaluates and saves.
+        """
+        limit = max(timedelta(seconds=timeout_s), default_pg_timeout)
+        self._group: Any = dist.new_group(backend="gloo", timeout=limit)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
 
@@ -36,7 +47,8 @@ class Agreement:
         """Return every rank's ``values``, by rank."""
         mine = torch.tensor(values, dtype=torch.int64)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyone, mine, group=self._group)
+        with answers():
+            dist.all_gather(everyone, mine, group=self._group)
         return [theirs.tolist() for theirs in everyone]
 
     def compare(self, facts: Mapping[str, int], spread: Mapping[str, int]) -> dict[str, int]:
@@ -60,17 +72,42 @@ class Agreement:
     def least(self, values: list[int]) -> tuple[torch.Tensor, Any]:
         """Start finding the least of each value over all ranks; the tensor holds it once the work was waited for."""
         mine = torch.tensor(values, dtype=torch.int64)
-        return mine, dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group, async_op=True)
+        with answers():
+            return mine, dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group, async_op=True)
+
+
+@contextlib.contextmanager
+def answers() -> Iterator[None]:
+    """Translate what gloo says of a rank that does not answer.
+
+    Raises:
+        RanksDisagree: it ended, or did not come in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise RanksDisagree(
+            f"expected all ranks to answer, got {str(error).splitlines()[0] if str(error) else type(error).__name__}",
+            hint="another rank ended: see its error. Every rank must iterate; for one that reads by itself pass"
+            " topology=Topology()",
+        ) from error
 
 
 class Join:
-    """Settles for each step, ``lookahead`` steps ahead, whether every rank has it: all ranks end together."""
+    """Settles for each step, ``lookahead`` steps ahead, whether every rank has it: all ranks end together.
+
+    Every rank posts equally often in a pass, however it ends: what one rank posts and another does not would be
+    answered by the other's next pass. Used by one thread; ``leave`` by any.
+    """
 
     def __init__(self, agreement: Agreement, lookahead: int) -> None:
         self.lookahead = lookahead
         self._agreement = agreement
         self._posted: deque[tuple[int, torch.Tensor, Any]] = deque()
         self._step = 0
+        self._posted_count = 0
+        self._left = False
+        self._guard = threading.Lock()
 
     @property
     def to_post(self) -> int:
@@ -78,31 +115,59 @@ class Join:
         return self.lookahead + 1 - len(self._posted)
 
     def post(self, rows: int) -> None:
-        """Say how many rows this rank has at the next step not yet posted; 0 where its epoch is over."""
+        """Say how many rows this rank has at the next step not yet posted; ``AT_END`` where its epoch is over.
+
+        Raises:
+            RanksDisagree: this rank has left the pass.
+        """
         step = self._step + len(self._posted)
-        tensor, work = self._agreement.least([rows, step, -step])
+        with self._guard:
+            if self._left:
+                raise RanksDisagree("expected a pass that goes on, got one this rank has left")
+            self._posted_count += 1
+            tensor, work = self._agreement.least([_OVER if rows == AT_END else rows + 1, step, -step])
         self._posted.append((step, tensor, work))
 
     def settle(self) -> int:
-        """Return the rows every rank has at the next step; 0: stop.
+        """Return the rows every rank has at the next step; ``AT_END``: stop.
 
         Raises:
-            RanksDisagree: another rank is at another step.
+            RanksDisagree: another rank is at another step, or has left the pass.
         """
         step, tensor, work = self._posted.popleft()
-        work.wait()
-        rows, least_step, most_step = tensor.tolist()
+        with answers():
+            work.wait()
+        said, least_step, most_step = tensor.tolist()
         self._step += 1
         if least_step != step or most_step != -step:
             raise RanksDisagree(
                 f"expected all ranks at step {step}, got ranks from {least_step} to {-most_step}",
                 hint="every rank must ask for the same number of batches; break out on all ranks or on none",
             )
-        if rows == 0:
-            for _, _, later in self._posted:  # every rank posted these too
-                later.wait()
+        if said == _LEFT:
+            raise RanksDisagree(
+                f"expected all ranks to go on after {step} steps, got one that has left this pass",
+                hint="see that rank's error; break out on all ranks or on none",
+            )
+        if said == _OVER:
+            with answers():
+                for _, _, later in self._posted:  # every rank posted these too
+                    later.wait()
             self._posted.clear()
-        return int(rows)
+        return int(said) - 1
+
+    def leave(self, step_count: int) -> None:
+        """Leave the pass early; idempotent, waits for nobody.
+
+        Args:
+            step_count: most steps any rank may have settled by now, the same on all ranks that break together.
+        """
+        with self._guard, contextlib.suppress(RanksDisagree, ValueError):  # the group may be destroyed already
+            self._left = True
+            while self._posted_count < step_count + self.lookahead + 1:
+                step = self._posted_count
+                self._posted_count += 1
+                self._agreement.least([_LEFT, step, -step])
 
 
 def digest(*parts: object) -> int:

@@ -222,12 +222,14 @@ class FeedDataset(IterableDataset[Any]):
                 plan = ranks.agree(plan, feeder, start, consumer.topology, uneven)
         except BaseException:
             feeder.interrupt()
-            feeder.close(None)
+            runtime.give_back(feeder.close(None))
             raise
         assert feeder.session is not None
         self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer)
         self._resume, self._position = None, start
-        self._known_steps = self._known_steps if feeder.known_steps is None else feeder.known_steps
+        if feeder.known_steps is not None:
+            limit = plan.step_limit
+            self._known_steps = feeder.known_steps if limit is None else start.step + limit
         hooks = PassHooks(
             commit=self.commit,
             finish=lambda epoch, steps: self.finish_epoch(epoch, steps, worker_id),

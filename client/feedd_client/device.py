@@ -21,7 +21,7 @@ import torch
 from feedd_client import lifetime
 from feedd_client.copier import Copier, tensors_of
 from feedd_client.dataset import FeedDataset
-from feedd_client.errors import BadOptionError
+from feedd_client.errors import BadOptionError, FeedError
 from feedd_client.iterator import FeedIterator
 from feedd_client.normalize import Normalize
 from feedd_client.session import Position
@@ -162,10 +162,8 @@ class DeviceLoader:
         source = self._source
         # Opened here: ranks that must agree do so in the trainer's thread, where its other collectives run.
         batches = source.start_pass(copy=False) if isinstance(source, FeedDataset) else iter(source)
-        if isinstance(batches, FeedIterator):
-            batches.auto_commit = False
-            if batches.mapping is not None:
-                kept[2].register(batches.mapping)
+        if isinstance(batches, FeedIterator) and batches.mapping is not None:
+            kept[2].register(batches.mapping)
         return DevicePass(self, CopyLane(source, batches, kept[2], self._depth), device)
 
 
@@ -191,6 +189,8 @@ class CopyLane:
 
     def __init__(self, source: object, batches: Iterator[Any], copier: BatchCopier, depth: int) -> None:
         self.batches = batches
+        if isinstance(batches, FeedIterator):
+            batches.auto_commit, batches.ahead = False, depth
         self.staged: queue.SimpleQueue[_Staged] = queue.SimpleQueue()
         self._source = source
         self._copier = copier
@@ -200,8 +200,10 @@ class CopyLane:
         self._thread = threading.Thread(target=self._run, name="feedd-device-copy", daemon=True)
         self._thread.start()
 
-    def taken(self) -> None:
-        """Let the thread copy one more."""
+    def taken(self, position: object) -> None:
+        """Take note that the trainer took what is before ``position``, and let the thread copy one more."""
+        if isinstance(self.batches, FeedIterator) and isinstance(position, Position):
+            self.batches.took(position)
         self._places.release()
 
     def stop(self) -> None:
@@ -256,6 +258,8 @@ class DevicePass(Iterator[Any]):
         lane = self._lane
         if lane is None:
             raise StopIteration
+        if self._pid != os.getpid():
+            raise FeedError("expected the process that began this pass, got a fork of it", hint="call iter() again")
         began_s = time.perf_counter()
         staged = lane.staged.get()
         wait_s = time.perf_counter() - began_s
@@ -265,7 +269,7 @@ class DevicePass(Iterator[Any]):
                 raise staged.error
             self._loader.finished(lane.batches)
             raise StopIteration
-        lane.taken()
+        lane.taken(staged.position)
         # now, not at construction: the trainer may have switched streams
         stream = torch.cuda.current_stream(self._device)
         if staged.ready is not None:

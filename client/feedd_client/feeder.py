@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.agreement import AT_END
 from feedd_client.errors import (
     DaemonUnreachable,
     DatasetChanged,
@@ -198,8 +199,8 @@ class Feeder:
         return len(ready)
 
     def rows_ahead(self, index: int) -> int:
-        """Return the rows of the ``index``-th batch from here, 0 where the epoch ends before it."""
-        return self._ready[index].message.rows if self.fill(index + 1) > index else 0
+        """Return the rows of the ``index``-th batch from here, ``AT_END`` where the epoch ends before it."""
+        return self._ready[index].message.rows if self.fill(index + 1) > index else AT_END
 
     def take(self) -> Lease | None:
         """Return the next batch, or None at the end of the epoch. The caller gives it back."""
@@ -307,7 +308,7 @@ class Feeder:
         left_s = self._lost_at_s + patience_s - now_s
         if left_s <= 0 or (self._fruitless_count >= _FRUITLESS_MAX and not isinstance(cause, Draining)):
             raise cause
-        if self._fruitless_count and self._stop.wait(_BACKOFF_FIRST_S * 2**self._fruitless_count):
+        if self._fruitless_count and self._stop.wait(min(_BACKOFF_FIRST_S * 2**self._fruitless_count, _BACKOFF_MAX_S)):
             raise cause
         self._fruitless_count += 1
         stream.cancel()

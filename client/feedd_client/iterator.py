@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from feedd_client import lifetime
+from feedd_client.agreement import AT_END
 from feedd_client.batch import split_rows
 from feedd_client.errors import FeedError
 from feedd_client.session import Position
@@ -68,12 +69,14 @@ class FeedIterator(Iterator[Item], Generic[Item]):
     Attributes:
         auto_commit: report positions as items are handed out. A prefetching wrapper sets it to False and
             reports ``position`` itself when the trainer takes the item.
+        ahead: most items a prefetching wrapper may hold that the trainer has not taken.
         position: first thing not handed out yet.
         end: (epoch, steps of the rank) once the epoch is over.
     """
 
     def __init__(self, feeder: Feeder, plan: PassPlan, hooks: PassHooks, stats: LoaderStats) -> None:
         self.auto_commit = True
+        self.ahead = 0
         self.position = Position()
         self.end: tuple[int, int] | None = None
         self._pid = os.getpid()
@@ -84,6 +87,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._began_s = time.perf_counter()
         self._lease: Lease | None = None
         self._taken_steps = 0
+        self._trainer_steps: int | None = None
+        self._first_step = feeder.next_step
         self._closed = False
         lifetime.passes.add(self)
 
@@ -96,8 +101,13 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         session = self._feeder.session
         return None if session is None else session.mapping
 
+    def took(self, position: Position) -> None:
+        """Take note, from a prefetching wrapper, that the trainer took everything before ``position``."""
+        self._trainer_steps = position.step - self._first_step + (position.row > 0)
+
     def interrupt(self) -> None:
-        """Make a blocked ``next`` in another thread raise."""
+        """Make a blocked ``next`` in another thread raise; the pass is over."""
+        self._leave()
         self._feeder.interrupt()
 
     def close(self) -> None:
@@ -108,6 +118,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         if self._pid != os.getpid():
             inherited.append(self._feeder)
             return
+        if self.end is None:
+            self._leave()
         lease, self._lease = self._lease, None
         self._hooks.retire(self._feeder.close(lease))
 
@@ -124,7 +136,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._give_back_previous()
         try:
             rows = self._agreed_rows()
-            lease = self._feeder.take() if rows != 0 else None
+            lease = self._feeder.take() if rows != AT_END else None
             if lease is None:
                 self._end()
                 return None
@@ -150,15 +162,22 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         return batch, message.rows if rows is None else min(rows, message.rows)
 
     def _agreed_rows(self) -> int | None:
-        """Return the rows every rank has at this step, 0 to stop, None where nobody asks."""
+        """Return the rows every rank has at this step, ``AT_END`` to stop, None where nobody asks."""
         limit, join = self._plan.step_limit, self._plan.join
         if limit is not None and self._taken_steps >= limit:
-            return 0
+            return AT_END
         if join is None:
             return None
         for _ in range(join.to_post):
             join.post(self._feeder.rows_ahead(join.lookahead + 1 - join.to_post))
         return join.settle()
+
+    def _leave(self) -> None:
+        """Tell the other ranks that this one will not go on."""
+        join = self._plan.join
+        if join is not None:
+            steps = self._trainer_steps if self.ahead else self._taken_steps
+            join.leave((steps or 0) + self.ahead)
 
     def _give_back_previous(self) -> None:
         lease = self._lease
@@ -178,7 +197,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
                 left_count,
             )
         ended = self._feeder.ended
-        self.end = (epoch, self._feeder.next_step if ended is None else ended.steps)
+        common = self._plan.join is not None or self._plan.step_limit is not None
+        self.end = (epoch, self._feeder.next_step if common or ended is None else ended.steps)
         self.close()
         if self.auto_commit:
             self._hooks.finish(*self.end)

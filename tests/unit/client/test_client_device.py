@@ -101,7 +101,7 @@ def test_the_copy_thread_keeps_its_depth_and_copies_before_it_asks_again(bench: 
         check_rich(staged.batch, list(range(step * 4, step * 4 + 4)))
         assert staged.position.step == step + 1
         assert dataset.state_dict()["step"] == 0  # staged is not taken
-        lane.taken()
+        lane.taken(staged.position)
     assert lane.staged.get(timeout=10).over
     lane.stop()
     assert copier.threads == {"feedd-device-copy"}
