@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -66,6 +67,7 @@ class DiskCache:
         self._lock = DirectoryLock(options.directory)
         self._group = asyncio.TaskGroup()
         self._open = False
+        self._doubted_s = -math.inf
 
     def __repr__(self) -> str:
         return f"DiskCache({self._options.directory}, {format_size(self._options.size_bytes)})"
@@ -140,7 +142,11 @@ class DiskCache:
         self._changed()
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop a damaged entry, now or with its last pin; returns at once, the next acquire fetches it again."""
+        """Drop a damaged entry, now or with its last pin; returns at once, the next acquire fetches it again.
+
+        A file that went away seldom goes alone: from now on every file is looked at again before its next use.
+        """
+        self._doubted_s = self._clock.monotonic_s()
         entry = self._index.discard(ref)
         if entry is not None and self._open:
             self._filler.remove((ref,))
@@ -238,7 +244,8 @@ class DiskCache:
     async def _refill_vanished(self, grant: _Grant) -> int:
         """Start or join fetches of entries whose file is not what it was; return how many."""
         now_s = self._clock.monotonic_s()
-        present = [entry for entry in grant.claim.present if entry.seen_s < now_s - _SEEN_FOR_S]
+        trusted_s = max(now_s - _SEEN_FOR_S, self._doubted_s)
+        present = [entry for entry in grant.claim.present if entry.seen_s <= trusted_s]
         if not present:
             return 0
         before = [entry.generation for entry in present]

@@ -11,8 +11,9 @@ from feedd.batch.gather import gather, keys, shard_urls
 from feedd.batch.layout import drop_rows, lay_out, write_tables
 from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
-from feedd.errors import BadSample, ResourceExhausted
+from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
+from feedd.pipeline.failures import Failure, FailureBudget
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.decode.work import BadRow
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows
-    from feedd.values import FieldRecipe, ShardFile, ShardIndex, SlotRef
+    from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
 _OVERSIZE_MAX_BYTES = 2 << 30
@@ -78,8 +79,7 @@ class Assembler:
         self._specs = (*specs, *(KEY_SPECS if options.keys else ()))
         self._arena = arena
         self._options = options
-        self._epoch = -1
-        self._bad_count = 0
+        self._failures = FailureBudget(options.bad_samples_max)
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
@@ -100,6 +100,14 @@ class Assembler:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
         return await self._decode(work, layout, self._options.arena_id, at, self._arena.view(slot))
+
+    def check_failures(self, at: Cursor) -> None:
+        """Make sure that the epoch's steps up to ``at`` are within the failure budget.
+
+        Raises:
+            BadSample: they are not; a step may be found out after later ones were handed on.
+        """
+        self._failures.check(at)
 
     def close(self) -> None:
         """Take the arena from the workers."""
@@ -141,8 +149,8 @@ class Assembler:
         )
         result = await self._stages.pool.decode(DecodeTask(work.files, arena_id, slot_at, fields, rows.seeds))
         write_tables(view, layout, work.texts)
+        self._charge(work, result.bad)
         if result.bad:
-            self._charge(work, result.bad)
             layout = drop_rows(view, layout, [bad.row for bad in result.bad])
         return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, bad_samples=len(result.bad))
 
@@ -162,25 +170,20 @@ class Assembler:
         try:
             self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes)
             ready = await self._decode(work, layout, arena_id, 0, arena.view(slot))
-            return replace(ready, oversize=memoryview(bytes(arena.view(slot)[: layout.size_bytes])))
+            return replace(ready, oversize=arena.view(slot)[: layout.size_bytes])
         finally:
             self._stages.pool.detach(arena_id)
-            arena.close()
+            arena.close()  # what was mapped lives as long as the batch's view of it
 
     def _charge(self, work: _Work, bad: Sequence[BadRow]) -> None:
-        """Hold bad samples against the budget of the epoch."""
-        if work.rows.cursor.epoch != self._epoch:
-            self._epoch, self._bad_count = work.rows.cursor.epoch, 0
-        self._bad_count += len(bad)
+        """Hold a batch's bad samples against the budget of the epoch."""
+        failures = []
         for row in bad:
             number = int(work.rows.shard_no[row.row])
             key = work.indexes[number].key(int(work.rows.ordinal[row.row]))
-            url = work.files[number].ref.url
-            if self._bad_count > self._options.bad_samples_max:
-                raise BadSample(
-                    f"sample {key!r}, field {row.field!r}: {row.reason}",
-                    object=url,
-                    hint=f"repair it, or allow more bad samples than {self._options.bad_samples_max} per epoch",
-                    stage="decode",
-                )
-            _log.warning("bad sample dropped", url=url, key=key, field=row.field, reason=row.reason)
+            failures.append(Failure(work.files[number].ref.url, key, row.field, row.reason))
+        self._failures.charge(work.rows.cursor, failures)
+        for failure in failures:
+            _log.warning(
+                "bad sample dropped", url=failure.url, key=failure.key, field=failure.field, reason=failure.reason
+            )

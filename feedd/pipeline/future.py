@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from feedd.plan.progress import Progress
+from feedd.values import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,31 +19,44 @@ if TYPE_CHECKING:
     from feedd.plan.listing import Listing
     from feedd.plan.reader import Reader
     from feedd.protocols import ShardCache
-    from feedd.values import Cursor, ObjectRef
+    from feedd.values import ObjectRef
 
 _AHEAD_WINDOWS = 2
 _AHEAD_SHARDS = 16
 
 
 class Crowd:
-    """Sessions that read the same epoch of the same assignment: a shard is done when the slowest has left it."""
+    """Who reads what: readers of the same epoch of the same assignment go together, as far as the slowest is."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[object, ...], Progress] = {}
+        self._reader_counts: Counter[tuple[object, ...]] = Counter()
+
+    def come(self, dataset: tuple[object, ...]) -> None:
+        """Take note of a reader of a dataset's assignment, in whatever epoch."""
+        self._reader_counts[dataset] += 1
+
+    def go(self, dataset: tuple[object, ...]) -> bool:
+        """Forget it; True where it was the last one."""
+        self._reader_counts[dataset] -= 1
+        if self._reader_counts[dataset]:
+            return False
+        del self._reader_counts[dataset]
+        return True
 
     def join(self, key: tuple[object, ...], name: str, window: int) -> Progress:
-        """Add a session to its group."""
+        """Add a reader to its group."""
         group = self._groups.setdefault(key, Progress())
         group.join(name, window)
         return group
 
-    def leave(self, key: tuple[object, ...], name: str) -> None:
-        """Remove a session; the last one takes the group with it."""
-        group = self._groups.get(key)
-        if group is not None:
-            group.leave(name)
-            if not group.reader_count:
-                del self._groups[key]
+    def leave(self, key: tuple[object, ...], name: str) -> range:
+        """Remove a reader, the last one with its group; return the windows that everybody has now left."""
+        group = self._groups[key]
+        left = group.leave(name)
+        if not group.reader_count:
+            del self._groups[key]
+        return left
 
 
 class Outlook:
@@ -52,6 +68,9 @@ class Outlook:
         self._reader = reader
         self._cache = cache
         self._crowd = crowd
+        # By what was listed, not by which listing: the same objects listed twice are the same shards in the cache.
+        self._dataset = (listing.digest, reader.assigned.tobytes())
+        crowd.come(self._dataset)
         self._epoch = -1
         self._key: tuple[object, ...] = ()
         self._progress: Progress | None = None
@@ -63,12 +82,17 @@ class Outlook:
         self._leave()
         self._epoch, self._window = at.epoch, at.anchor_window
         # Two sessions belong together when they walk the same shards in the same order.
-        self._key = (id(self._listing), at.epoch, plan.order.tobytes())
+        self._key = (self._listing.digest, at.epoch, plan.order.tobytes())
         self._progress = self._crowd.join(self._key, self._name, at.anchor_window)
         behind = plan.position(at.anchor_window)
         self._cache.note_next_use(self._uses(plan.order[behind:], at.epoch, behind))
         self._cache.note_next_use(self._next_epoch(plan.order[:behind]))
         self._wish(plan, at.anchor_window)
+
+    def skip_to(self, at: Cursor) -> None:
+        """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
+        self._cache.prefetch([], self._name)
+        self.enter(at)
 
     def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
         """Take note that a batch of these windows is being made."""
@@ -80,17 +104,25 @@ class Outlook:
             self._cache.note_next_use(self._next_epoch(plan.shards(window)))
         if last_window > self._window:
             self._window = last_window
-            self._wish(plan, last_window + 1)
+            self._wish(plan, last_window)  # never empty, which would cancel what this very batch is about to wait for
 
     def close(self) -> None:
-        """Withdraw."""
-        self._leave()
+        """Withdraw; what no other reader of the dataset needs has no next use any more."""
         self._cache.prefetch([], self._name)
+        left = self._leave()
+        refs = self._listing.refs
+        if self._crowd.go(self._dataset):
+            self._cache.note_next_use((refs[shard], math.inf) for shard in self._reader.assigned.tolist())
+        elif left:
+            plan = self._reader.epoch_map(Cursor(self._epoch))
+            for window in left:
+                self._cache.note_next_use(self._next_epoch(plan.shards(window)))
 
-    def _leave(self) -> None:
-        if self._progress is not None:
-            self._crowd.leave(self._key, self._name)
-            self._progress = None
+    def _leave(self) -> range:
+        if self._progress is None:
+            return range(0)
+        self._progress = None
+        return self._crowd.leave(self._key, self._name)
 
     def _wish(self, plan: EpochMap, window: int) -> None:
         start = plan.position(window)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from feedd.batch.layout import lay_out, slot_bytes
 from feedd.decode.recipe import check_fields, default_fields, needs_resolve, parse_field, spec_of
-from feedd.errors import BadRequest, ObjectChanged
+from feedd.errors import BadRequest, NotFound, ObjectChanged
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
+from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.shelf import Shelf
 from feedd.plan.reader import Reader, ReaderOptions
@@ -73,16 +74,24 @@ class Pipeline:
                 hint="objects, recipe or topology changed since this run began: start the run anew",
                 stage="plan",
             )
+        try:
+            return await self._open(spec, listing, wanted, mark)
+        except (ObjectChanged, NotFound):
+            self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
+            raise
+
+    async def _open(self, spec: OpenSpec, listing: Listing, wanted: tuple[FieldRecipe, ...], mark: bytes) -> Session:
         assigned = listing.assigned(spec)
+        window = spec.window_shards or self._options.window_shards
         options = ReaderOptions(spec.seed, spec.shuffle, window, spec.batch_size, spec.topology)
         reader = Reader(assigned, options, listing.counts)
         number = next(self._numbers)
+        size = _fixed_bytes(spec, wanted) if assigned.size else 1
         async with AsyncExitStack() as undo:
             outlook = Outlook(f"session-{number}", listing, reader, self.stages.cache, self._crowd)
             undo.callback(outlook.close)
             outlook.enter(Cursor(spec.epoch))
             resolving = self._resolve(spec, listing, reader, wanted)
-            size = _fixed_bytes(spec, wanted) if assigned.size else 1
             if size is not None:  # allocating memory takes as long as fetching a shard: do both at once
                 (recipes, _), arena = await both(resolving, self._arena(undo, number, spec, size))
             else:
@@ -104,25 +113,32 @@ class Pipeline:
     async def _resolve(
         self, spec: OpenSpec, listing: Listing, reader: Reader, wanted: tuple[FieldRecipe, ...]
     ) -> tuple[tuple[FieldRecipe, ...], ShardIndex | None]:
-        """Hold the recipe against the first shard this session reads; with no shard there is nothing to hold."""
-        order = reader.epoch_map(Cursor(spec.epoch)).order
-        if not len(order):
+        """Hold the recipe against the first shard this session reads, or the first that can tell what data must."""
+        order = reader.epoch_map(Cursor(spec.epoch)).order.tolist()
+        told = bool(wanted) and not any(needs_resolve(recipe) for recipe in wanted)
+        if told and not order:
             return wanted, None
-        shard = int(order[0])
-        index = await self.shelf.index(listing, shard)
+        # A node without shards looks at the others': its ranks must know the same fields.
+        for shard in order or range(len(listing.refs)):
+            index = await self.shelf.index(listing, shard)
+            if told or index.sample_count:
+                break
         recipes = wanted or default_fields(index.fields)
         if not recipes:
             raise BadRequest(
-                "expected samples in the first shard, got none",
+                "expected samples in the shards of this node, got none",
                 object=listing.refs[shard].url,
-                hint="name fields= if only this shard is empty",
+                hint="name fields= if that is as it should be",
                 stage="decode",
             )
         if index.sample_count:
             check_fields(recipes, index.fields)
         if any(needs_resolve(recipe) for recipe in recipes):
-            with await self.stages.cache.acquire([listing.refs[shard]]) as pinned:
-                recipes = await self.stages.pool.resolve(pinned.files[0], index, recipes)
+            recipes = await with_pinned(
+                self.stages.cache,
+                [listing.refs[shard]],
+                lambda files: self.stages.pool.resolve(files[0], index, recipes),
+            )
         return recipes, index
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.errors import CacheUnavailable, ObjectChanged
+from feedd.errors import NotFound, ObjectChanged
+from feedd.pipeline.pinned import with_pinned
 from feedd.plan.epoch import NeedCounts
 from feedd.values import Cursor, EpochEnd
 
@@ -41,6 +42,9 @@ class Session:
         self._parts = parts
         self._stages = stages
         self._shelf = shelf
+        self._making_count = 0
+        self._furthest = Cursor(-1)
+        self._ended_epoch = -1
 
     @property
     def info(self) -> SessionInfo:
@@ -67,15 +71,17 @@ class Session:
             NotFound, PermissionDenied, StoreUnavailable: said by the store.
         """
         began_s = self._stages.clock.monotonic_s()
+        self._start(at)
         try:
             rows = await self._rows(at)
             if isinstance(rows, EpochEnd):
-                self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
                 return rows
             batch = await self._decode(rows, slot)
-        except ObjectChanged:
+        except (ObjectChanged, NotFound):
             self._shelf.forget(self._parts.listing)
             raise
+        finally:
+            self._making_count -= 1
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
@@ -85,25 +91,40 @@ class Session:
         self._parts.assembler.close()
         self._parts.arena.close()
 
+    def _start(self, at: Cursor) -> None:
+        """Notice a stream that begins elsewhere than where the session stood: what to read ahead is then another."""
+        furthest = self._furthest
+        if furthest.epoch < 0 and at.anchor_window:
+            self._parts.outlook.skip_to(at)
+        elif at.epoch == furthest.epoch and at.step <= furthest.step and not self._making_count:
+            self._parts.outlook.enter(at)  # within one stream steps only ascend, so this is another
+            self._furthest, self._ended_epoch = at, -1
+        if at.epoch != furthest.epoch or at.step > furthest.step:
+            self._furthest = at
+        self._making_count += 1
+
     async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
         parts = self._parts
         while isinstance(rows := parts.reader.rows(at), NeedCounts):
             await self._shelf.indexes(parts.listing, rows.shards)
-        if not isinstance(rows, EpochEnd):
+        if isinstance(rows, EpochEnd):
+            parts.assembler.check_failures(at)
+            self._count_end(at.epoch)
+        else:
             parts.outlook.advance(at, rows.first_window, rows.last_window)
         return rows
+
+    def _count_end(self, epoch: int) -> None:
+        """Count an epoch once, though every step planned beyond its end finds it over."""
+        if epoch != self._ended_epoch:
+            self._ended_epoch = epoch
+            self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
-        try:
-            with await self._stages.cache.acquire(refs) as pinned:
-                return await parts.assembler.fill(rows, indexes, pinned.files, slot)
-        except CacheUnavailable:
-            # A cache file went away or could not be read under us: what is damaged is fetched once more.
-            for ref in refs:
-                await self._stages.cache.discard(ref)
-        with await self._stages.cache.acquire(refs) as pinned:
-            return await parts.assembler.fill(rows, indexes, pinned.files, slot)
+        return await with_pinned(
+            self._stages.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot)
+        )

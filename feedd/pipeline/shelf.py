@@ -9,6 +9,7 @@ from feedd.decode.formats.registry import format_for
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.pinned import with_pinned
 from feedd.plan.listing import Listing
 
 if TYPE_CHECKING:
@@ -27,24 +28,26 @@ class Shelf:
 
     def __init__(self, stages: Stages, group: asyncio.TaskGroup) -> None:
         self._stages = stages
-        self._listings: dict[tuple[str, ...], Listing] = {}
+        # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
+        self._listings: dict[tuple[tuple[str, ...], bytes], Listing] = {}
         self._listing_flight: SingleFlight[tuple[str, ...], Listing] = SingleFlight(group)
         self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
-        """Return the listing of ``urls``: the held one where it is fresh or ``known`` to the run, else a new one."""
-        held = self._listings.get(urls)
-        if held is not None:
-            age_s = self._stages.clock.monotonic_s() - held.listed_s
-            if age_s < _FRESH_S or known(held):
-                return held
+        """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
+        held = [listing for (named, _), listing in self._listings.items() if named == urls]
+        for listing in reversed(held):
+            if known(listing):
+                return listing
+        if held and self._stages.clock.monotonic_s() - held[-1].listed_s < _FRESH_S:
+            return held[-1]
         return await self._listing_flight.do(urls, lambda: self._list(urls))
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
-        for urls in [urls for urls, held in self._listings.items() if held is listing]:
-            del self._listings[urls]
+        for name in [name for name, held in self._listings.items() if held is listing]:
+            del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
         """Return a shard's sample index, fetching the shard if need be; the listing then knows its count."""
@@ -73,15 +76,19 @@ class Shelf:
     async def _list(self, urls: tuple[str, ...]) -> Listing:
         refs = await self._stages.sources.resolve(urls)
         listing = await asyncio.to_thread(Listing.of, refs, self._stages.clock.monotonic_s())
-        self._listings.pop(urls, None)
-        self._listings[urls] = listing
+        held = self._listings.pop((urls, listing.digest), None)
+        if held is not None:  # nothing changed: what was learned of it stays
+            held.listed_s = listing.listed_s
+            listing = held
+        self._listings[urls, listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        with await self._stages.cache.acquire([ref]) as pinned:
-            index = await self._stages.pool.index(pinned.files[0], format_for(ref.url))
+        index = await with_pinned(
+            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], format_for(ref.url))
+        )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(ref, index, weight)
         return index

@@ -101,6 +101,11 @@ class Reader:
         return self._map
 
     @property
+    def assigned(self) -> NDArray[np.int64]:
+        """The node's shards (dataset indices), ascending."""
+        return self._assigned
+
+    @property
     def assigned_count(self) -> int:
         """Shards of the node."""
         return int(self._assigned.shape[0])

@@ -1,0 +1,90 @@
+"""The failure budget: how many bad samples of an epoch are dropped before one is an error. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.errors import BadSample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.values import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sample that could not be decoded.
+
+    Attributes:
+        url: its shard.
+        key: its key.
+        field: the first field that failed.
+        reason: why.
+    """
+
+    url: str
+    key: str
+    field: str
+    reason: str
+
+
+class FailureBudget:
+    """Bad samples of one epoch by step, so that neither who finishes first nor who is made twice matters.
+
+    A step is beyond the budget where it and the steps before it have more bad samples than are allowed. A step that
+    was handed on before an earlier one turned out bad stays; then the next one asked about is told.
+    """
+
+    def __init__(self, samples_max: int) -> None:
+        self._samples_max = samples_max
+        self._epoch = -1
+        self._steps: dict[int, tuple[int, Failure]] = {}  # count and first failure of each step that has any
+        self._total = 0
+
+    def charge(self, at: Cursor, failures: Sequence[Failure]) -> None:
+        """Take note of a step's bad samples, in the order of their rows; replaces what was known of the step.
+
+        Raises:
+            BadSample: the budget of the epoch is spent; names the first sample beyond it.
+        """
+        self._enter(at.epoch)
+        before, _ = self._steps.pop(at.step, (0, None))
+        self._total -= before
+        if failures:
+            self._steps[at.step] = len(failures), failures[0]
+            self._total += len(failures)
+            spent = sum(count for step, (count, _) in self._steps.items() if step < at.step)
+            if spent <= self._samples_max < spent + len(failures):
+                raise self._beyond(failures[self._samples_max - spent])
+        self.check(at)
+
+    def check(self, at: Cursor) -> None:
+        """Make sure that the steps up to ``at`` are within the budget.
+
+        Raises:
+            BadSample: they are not.
+        """
+        self._enter(at.epoch)
+        if self._total <= self._samples_max:
+            return
+        spent = 0
+        for step in sorted(step for step in self._steps if step <= at.step):
+            count, first = self._steps[step]
+            spent += count
+            if spent > self._samples_max:
+                raise self._beyond(first)
+
+    def _enter(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._total = epoch, 0
+            self._steps.clear()
+
+    def _beyond(self, failure: Failure) -> BadSample:
+        return BadSample(
+            f"sample {failure.key!r}, field {failure.field!r}: {failure.reason}",
+            object=failure.url,
+            hint=f"repair it, or allow more bad samples than {self._samples_max} per epoch",
+            stage="decode",
+        )

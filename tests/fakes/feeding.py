@@ -1,0 +1,170 @@
+"""A whole pipeline over objects in memory: real cache, real workers, real sources around one in-memory bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.cache.disk import DiskCache
+from feedd.cache.options import CacheOptions
+from feedd.clock import SystemClock
+from feedd.decode.pool import DecodePool
+from feedd.decode.work import DecodeOptions
+from feedd.pipeline.opening import Pipeline
+from feedd.pipeline.stages import PipelineOptions, Stages
+from feedd.source.memory import MemoryStore
+from feedd.source.options import SourceOptions
+from feedd.source.sources import Sources
+from feedd.values import BatchReady, Cursor, EpochEnd, OpenSpec, Topology
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.tars import tar_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from pathlib import Path
+
+    from feedd.pipeline.session import Session
+    from feedd.values import ByteRange, ObjectRef, SlotRef, TensorSpec
+
+ROOT = "s3://memory"
+URL = f"{ROOT}/train/"
+
+
+class GatedStore(MemoryStore):
+    """A store that counts reads and lets those of some keys wait."""
+
+    def __init__(self) -> None:
+        super().__init__(ROOT)
+        self.reads: list[str] = []
+        self.gates: dict[str, asyncio.Event] = {}
+
+    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+        self.reads.append(ref.key)
+        await asyncio.sleep(0)
+        if ref.key in self.gates:
+            await self.gates[ref.key].wait()
+        await super().read_into(ref, span, target)
+
+    def shard(self, number: int, samples: Sequence[Mapping[str, bytes]]) -> ObjectRef:
+        """Store a shard whose samples are named by shard and ordinal."""
+        named = [(f"{number:02d}{ordinal:03d}", fields) for ordinal, fields in enumerate(samples)]
+        return self.put(f"train/{number:02d}.tar", tar_bytes(named))
+
+    def numbers(self, *counts: int) -> None:
+        """Store shards whose samples hold ``shard * 100 + ordinal`` as ``cls``."""
+        for shard, count in enumerate(counts):
+            self.shard(shard, [{"cls": str(shard * 100 + n).encode()} for n in range(count)])
+
+
+@dataclass
+class Feeding:
+    """The open stages."""
+
+    store: GatedStore
+    pipeline: Pipeline
+    cache: DiskCache
+    pool: DecodePool
+    recorder: TallyRecorder
+    sessions: list[Session] = field(default_factory=list)
+
+    async def open(self, **changes: object) -> Session:
+        """Open a session of batches of 4 ``cls``, unless told otherwise; closed at the end."""
+        asked: dict[str, object] = {"urls": (URL,), "fields": (("cls", "int"),), "batch_size": 4, "window_shards": 2}
+        session = await self.pipeline.open(OpenSpec(**(asked | changes)))  # type: ignore[arg-type]  # the caller's to get right
+        self.sessions.append(session)
+        return session
+
+    async def close(self, session: Session) -> None:
+        """Close it now."""
+        self.sessions.remove(session)
+        await session.close()
+
+
+@dataclass
+class Taken:
+    """A batch as a trainer has it."""
+
+    ready: BatchReady
+    data: bytes
+    specs: tuple[TensorSpec, ...]
+
+    def ints(self, name: str = "cls") -> list[int]:
+        """Return a DENSE int64 field."""
+        at = next(n for n, spec in enumerate(self.specs) if spec.name == name)
+        region = self.ready.regions[at]
+        values: list[int] = np.frombuffer(self.data, np.int64, region.values_bytes // 8, region.values_at).tolist()
+        return values
+
+    def texts(self, name: str) -> list[bytes]:
+        """Return a field of bytes or text."""
+        at = next(n for n, spec in enumerate(self.specs) if spec.name == name)
+        region = self.ready.regions[at]
+        offsets = np.frombuffer(self.data, np.int64, self.ready.rows + 1, region.offsets_at).tolist()
+        values = self.data[region.values_at : region.values_at + region.values_bytes]
+        return [values[a:b] for a, b in itertools.pairwise(offsets)]
+
+
+async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
+    """Produce one batch, copy it, give its slot back."""
+    slot = session.slots.take()
+    assert slot is not None
+    try:
+        return _taken(session, slot, await session.produce(at, slot))
+    finally:
+        assert session.slots.give_back(slot)
+
+
+def _taken(session: Session, slot: SlotRef, made: BatchReady | EpochEnd) -> Taken | EpochEnd:
+    if isinstance(made, EpochEnd):
+        return made
+    data = session.slots.view(slot) if made.oversize is None else made.oversize
+    return Taken(made, bytes(data[: made.size_bytes]), session.info.specs)
+
+
+async def batches(session: Session, at: Cursor | None = None, stride: int = 1) -> list[Taken]:
+    """Produce to the end of the epoch as a stream does: the anchor travels with the cursor."""
+    taken: list[Taken] = []
+    at = at or Cursor()
+    while isinstance(made := await take(session, at), Taken):
+        taken.append(made)
+        here = made.ready.cursor
+        at = Cursor(here.epoch, here.step + stride, here.anchor_window, here.anchor_sample)
+    return taken
+
+
+def rank(rank_number: int, world_size: int) -> Topology:
+    """Return the place of one rank of a single node."""
+    return Topology(world_size, rank_number, world_size, rank_number)
+
+
+@asynccontextmanager
+async def feeding(
+    directory: Path, *, cache_bytes: int = 64 << 20, options: PipelineOptions | None = None
+) -> AsyncIterator[Feeding]:
+    """Open everything; at the end all sessions are closed and nothing is pinned, reserved or under way."""
+    recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
+    cache_options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(DecodePool(DecodeOptions(), recorder))
+        sources = await stack.enter_async_context(Sources(SourceOptions(), recorder, clock))
+        sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
+        cache = await stack.enter_async_context(DiskCache(cache_options, sources.fetcher, recorder, clock))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options or PipelineOptions(), group)
+        stack.push_async_callback(pipeline.close)
+        rig = Feeding(store, pipeline, cache, pool, recorder)
+        try:
+            yield rig
+        finally:
+            for session in rig.sessions:
+                await session.close()
+        assert (cache.stats.pin_count, cache.stats.waiting_count) == (0, 0)
+        assert not pool._arenas
+        assert not pipeline._crowd._groups
+        assert not pipeline._crowd._reader_counts
+        assert pipeline._budget.reserved_bytes == 0

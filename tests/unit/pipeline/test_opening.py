@@ -1,0 +1,106 @@
+"""Opening: what is looked at, what is refused, and what a failed open leaves: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from feedd.errors import BadRecipe, BadRequest, NotFound, ObjectChanged, ResourceExhausted
+from feedd.pipeline.stages import PipelineOptions
+from feedd.values import Topology
+from tests.fakes.feeding import batches, feeding
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOBODY = Topology(9, 8, 1, 0, 9, 8)
+
+
+def npy(array: np.ndarray) -> bytes:
+    """Return the bytes of a .npy file."""
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+async def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
+    """Unknown fields, shards that are no tar, and arenas without room are errors that hold no memory and no wish."""
+    async with feeding(tmp_path, options=PipelineOptions(arena_bytes=1 << 20)) as rig:
+        rig.store.numbers(4, 4)
+        with pytest.raises(BadRecipe, match="expected one of cls, got jpg"):
+            await rig.open(fields=(("jpg", "int"),))
+        with pytest.raises(ResourceExhausted):
+            await rig.open(batch_size=1 << 20)
+        with pytest.raises(BadRequest, match="sharding"):
+            await rig.open(sharding="rows")
+        with pytest.raises(NotFound):
+            await rig.open(urls=("s3://memory/nothing/",))
+
+
+async def test_a_cancelled_open_leaves_nothing(tmp_path: Path) -> None:
+    """An open whose client went away while the first shard arrived holds nothing."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(4)
+        rig.store.gates["train/00.tar"] = asyncio.Event()
+        opening = asyncio.ensure_future(rig.open())
+        await until(lambda: rig.store.reads)
+        opening.cancel()
+        await asyncio.wait((opening,))
+        assert opening.cancelled()
+        assert not rig.cache._prefetcher._running
+
+
+async def test_a_node_without_shards_knows_the_fields(tmp_path: Path) -> None:
+    """Fields nobody named, and those pinned by data, are the same on a node that has no shard."""
+    async with feeding(tmp_path) as rig:
+        rig.store.shard(0, [{"cls": b"1", "npy": npy(np.zeros((2, 2), np.float32))}])
+        here = await rig.open(fields=())
+        there = await rig.open(fields=(), topology=NOBODY)
+        assert here.info.specs == there.info.specs
+        pinned = await rig.open(fields=(("npy", "npy"),), topology=NOBODY)
+        assert (pinned.info.specs[0].dtype, pinned.info.specs[0].ndim) == ("float32", 2)
+        assert await batches(there) == []
+
+
+async def test_empty_shards_tell_nothing_of_the_fields(tmp_path: Path) -> None:
+    """Where the first shard is empty the next one is looked at; only where all are, fields must be named."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(0, 0, 3)
+        assert [spec.name for spec in (await rig.open(fields=())).info.specs] == ["cls"]
+        rig.store.shard(2, [{"npy": npy(np.zeros(3))}])
+        session = await rig.open(urls=("s3://memory/train",), fields=(("npy", "npy"),))
+        assert session.info.specs[0].dtype == "float64"
+        rig.store.delete("train/02.tar")
+        with pytest.raises(BadRequest, match="name fields="):
+            await rig.open(urls=("s3://memory/trai",), fields=())
+
+
+async def test_a_first_shard_that_changed_is_listed_anew(tmp_path: Path) -> None:
+    """A listing that turns out stale while opening is not used for the next open."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(4, 4)
+        await rig.pipeline.shelf.listing(("s3://memory/train/",), lambda _: False)
+        rig.store.numbers(3)
+        with pytest.raises(ObjectChanged):
+            await rig.open()
+        assert sum(batch.ready.rows for batch in await batches(await rig.open())) == 7
+
+
+async def test_a_running_run_keeps_its_listing(tmp_path: Path) -> None:
+    """A dataset that grew: the run that began before opens again as it was, a new one sees what is new."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(4, 4)
+        before = await rig.open()
+        rig.store.numbers(4, 4, 4)
+        for listing in rig.pipeline.shelf._listings.values():
+            listing.listed_s -= 3600
+        grown = await rig.open()
+        assert grown.info.shard_count == 3
+        again = await rig.open(expect_fingerprint=before.info.fingerprint)
+        assert again.info.shard_count == 2
+        assert again._parts.listing is before._parts.listing

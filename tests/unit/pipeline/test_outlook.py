@@ -1,0 +1,111 @@
+"""What the cache is told of the future: wishes ahead of each reader, and when each shard is needed next."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from feedd.values import Cursor
+from tests.fakes.feeding import Feeding, Taken, batches, feeding, rank, take
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHARD_BYTES = 4096 + 12288  # header and 4 samples on disk
+
+
+def _next_uses(rig: Feeding) -> dict[str, float]:
+    return {ref.key[-6:-4]: position for ref, position in rig.cache._index._next_uses.items()}
+
+
+async def test_positions_follow_the_epochs(tmp_path: Path) -> None:
+    """Shards of windows that every reader has left move to their place in the next epoch, the others stay."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        one, two = [await rig.open(topology=rank(n, 2)) for n in range(2)]
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
+        await batches(one)
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
+        await batches(two)
+        assert _next_uses(rig) == {**{f"{n:02d}": float(n + 6) for n in range(4)}, "04": 4.0, "05": 5.0}
+
+
+async def test_a_reader_that_leaves_holds_nobody_back(tmp_path: Path) -> None:
+    """When the slowest reader goes, what only it still needed is due in the next epoch."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        one, two = [await rig.open(topology=rank(n, 2)) for n in range(2)]
+        await batches(one)
+        await rig.close(two)
+        assert _next_uses(rig) == {**{f"{n:02d}": float(n + 6) for n in range(4)}, "04": 4.0, "05": 5.0}
+
+
+async def test_the_last_reader_takes_the_positions_with_it(tmp_path: Path) -> None:
+    """A dataset nobody reads any more is in nobody's way: its shards have no next use, and nothing is remembered."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        one, two = await rig.open(shuffle=True), await rig.open(shuffle=True, seed=1)
+        await batches(one)
+        await rig.close(one)
+        assert len(_next_uses(rig)) == 6
+        await rig.close(two)
+        assert _next_uses(rig) == {}
+        assert all(entry.next_use == math.inf for entry in rig.cache._index)
+
+
+async def test_a_dataset_of_the_past_gives_way(tmp_path: Path) -> None:
+    """What a closed session left in a full cache is evicted for the wishes of the next one."""
+    async with feeding(tmp_path, cache_bytes=8 * SHARD_BYTES) as rig:
+        rig.store.numbers(*[4] * 8)
+        await batches(session := await rig.open())
+        await rig.close(session)
+        for number in range(8):
+            rig.store.put(f"other/{number:02d}.tar", rig.store._objects[f"train/{number:02d}.tar"])
+        await rig.open(urls=("s3://memory/other/",), epoch=7)
+        await until(lambda: len([key for key in rig.store.reads if key.startswith("other/")]) == 8)
+
+
+async def test_the_end_of_an_epoch_does_not_cancel_what_it_waits_for(tmp_path: Path) -> None:
+    """The batch that enters the last window joins the fills that were started ahead for it."""
+    async with feeding(tmp_path, cache_bytes=4 * SHARD_BYTES) as rig:
+        rig.store.numbers(*[4] * 4)
+        session = await rig.open()
+        await batches(session)
+        for ref in session._parts.listing.refs:
+            await rig.cache.discard(ref)
+        rig.store.reads.clear()
+        rig.store.gates["train/03.tar"] = asyncio.Event()
+        assert isinstance(await take(session, Cursor(1, 0)), Taken)
+        await until(lambda: "train/03.tar" in rig.store.reads)
+        last = asyncio.ensure_future(take(session, Cursor(1, 3)))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        rig.store.gates["train/03.tar"].set()
+        assert isinstance(await last, Taken)
+        assert rig.store.reads.count("train/03.tar") == 1
+
+
+async def test_a_pass_begun_again_is_read_ahead_again(tmp_path: Path) -> None:
+    """A session that goes back in its epoch wishes for what it will need, as at its first pass."""
+    async with feeding(tmp_path, cache_bytes=64 * SHARD_BYTES) as rig:
+        rig.store.numbers(*[4] * 8)
+        session = await rig.open()
+        await batches(session)
+        for ref in session._parts.listing.refs:
+            await rig.cache.discard(ref)
+        rig.store.reads.clear()
+        assert isinstance(await take(session, Cursor()), Taken)
+        await until(lambda: len(rig.store.reads) == 8)
+
+
+async def test_one_listing_told_twice_is_one_crowd(tmp_path: Path) -> None:
+    """Readers that listed the same objects at different times wait for each other."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        one = await rig.open(topology=rank(0, 2))
+        rig.pipeline.shelf.forget(one._parts.listing)
+        await rig.open(topology=rank(1, 2))
+        await batches(one)
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
