@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import mmap
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,22 +85,31 @@ class Executor:
 
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
+        self._refused: dict[int, str] = {}  # why an arena could not be mapped
 
     def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
         """Map an arena read-write; ``fd`` stays the caller's.
 
         All pages are mapped at once: one by one, on first touch, they cost four times as much, in the middle of
         decoding (70 us per 224x224 image, until a worker has seen every page of every slot).
+
+        Where that fails, decoding into it does: a worker that died of it would be replaced by one that dies of it.
         """
         self.detach(arena_id)
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        self._arenas[arena_id] = mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            self._arenas[arena_id] = mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            self._refused[arena_id] = str(error)
 
     def detach(self, arena_id: int) -> None:
         """Unmap it; unknown ids are ignored."""
+        self._refused.pop(arena_id, None)
         arena = self._arenas.pop(arena_id, None)
         if arena is not None:
-            arena.close()
+            # A cycle of a codec's making may still hold a row: the mapping then goes when that is collected.
+            with suppress(BufferError):
+                arena.close()
 
     def run(self, request: IndexRequest | PinRequest | MeasureRequest | DecodeRequest) -> tuple[Answer, list[int]]:
         """Return the reply and the descriptors that go with it (the caller closes them)."""
@@ -158,7 +168,8 @@ class Executor:
     def _decode(self, request: DecodeRequest) -> tuple[tuple[int, int, str], ...]:
         arena = self._arenas.get(request.arena_id)
         if arena is None:
-            raise Internal(f"expected an attached arena, got {request.arena_id}", stage="decode")
+            why = self._refused.get(request.arena_id, "one nobody attached")
+            raise Internal(f"expected an attached arena {request.arena_id}, got {why}", stage="decode")
         fields = [_Field(message, _codec(message)) for message in request.fields]
         seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
         bad: list[tuple[int, int, str]] = []

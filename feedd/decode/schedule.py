@@ -42,7 +42,7 @@ class _Worker:
 class Schedule:
     """First come, first served, over workers that answer in order.
 
-    A worker holds ``depth`` chunks at most: one it works on and one that waits in its socket, so that it never idles
+    A worker holds ``depth`` chunks at most: one it works on, the others wait in its socket, so that it never idles
     for a round trip. A worker's death is blamed on the chunk it was running: that is replayed row by row, and a row
     during which a worker dies again is given up. So every row can take at most two workers with it.
     """
