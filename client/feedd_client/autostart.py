@@ -51,9 +51,10 @@ def resolve_address(explicit: str | None) -> str:
     if named and named != os.environ.get(EPHEMERAL_VARIABLE):
         parse_address(named)
         return named
-    if not named and probe(parse_address(DEFAULT_ADDRESS)) is None:
-        return DEFAULT_ADDRESS
-    return _ephemeral(named)
+    if named:
+        return _ephemeral(named)
+    reason = probe(parse_address(DEFAULT_ADDRESS))
+    return DEFAULT_ADDRESS if reason is None else _ephemeral(None, reason)
 
 
 def launch_key(env: Mapping[str, str], pid: int) -> str:
@@ -96,7 +97,7 @@ def base_dir(env: Mapping[str, str]) -> Path:
     return path
 
 
-def _ephemeral(named: str | None) -> str:
+def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
     if named:
         socket_path = Path(parse_address(named).uds_path or "")
         directory = socket_path.parent
@@ -110,12 +111,15 @@ def _ephemeral(named: str | None) -> str:
         directory.mkdir(mode=0o700, exist_ok=True)
         with _locked(directory / "lock"):
             if not _try_hold(socket_path):
-                _start(address, socket_path)
+                log_path = _start(address, socket_path)
+                why = f"no feedd at {DEFAULT_ADDRESS} ({reason})" if reason else "the former one ended"
+                _log.warning("%s: started one for this process tree at %s (log: %s)", why, address, log_path)
     os.environ[ADDRESS_VARIABLE] = os.environ[EPHEMERAL_VARIABLE] = address
     return address
 
 
-def _start(address: str, socket_path: Path) -> None:
+def _start(address: str, socket_path: Path) -> Path:
+    """Start the daemon, wait until it is ready, and return its log."""
     if importlib.util.find_spec("feedd") is None:
         raise DaemonStartError(
             "expected a feedd daemon or the package to start one, got neither",
@@ -135,9 +139,7 @@ def _start(address: str, socket_path: Path) -> None:
         )
     _children.append(child)
     _await_ready(child, command, socket_path, log_path)
-    _log.warning(
-        "no feedd at %s: started one for this process tree at %s (log: %s)", DEFAULT_ADDRESS, address, log_path
-    )
+    return log_path
 
 
 def _await_ready(child: subprocess.Popen[bytes], command: Sequence[str], socket_path: Path, log_path: Path) -> None:

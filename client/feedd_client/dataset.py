@@ -45,14 +45,16 @@ class FeedDataset(IterableDataset[Any]):
     shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again.
 
     Args:
-        url: prefix, object, list of them, ``manifest+s3://…``, or a dataset named in the daemon's configuration.
+        url: prefix, object, list of them, or ``manifest+s3://…``.
         batch_size: samples per batch; None yields single samples.
         fields: what to decode and how; None takes the format's defaults by extension.
         shuffle: True, False, or a ``Shuffle``.
         seed: of the order and of augmentations.
-        sharding: "key", "size", "replicated" or "sample": what a node gets.
+        sharding: "key" (ShardedByS3Key), "size" or "replicated": which objects a node gets. "sample" needs sample
+            counts, which this version does not have: it is refused when the dataset is opened.
         uneven: what equalises the steps of ranks. "join": all ranks stop where the first one ends (needs
-            torch.distributed); "allow": each ends by itself; "drop", "pad", "repeat" need sample counts.
+            torch.distributed); "allow": each ends by itself; "drop", "pad", "repeat" need sample counts, which this
+            version does not have: with more than one rank they are refused.
             None: "allow" for one rank, else "join".
         address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
             started for this process tree.
@@ -147,7 +149,11 @@ class FeedDataset(IterableDataset[Any]):
         """
         if epoch < 0:
             raise BadOptionError(f"expected an epoch >= 0, got {epoch}", object="epoch")
-        self._epochs.zero_()
+        info = get_worker_info()
+        if info is None:
+            self._epochs.zero_()
+        else:  # the cells of its siblings, which may have gone on already, are not a worker's to clear
+            self._epochs[1 + info.id] = epoch
         self._epochs[0] = epoch
         if self._position.epoch != epoch:
             self._position = Position(epoch)

@@ -21,7 +21,7 @@ from feedd_client.errors import (
     ProtocolError,
     ResourceError,
 )
-from feedd_client.session import Lease, Position, Session, Stream
+from feedd_client.session import CLOSE_TIMEOUT_S, Lease, Position, Session, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,17 +78,20 @@ class Opener:
         """
         deadline_s = time.monotonic() + timeout_s
         backoff_s = _BACKOFF_FIRST_S
+        told = False
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.1)
             try:
                 endpoint = self._connect()
                 granted = endpoint.open(self._request(epoch), min(left_s, self._options.open_timeout_s))
-                return Session(endpoint, granted)
+                return _adopted(endpoint, granted)
             except retry as error:
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
                     raise
-                _log.debug("open failed, trying again: %s", str(error))
+                if not told and isinstance(error, ResourceError):  # the daemon is there, and it may take long
+                    _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
+                    told = True
                 self.forget()
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
@@ -121,6 +124,15 @@ class Opener:
             client_version=__version__,
             expect_fingerprint=self.expect,
         )
+
+
+def _adopted(endpoint: Endpoint, granted: pb.OpenResponse) -> Session:
+    """Return the session; one this client cannot use is closed at once."""
+    try:
+        return Session(endpoint, granted)
+    except BaseException:
+        endpoint.close_session(granted.session_id, CLOSE_TIMEOUT_S)
+        raise
 
 
 class Feeder:

@@ -14,7 +14,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from feedd.errors import Internal, ResourceExhausted
+from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.memory import available_bytes
 from feedd.units import format_size
 from feedd.values import SlotRef
@@ -55,8 +55,16 @@ class ArenaBudget:
         """Claim ``size_bytes``; give them back with ``release``.
 
         Raises:
+            BadConfig: they can never fit.
             ResourceExhausted: they do not fit beside what is reserved.
         """
+        if size_bytes > self._limit_bytes:
+            raise BadConfig(
+                f"expected an arena of at most {format_size(self._limit_bytes)}, got {format_size(size_bytes)}",
+                object="arena.size",
+                hint=_HINT,
+                stage="serve",
+            )
         with self._guard:
             if self._reserved_bytes + size_bytes > self._limit_bytes:
                 raise ResourceExhausted(

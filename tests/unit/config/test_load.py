@@ -97,9 +97,13 @@ def test_every_option_can_come_from_the_environment(option: Option, tmp_path: Pa
 
 
 def test_variables_that_are_not_options_are_left_alone() -> None:
-    """The client's address, the command's own variables and Kubernetes' service links are no configuration."""
+    """The client's variables, the command's own variables and Kubernetes' service links are no configuration."""
     env = {
         "FEEDD_ADDRESS": "unix:///x",
+        "FEEDD_EPHEMERAL_ADDRESS": "unix:///x",
+        "FEEDD_TLS_CA": "/x",
+        "FEEDD_TLS_CERT": "/x",
+        "FEEDD_TLS_KEY": "/x",
         "FEEDD_CONFIG": "/x",
         "FEEDD_DEBUG": "1",
         "FEEDD_SERVICE_HOST": "10.0.0.1",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.errors import Internal, ResourceExhausted
+from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.memory import available_bytes
 from feedd.values import SlotRef
@@ -138,6 +138,15 @@ def test_the_budget_bounds_all_arenas_together() -> None:
     assert budget.reserved_bytes == budget.limit_bytes == 10 * PAGE
     second.close()
     assert budget.reserved_bytes == 0
+
+
+def test_what_can_never_fit_is_not_worth_waiting_for() -> None:
+    """An arena above the whole budget is refused for good, with both sizes and the option."""
+    budget = ArenaBudget(4 * PAGE)
+    with pytest.raises(BadConfig, match=r"at most 16KiB, got 20KiB") as caught:
+        Arena(5, PAGE, budget)
+    assert caught.value.object == "arena.size"
+    assert not caught.value.retryable
 
 
 def test_more_than_the_machine_has_is_refused_early() -> None:
