@@ -49,7 +49,7 @@ def test_a_bare_open_has_defaults() -> None:
     """What is left out is one rank, one consumer, sharded by key, one batch ahead."""
     spec = open_spec(pb.OpenRequest(urls=["s3://b/"], recipe=pb.Recipe(batch_size=1)), OpenLimits())
     assert spec.topology == Topology()
-    assert (spec.sharding, spec.consumer_count, spec.prefetch_batches, spec.shuffle) == ("key", 1, 1, False)
+    assert (spec.sharding, spec.consumer_count, spec.prefetch_batches, spec.shuffle) == ("key", 1, 0, False)
 
 
 @given(
