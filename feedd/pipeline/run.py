@@ -33,6 +33,7 @@ def source_options(config: Config) -> SourceOptions:
         attempts_max=fetch.attempts,
         connect_timeout_s=fetch.connect_timeout,
         read_timeout_s=fetch.read_timeout,
+        transport=fetch.transport,
         s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from feedd.errors import BadResponse, ObjectChanged
-from feedd.source.hints import CHANGED_HINT
+from feedd.errors import BadResponse
+from feedd.source.s3answer import RangeHead, check_head, plain_etag
 from feedd.source.s3client import S3Clients
 from feedd.source.s3errors import Asked
 from feedd.source.s3list import list_pages
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 
 
 class S3Store:
-    """One bucket. Sends each request once: limits, retries and measurements are wrappers."""
+    """One bucket. Sends each request once: limits, retries and measurements are wrappers.
+
+    Attributes:
+        clients: lends the SDK's client.
+    """
 
     def __init__(self, bucket: str, limits: SourceOptions) -> None:
         self._bucket = bucket
         self._limits = limits
         self._s3 = limits.for_bucket(bucket)
-        self._clients = S3Clients(self._s3, limits)
+        self.clients = S3Clients(self._s3, limits)
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._endpoint = self._s3.endpoint_url or "the configured endpoint"
 
@@ -40,28 +44,28 @@ class S3Store:
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages in byte order, produced by a thread of its own; see ``ObjectStore.list``."""
-        asked = self._asked("list", prefix)
+        asked = self.asked("list", prefix)
         async with contextlib.aclosing(list_pages(self._bucket, asked, self._limits, start_after)) as pages:
             async for page in pages:
                 yield page
 
     async def head(self, key: str) -> ObjectRef:
         """Return the current version; see ``ObjectStore.head``."""
-        asked = self._asked("head", key)
+        asked = self.asked("head", key)
 
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
             answer: Mapping[str, Any] = await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
             return answer
 
-        answer = await self._clients.call(ask, asked, self._limits.read_deadline_s(0))
-        return ObjectRef(self.root, key, int(answer["ContentLength"]), _etag(answer, asked))
+        answer = await self.clients.call(ask, asked, self._limits.read_deadline_s(0))
+        return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), asked))
 
     async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
         """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
         assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
         if not span.size_bytes:
             return
-        asked = self._asked("read", ref.key, ref.etag)
+        asked = self.asked("read", ref.key, ref.etag)
 
         async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
             answer = await client.get_object(
@@ -73,48 +77,27 @@ class S3Store:
             )
             raw = answer["Body"].raw_stream
             try:
-                _check_head(answer, ref, span, asked)
+                head = RangeHead(
+                    answer["ResponseMetadata"]["HTTPStatusCode"],
+                    str(answer.get("ETag", "")),
+                    answer.get("ContentRange"),
+                    answer.get("ContentLength"),
+                )
+                check_head(head, ref, span, asked)
                 await _receive(raw.content, target, asked)
             except BaseException:
                 raw.close()  # the rest of the body is unread: this connection cannot serve another request
                 raise
 
-        await self._clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+        await self.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
 
     async def close(self) -> None:
         """Close connections; idempotent."""
-        await self._clients.aclose()
+        await self.clients.aclose()
 
-    def _asked(self, op: str, key: str, etag: str = "") -> Asked:
+    def asked(self, op: str, key: str, etag: str = "") -> Asked:
+        """Return what to tell of a request when it fails."""
         return Asked(op, f"{self.root}/{key}", self._endpoint, etag)
-
-
-def _etag(answer: Mapping[str, Any], asked: Asked) -> str:
-    etag = str(answer.get("ETag", "")).removeprefix("W/").strip('"')
-    if not etag:
-        raise BadResponse("expected an ETag header, got none", object=asked.url, stage="source")
-    return etag
-
-
-def _check_head(answer: Mapping[str, Any], ref: ObjectRef, span: ByteRange, asked: Asked) -> None:
-    """Refuse an answer that is not the range asked for, before a byte of it counts."""
-    status = answer["ResponseMetadata"]["HTTPStatusCode"]
-    whole = span.size_bytes == ref.size_bytes
-    wanted = f"bytes {span.start}-{span.end - 1}/{ref.size_bytes}"
-    got_range, length = answer.get("ContentRange"), answer.get("ContentLength")
-    etag = _etag(answer, asked)
-    problem = ""
-    if status == 206 and got_range != wanted:
-        problem = f"expected content-range {wanted!r}, got {got_range!r}"
-    elif status != 206 and not (status == 200 and whole):
-        problem = f"expected status 206 for a range, got {status}"
-    elif length != span.size_bytes:
-        problem = f"expected {span.size_bytes} bytes, got an answer of {length}"
-    if etag != ref.etag:
-        message = f"expected etag {ref.etag}, got {etag}"
-        raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
-    if problem:
-        raise BadResponse(problem, object=asked.url, stage="source")
 
 
 async def _receive(body: Any, target: memoryview, asked: Asked) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches

@@ -15,6 +15,7 @@ from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredR
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.exceptions import NoCredentialsError
+from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 from botocore.utils import parse_timestamp
 
@@ -65,6 +66,12 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
     except ValueError as error:  # botocore's answer to a malformed endpoint
         hint = "endpoint_url is like https://s3.example.com:9000"
         raise BadConfig(f"expected a valid endpoint: {error}", hint=hint, stage="source") from error
+
+
+def trusted_authorities(s3: S3Options) -> str:
+    """Return the file or directory of certificates that clients trust; reads AWS configuration files."""
+    configured = s3.ca_bundle or AioSession(profile=s3.profile).get_config_variable("ca_bundle")
+    return str(configured or get_cert_path(verify=True))
 
 
 @functools.cache

@@ -34,7 +34,7 @@ _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "Invali
 _THROTTLED = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
 _TRANSIENT = frozenset({"RequestTimeout", "InternalError", "BandwidthLimitExceeded"})
 _CHANGED = frozenset({"PreconditionFailed", "412", "InvalidRange", "416"})
-_MOVED = frozenset(
+MOVED = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"}
     | {"IllegalLocationConstraintException"}
 )
@@ -132,7 +132,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     said = f"{status} {code}" if code != str(status) else code
     if code in _MISSING:
         return _missing(code, asked)
-    if code in _MOVED:
+    if code in MOVED:
         region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "")
         told = f"set region = {region!r} for this bucket" if region else "set the bucket's region"
         return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)

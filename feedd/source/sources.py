@@ -18,6 +18,7 @@ from feedd.source.ranged import RangeFetcher
 from feedd.source.retry import RetryStore
 from feedd.source.s3 import S3Store
 from feedd.source.s3client import warm
+from feedd.source.s3direct import DirectStore
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ class Sources:
     def _bare(self, root: str) -> ObjectStore:
         if root == FILE_ROOT:
             return LocalStore(self._options.file_threads)
-        return S3Store(parse_url(root).bucket, self._options)
+        kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
+        return kind(parse_url(root).bucket, self._options)
 
     def _wrapped(self, bare: ObjectStore) -> ObjectStore:
         metered = MeteredStore(bare, self._recorder, self._clock)

@@ -186,11 +186,14 @@ class S3Server:
         if ready is not None:
             ready()
         await self._stop.wait()
+        for listener in server.sockets:  # close() trips over a connection that was accepted and is not yet set up
+            self._loop.remove_reader(listener.fileno())
+        await _turns(5)
         server.close()
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # lets aborted transports close their sockets
+        await _turns(5)  # lets aborted transports close their sockets
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connection_count += 1
@@ -217,6 +220,11 @@ class S3Server:
                 fault = NO_FAULT
             sent_bytes = await sender.send(reply, fault, head_only=request.method == "HEAD")
             self._body_bytes += sent_bytes  # not in one line: += reads its left side before the await
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:

@@ -1,0 +1,268 @@
+"""One HTTP/1.1 connection whose body bytes are received straight into the caller's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+from feedd.errors import BadResponse, FeeddError
+from feedd.source.s3direct_answer import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
+_LOW_WATER_BYTES = 256 * 1024  # wake up for this much, not for every packet
+_NOTHING = memoryview(bytearray())
+
+
+class StaleConnection(ConnectionError):
+    """A kept connection turned out to be closed before a byte of the answer: the request may go out once more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Sends one request at a time. Whoever gets an error from ``exchange`` leaves a dropped connection behind.
+
+    The target is let go of in the same step in which ``exchange`` is answered or left: the kernel is only ever
+    offered memory of an exchange that somebody waits for.
+
+    Args:
+        read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
+        on_lost: called once, when the socket is gone.
+    """
+
+    def __init__(self, read_timeout_s: float, on_lost: Callable[[Connection], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._check_every_s = read_timeout_s / 2
+        self._on_lost = on_lost
+        self._scratch = memoryview(bytearray(_HEAD_BYTES_MAX))
+        self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
+        self._socket: Any = None  # where a low-water mark can be set
+        self._mark_bytes = 1
+        self._served_count = 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._surplus = False
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self._target = _NOTHING
+        self._judge: Callable[[Answer], object] | None = None
+        self._answer: Answer | None = None
+        self._in_body = False
+        self._at = self._size = self._filled = 0
+
+    def __repr__(self) -> str:
+        return f"Connection({self._served_count} served)"
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request can be sent."""
+        return self._waiter is None and self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, request: bytes, target: memoryview, judge: Callable[[Answer], object]) -> Answer:
+        """Send ``request``, a head without a body, and return the answer.
+
+        Below 300 its body is in ``target``, filled to the end, and ``judge`` has seen its head before a byte of it
+        was received; otherwise the answer has its body itself, and ``target`` is untouched.
+
+        Raises:
+            BadResponse: no HTTP, or a body that is not delimited by its length.
+            StaleConnection, OSError: the connection broke. TimeoutError: silence.
+            FeeddError: as ``judge`` raised it.
+        """
+        assert self.reusable, "one request at a time"
+        self._waiter = self._loop.create_future()
+        self._target, self._judge, self._size = target, judge, target.nbytes
+        self._expect_progress()
+        try:
+            self._transport.write(request)
+            answer = await self._waiter
+            self._check_surplus()
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            # an exception in a future that its own traceback leads to would keep the target until the next collection
+            self._waiter = None
+            if self._watch is not None:
+                self._watch.cancel()
+        self._served_count += 1
+        return answer
+
+    def drop(self) -> None:
+        """Close without ceremony; the memory of an exchange is let go of at once."""
+        self._let_go()
+        self.unpark()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def park(self, idle_s: float) -> None:
+        """Drop it if it is not taken up again within ``idle_s``."""
+        self._idle_timer = self._loop.call_later(idle_s, self.drop)
+
+    def unpark(self) -> None:
+        """Keep it."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    # ------------------------------------------------------------ what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Transport: connected, with TLS where asked for."""
+        self._transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in {socket.AF_INET, socket.AF_INET6}:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # TLS takes bytes off the socket ahead of us: how many it still has to come is not ours to say
+        self._socket = raw if transport.get_extra_info("sslcontext") is None else None
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
+        """Transport: where the next bytes go."""
+        if self._in_body:
+            return self._target[self._at :]
+        return self._scratch[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Transport: that many bytes went there."""
+        if self._in_body:
+            self._at += nbytes
+            rest_bytes = self._size - self._at
+            if rest_bytes < self._mark_bytes:
+                self._set_mark(rest_bytes or 1)
+            if not rest_bytes:
+                self._finish()
+        elif self._waiter is None or self._waiter.done():
+            self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
+            self.drop()
+        else:
+            self._filled += nbytes
+            try:
+                self._read_scratch()
+            except FeeddError as error:
+                self._fail(error)
+
+    def eof_received(self) -> None:
+        """Transport: the server is done; the transport then closes."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Transport: gone, for whatever reason."""
+        waiter, answer = self._waiter, self._answer
+        if waiter is not None and not waiter.done():
+            silent = not (self._at or self._filled or answer)
+            if exc is None and answer is not None and not self._in_body and answer.ends_with_connection:
+                self._finish()
+            else:
+                # not exc itself: its traceback may lead to frames that hold the target
+                got = f"{self._at} of {self._size} bytes" + (f", then {type(exc).__name__}: {exc}" if exc else "")
+                kind = StaleConnection if silent and self._served_count else ConnectionResetError
+                self._fail(kind(f"connection closed after {got}"))
+        self.unpark()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._on_lost(self)
+
+    # ------------------------------------------------------------ the answer
+
+    def _read_scratch(self) -> None:
+        if self._answer is not None:  # an error's body
+            data, self._filled = bytes(self._scratch[: self._filled]), 0
+            self._read_error_body(self._answer, data)
+            return
+        data = bytes(self._scratch[: self._filled])
+        while (end := data.find(b"\r\n\r\n") + 4) >= 4:
+            answer = Answer()
+            answer.feed(data[:end])
+            data = data[end:]
+            if not 100 <= answer.status < 200:
+                self._filled = 0
+                self._read_behind_head(answer, data)
+                return
+            self._scratch[: len(data)] = data  # "please wait": the answer is yet to come
+            self._filled = len(data)
+        if self._filled == len(self._scratch):
+            message = f"expected a head of at most {_HEAD_BYTES_MAX} bytes, got a longer one"
+            raise BadResponse(message, stage="source")
+
+    def _read_behind_head(self, answer: Answer, data: bytes) -> None:
+        self._answer = answer
+        if answer.status >= 300:
+            self._read_error_body(answer, data)
+            return
+        answer.drop_parser()
+        assert self._judge is not None
+        self._judge(answer)
+        if answer.size_bytes is None:  # chunked, or until the connection closes: a guess where it ends is no option
+            raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
+        if answer.size_bytes != self._size or len(data) > self._size:
+            got = max(answer.size_bytes, len(data))
+            raise BadResponse(f"expected {self._size} bytes, got {got}", stage="source")
+        self._target[: len(data)] = data
+        self._at = len(data)
+        if self._at == self._size:
+            self._finish()
+            return
+        self._in_body = True
+        self._set_mark(min(_LOW_WATER_BYTES, self._size - self._at))
+
+    def _read_error_body(self, answer: Answer, data: bytes) -> None:
+        self._at += len(data)
+        if data:
+            answer.feed(data)
+        if answer.complete:
+            self._finish()
+
+    def _finish(self) -> None:
+        waiter, answer = self._waiter, self._answer
+        assert waiter is not None
+        assert answer is not None
+        self._let_go()
+        answer.drop_parser()
+        if not answer.keep_alive:
+            self.drop()
+        if not waiter.done():
+            waiter.set_result(answer)
+
+    def _fail(self, error: Exception) -> None:
+        waiter = self._waiter
+        self.drop()
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error)
+
+    def _let_go(self) -> None:
+        """Offer the kernel nothing of anybody's memory from here on."""
+        self._target = _NOTHING
+        self._judge = self._answer = None
+        self._in_body = False
+        self._at = self._size = self._filled = 0
+
+    # ------------------------------------------------------------ silence
+
+    def _expect_progress(self) -> None:
+        self._watch = self._loop.call_later(self._check_every_s, self._check, (0, 0), 0)
+
+    def _check(self, before: tuple[int, int], quiet_count: int) -> None:
+        now = (self._filled, self._at)
+        quiet_count = quiet_count + 1 if now == before else 0
+        if quiet_count >= 2:
+            self._fail(TimeoutError("no byte for too long"))
+            return
+        if quiet_count:
+            self._set_mark(1)  # a byte is a sign of life, too
+        self._watch = self._loop.call_later(self._check_every_s, self._check, now, quiet_count)
+
+    def _check_surplus(self) -> None:
+        if self._surplus:
+            raise BadResponse("expected one http answer, got more than that", stage="source")
+
+    def _set_mark(self, size_bytes: int) -> None:
+        if self._socket is None or size_bytes == self._mark_bytes:
+            return
+        self._mark_bytes = size_bytes
+        with contextlib.suppress(OSError):  # it saves wake-ups where the system knows it, no more
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
