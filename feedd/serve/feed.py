@@ -83,7 +83,13 @@ class FeedService:
             check_version(request.version)
             spec = open_spec(request, self._options.open_limits)
             with self._sessions.admission():
-                hosted = self._sessions.add(await self._open_backend(spec), spec)
+                opened = await self._open_backend(spec)
+                if (
+                    self._sessions.draining
+                ):  # the sessions there were are closed: nobody would close this one
+                    await opened.close()
+                    self._sessions.check_draining()
+                hosted = self._sessions.add(opened, spec)
         except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
             await abort(context, as_feedd_error(error, "opening a session"))
         _log.info("session opened", session=hosted.id[:8], client=request.client_version, urls=list(spec.urls[:3]))

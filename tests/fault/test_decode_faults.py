@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd import metrics
+from feedd.decode import dispatch
 from feedd.decode.pool import DecodePool
 from feedd.decode.recipe import parse_field
 from feedd.decode.work import DecodeOptions, FieldWork
 from feedd.errors import Draining
 from tests.fakes import poison_worker
-from tests.fakes.decoding import decoding
+from tests.fakes.decoding import SLOT_AT, decoding
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
 
@@ -157,6 +158,26 @@ async def test_a_cancelled_decode_does_not_wait_for_a_hanging_worker(tmp_path: P
                 with pytest.raises(asyncio.CancelledError):
                     await call
             assert rig.recorder.total(metrics.DECODE_TASKS) == 0
+
+
+async def test_rows_of_a_decode_that_was_given_up_are_never_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that outlives even its kill, and dies after the caller has gone, leaves nothing to be done again."""
+    monkeypatch.setattr(dispatch, "_KILL_WAIT_S", 0.0)
+    values = [b"slow %d" % n for n in range(8)]
+    async with decoding([texts(tmp_path, *values)], weak(workers=1, chunk_rows=4, cancel_grace_s=0.0)) as rig:
+        task, layout = await rig.task({"x": "bytes"})
+        call = asyncio.create_task(rig.pool.decode(task))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        os.pwrite(rig.fd, b"\xa5" * layout.size_bytes, SLOT_AT)
+        assert (await rig.pool.index(rig.files[0], "tar")).sample_count == 8  # behind whatever is replayed first
+        assert set(b"".join(rig.read(layout)["x"])) == {0xA5}
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == 1
+        assert not rig.pool._dispatch._calls
 
 
 async def test_a_failed_call_ends_only_when_its_rows_are_at_rest(tmp_path: Path) -> None:

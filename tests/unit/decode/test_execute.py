@@ -177,3 +177,27 @@ def test_pinning_reads_dtype_and_dimensions(tmp_path: Path) -> None:
     failed = run(Executor(), encode(PinRequest(1, split.file_message(file), 1, 20)))
     assert isinstance(failed, Failed)
     assert failed.kind == "bad-sample"
+
+
+def test_an_arena_that_cannot_be_mapped_fails_decoding_not_the_worker(shard: ShardFile, arena: int) -> None:
+    """A refused mapping is told by each decode into it, with the reason, until the arena is attached for good."""
+    executor = Executor()
+    executor.attach(1, arena, 1 << 20)
+    task = DecodeTask((shard,), 1, 0, (work(shard, "int", "cls"),), np.zeros(5, np.uint64))
+    answer = run(executor, split.decode_packet(task, range(5), 1))
+    assert isinstance(answer, Failed)
+    assert (answer.kind, "greater than file size" in answer.message) == (Internal.kind, True)
+    executor.attach(1, arena, 4096)
+    assert isinstance(run(executor, split.decode_packet(task, range(5), 1)), Decoded)
+    executor.detach(1)
+
+
+def test_a_view_left_behind_does_not_keep_an_arena_attached(arena: int) -> None:
+    """Detaching goes on where something still holds a row; that view stays valid for as long as it lives."""
+    executor = Executor()
+    executor.attach(1, arena, 4096)
+    row = memoryview(executor._arenas[1])[:8]
+    executor.detach(1)
+    assert executor._arenas == {}
+    row[:] = b"\7" * 8
+    assert os.pread(arena, 8, 0) == b"\7" * 8

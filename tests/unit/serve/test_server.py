@@ -210,6 +210,22 @@ async def test_drain_lets_streams_finish_within_the_grace(short_dir: Path) -> No
         assert rig.server.sessions.count == 0
 
 
+async def test_a_session_that_opens_too_late_is_closed_again(short_dir: Path) -> None:
+    """An Open that ends after the daemon began to drain is refused, and what it had opened is closed."""
+    script = FakeScript(open_gate=asyncio.Event())
+    async with serving(short_dir, script) as rig:
+        opening = asyncio.ensure_future(rig.open())
+        await rig.until(lambda: len(rig.backend.specs) == 1)
+        await rig.server.drain(0.0)
+        assert script.open_gate is not None
+        script.open_gate.set()
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await opening
+        assert error_of(failure.value).kind == "draining"
+        assert [session.close_count for session in rig.backend.sessions] == [1]
+        assert rig.server.sessions.count == 0
+
+
 async def test_drain_ends_streams_in_band_after_the_grace(short_dir: Path) -> None:
     """A stream that goes on is told, its productions are cancelled, its leases taken back."""
     script = FakeScript(gates={1: asyncio.Event()})
