@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import threading
 from collections import deque
 from datetime import timedelta
@@ -18,6 +19,12 @@ from feedd_client.errors import RanksDisagree
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+_log: Final = logging.getLogger("feedd_client")
+_SLOW_S: Final = 30.0
+_SLOW: Final = (
+    "waiting for the other ranks to begin this pass: every rank must iterate; for one that reads by itself pass"
+    " topology=Topology()"
+)
 LOOKAHEAD_MAX: Final = 2
 AT_END: Final = -1
 # what travels: the rows of a batch plus one, so that a batch without rows is not taken for the end
@@ -47,8 +54,14 @@ class Agreement:
         """Return every rank's ``values``, by rank."""
         mine = torch.tensor(values, dtype=torch.int64)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with answers():
-            dist.all_gather(everyone, mine, group=self._group)
+        slow = threading.Timer(_SLOW_S, _log.warning, (_SLOW,))
+        slow.daemon = True
+        slow.start()
+        try:
+            with answers():
+                dist.all_gather(everyone, mine, group=self._group)
+        finally:
+            slow.cancel()
         return [theirs.tolist() for theirs in everyone]
 
     def compare(self, facts: Mapping[str, int], spread: Mapping[str, int]) -> dict[str, int]:

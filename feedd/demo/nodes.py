@@ -82,16 +82,18 @@ async def start_node(stack: AsyncExitStack, home: Path, index: int, env: dict[st
 
 
 async def _wait_for(url: str, process: asyncio.subprocess.Process, log: Path, what: str) -> None:
-    async with asyncio.timeout(_START_S):
-        while True:
-            if process.returncode is not None:
-                raise failed(what, log)
-            try:
-                await asyncio.to_thread(_get, url)
-            except (urllib.error.URLError, ConnectionError, TimeoutError):
-                await asyncio.sleep(_POLL_S)  # another process's readiness can only be polled
-            else:
-                return
+    try:
+        async with asyncio.timeout(_START_S):
+            while process.returncode is None:
+                try:
+                    await asyncio.to_thread(_get, url)
+                except (urllib.error.URLError, ConnectionError, TimeoutError):
+                    await asyncio.sleep(_POLL_S)  # another process's readiness can only be polled
+                else:
+                    return
+    except TimeoutError as error:
+        raise failed(what, log, f"was not ready within {_START_S:.0f} s") from error
+    raise failed(what, log, "ended early")
 
 
 def _get(url: str) -> str:

@@ -54,7 +54,7 @@ async def stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
 
 
-def failed(what: str, log: Path) -> FeeddError:
-    """Return the error for a child that ended early, with the last lines it wrote."""
+def failed(what: str, log: Path, how: str) -> FeeddError:
+    """Return the error for a child that did not come up, with the last lines it wrote."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return FeeddError(f"{what} ended early: " + " | ".join(lines[-_LOG_TAIL_LINES:]), stage="demo")
+    return FeeddError(f"{what} {how}: " + " | ".join(lines[-_LOG_TAIL_LINES:]), stage="demo")

@@ -54,7 +54,7 @@ def run(url: str | None = None, nodes: int = 1, epochs: int = 2) -> int:
         console.print("[yellow]interrupted; everything was taken down")
         return 130
     show(console, facts, options.node_count, own_data=options.url is not None)
-    return 0 if options.url or facts[-1].loss < facts[0].loss else 1
+    return 0 if options.url or len(facts) == 1 or facts[-1].loss < facts[0].loss else 1
 
 
 async def _interruptible(options: DemoOptions, console: Console) -> list[EpochFacts]:

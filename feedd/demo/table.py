@@ -73,7 +73,7 @@ def show(console: Console, facts: Sequence[EpochFacts], node_count: int, *, own_
         total = sum(node.read_bytes for node in facts[0].nodes) or 1
         shares = ", ".join(f"{node.read_bytes / total:.0%}" for node in facts[0].nodes)
         console.print(f"each node fetched its own part of the objects: {shares}")
-    if not own_data:
+    if not own_data and len(facts) > 1:
         fell = facts[-1].loss < facts[0].loss
         console.print("[green]the loss fell" if fell else "[red]the loss did not fall")
 

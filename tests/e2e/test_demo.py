@@ -42,6 +42,19 @@ def test_demo_trains_and_reads_everything_once(nodes: int) -> None:
     assert all(len(counts) == nodes for counts in gets)
 
 
+def test_one_epoch_is_no_failure() -> None:
+    """With one epoch there is no loss to compare with, and nothing is said to have failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "feedd", "demo", "--epochs", "1"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "did not fall" not in done.stdout
+
+
 @pytest.mark.parametrize("after_s", [0.5, 3.0, 6.0])
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None:
     """Ctrl-C at any moment leaves no process, no file and no socket behind."""
