@@ -44,10 +44,13 @@ class Crowd:
         del self._reader_counts[dataset]
         return True
 
-    def join(self, key: tuple[object, ...], name: str, window: int) -> Progress:
-        """Add a reader to its group."""
-        group = self._groups.setdefault(key, Progress())
-        group.join(name, window)
+    def group(self, key: tuple[object, ...]) -> Progress | None:
+        """Return the group of that name, if it has readers."""
+        return self._groups.get(key)
+
+    def found(self, key: tuple[object, ...]) -> Progress:
+        """Return a new group."""
+        group = self._groups[key] = Progress()
         return group
 
     def leave(self, key: tuple[object, ...], name: str) -> range:
@@ -79,14 +82,20 @@ class Outlook:
     def enter(self, at: Cursor) -> None:
         """Start (or resume) an epoch at a cursor: say when everything is needed, and wish for what comes first."""
         plan = self._reader.epoch_map(at)
-        self._leave()
-        self._epoch, self._window = at.epoch, at.anchor_window
         # Two sessions belong together when they walk the same shards in the same order.
-        self._key = (self._listing.digest, at.epoch, plan.order.tobytes())
-        self._progress = self._crowd.join(self._key, self._name, at.anchor_window)
-        behind = plan.position(at.anchor_window)
-        self._cache.note_next_use(self._uses(plan.order[behind:], at.epoch, behind))
-        self._cache.note_next_use(self._next_epoch(plan.order[:behind]))
+        key = (self._listing.digest, at.epoch, plan.order.tobytes())
+        if key != self._key:
+            self._leave()
+        self._epoch, self._window, self._key = at.epoch, at.anchor_window, key
+        self._progress = self._crowd.group(key)
+        if self._progress is None:
+            self._progress = self._crowd.found(key)
+            behind = plan.position(at.anchor_window)
+            self._cache.note_next_use(self._uses(plan.order[behind:], at.epoch, behind))
+            self._cache.note_next_use(self._next_epoch(plan.order[:behind]))
+        # The founder has told of all shards: that takes a microsecond each, so only once.
+        for window in self._progress.join(self._name, at.anchor_window):
+            self._cache.note_next_use(self._uses(plan.shards(window), at.epoch, plan.position(window)))
         self._wish(plan, at.anchor_window)
 
     def skip_to(self, at: Cursor) -> None:

@@ -15,10 +15,12 @@ class Progress:
         """Readers that joined and did not leave."""
         return len(self._at)
 
-    def join(self, reader: str, window: int) -> None:
-        """Add a reader that starts at ``window``."""
+    def join(self, reader: str, window: int) -> range:
+        """Add a reader at ``window``, or set it there; return the windows left before that it wants again."""
+        again = range(window, max(window, self._left))
         self._at[reader] = window
         self._left = min(self._left, window)
+        return again
 
     def advance(self, reader: str, window: int) -> range:
         """Move a reader forward (never back); return the windows that everybody has now left."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.errors import BadRecipe, BadRequest, NotFound, ObjectChanged, ResourceExhausted
+from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged
 from feedd.pipeline.stages import PipelineOptions
 from feedd.values import Topology
 from tests.fakes.feeding import batches, feeding
@@ -34,7 +34,7 @@ async def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
         rig.store.numbers(4, 4)
         with pytest.raises(BadRecipe, match="expected one of cls, got jpg"):
             await rig.open(fields=(("jpg", "int"),))
-        with pytest.raises(ResourceExhausted):
+        with pytest.raises(FeeddError, match="an arena of at most 1MiB"):
             await rig.open(batch_size=1 << 20)
         with pytest.raises(BadRequest, match="sharding"):
             await rig.open(sharding="rows")

@@ -42,6 +42,19 @@ async def test_a_reader_that_leaves_holds_nobody_back(tmp_path: Path) -> None:
         assert _next_uses(rig) == {**{f"{n:02d}": float(n + 6) for n in range(4)}, "04": 4.0, "05": 5.0}
 
 
+async def test_what_is_wanted_again_is_due_again(tmp_path: Path) -> None:
+    """Shards of windows that were left are due in this epoch again when a reader comes that starts before them."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        one = await rig.open()
+        await batches(one)
+        assert _next_uses(rig) == {**{f"{n:02d}": float(n + 6) for n in range(5)}, "05": 5.0}
+        await rig.open()
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
+        await batches(one, Cursor(0, 2, 2, 8))
+        assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
+
+
 async def test_the_last_reader_takes_the_positions_with_it(tmp_path: Path) -> None:
     """A dataset nobody reads any more is in nobody's way: its shards have no next use, and nothing is remembered."""
     async with feeding(tmp_path) as rig:
