@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import TYPE_CHECKING
 
-from feedd.cache import files
+from feedd.cache import files, trouble
 from feedd.cache.durability import RunLedger
 from feedd.cache.lock import DirectoryLock
 from feedd.cache.report import CacheEntry
@@ -20,6 +22,8 @@ def scan(directory: Path) -> Iterator[CacheEntry]:
     Raises:
         CacheUnavailable: it cannot be read. A directory that does not exist yields nothing.
     """
+    if directory.exists() and not directory.is_dir():
+        raise trouble.unavailable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)), directory)
     for _, entry in _walk(directory):
         yield entry
 

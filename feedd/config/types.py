@@ -55,7 +55,10 @@ def _listen(value: str) -> str:
         return value
     if "://" in value:
         raise ValueError(f"expected unix:///path or host:port, got {value!r}")
-    parse_address(value)
+    try:
+        parse_address(value)
+    except ValueError as error:
+        raise ValueError(f"expected unix:///path.sock or host:port like 0.0.0.0:7070, got {value!r}") from error
     return value
 
 

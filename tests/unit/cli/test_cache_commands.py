@@ -101,6 +101,15 @@ def test_remove_is_refused_while_a_daemon_owns_the_directory(feedd: Feedd, cache
     assert "in use by process" in outcome.err
 
 
+def test_a_file_is_no_cache(feedd: Feedd, tmp_path: Path) -> None:
+    """A file where the directory should be is told, not shown as an empty cache."""
+    (tmp_path / "file").write_text("x")
+    outcome = feedd("cache", "ls", "--cache-dir", tmp_path / "file")
+    assert outcome.code == 1
+    assert str(tmp_path / "file") in outcome.err
+    assert "a file is in the way" in outcome.err
+
+
 def test_a_directory_that_does_not_exist_is_empty(feedd: Feedd, tmp_path: Path) -> None:
     """Nothing was cached yet: no error, and nothing is made."""
     assert _urls(feedd, tmp_path / "none") == []
