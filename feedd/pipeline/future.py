@@ -135,7 +135,8 @@ class Outlook:
 
     def _wish(self, plan: EpochMap, window: int) -> None:
         start = plan.position(window)
-        count = max(_AHEAD_WINDOWS * len(plan.shards(0)), _AHEAD_SHARDS)
+        width = len(plan.shards(0))
+        count = width + max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS)  # the window at hand, and beyond it
         self._cache.prefetch([self._listing.refs[s] for s in plan.order[start : start + count].tolist()], self._name)
 
     def _uses(self, shards: NDArray[np.int64], epoch: int, first_place: int) -> Iterator[tuple[ObjectRef, float]]:

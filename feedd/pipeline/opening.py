@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -21,8 +22,6 @@ from feedd.plan.sharding import check_mode
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
-    import asyncio
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -81,7 +80,7 @@ class Pipeline:
             raise
 
     async def _open(self, spec: OpenSpec, listing: Listing, wanted: tuple[FieldRecipe, ...], mark: bytes) -> Session:
-        assigned = listing.assigned(spec)
+        assigned = await asyncio.to_thread(listing.assigned, spec)  # balancing by size takes microseconds per shard
         window = spec.window_shards or self._options.window_shards
         options = ReaderOptions(spec.seed, spec.shuffle, window, spec.batch_size, spec.topology)
         reader = Reader(assigned, options, listing.counts)

@@ -36,12 +36,14 @@ class Shelf:
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
-        held = [listing for (named, _), listing in self._listings.items() if named == urls]
-        for listing in reversed(held):
+        held = {name: listing for name, listing in self._listings.items() if name[0] == urls}
+        for name, listing in held.items():
             if known(listing):
+                self._listings[name] = self._listings.pop(name)  # in use: the last to be dropped
                 return listing
-        if held and self._stages.clock.monotonic_s() - held[-1].listed_s < _FRESH_S:
-            return held[-1]
+        newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
+        if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
+            return newest
         return await self._listing_flight.do(urls, lambda: self._list(urls))
 
     def forget(self, listing: Listing) -> None:

@@ -122,3 +122,18 @@ async def test_one_listing_told_twice_is_one_crowd(tmp_path: Path) -> None:
         await rig.open(topology=rank(1, 2))
         await batches(one)
         assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
+
+
+async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> None:
+    """An open cannot know where its stream begins: what it wished for ends when the stream begins elsewhere."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 40)
+        for number in range(1, 20):
+            rig.store.gates[f"train/{number:02d}.tar"] = asyncio.Event()
+        session = await rig.open()
+        await until(lambda: "train/01.tar" in rig.store.reads)
+        made = await take(session, Cursor(0, 30, 30, 120))
+        assert isinstance(made, Taken)
+        assert made.ints() == [3000, 3001, 3002, 3003]
+        await until(lambda: "train/33.tar" in rig.store.reads)
+        assert "01" not in {entry.ref.key[-6:-4] for entry in rig.cache._index}
