@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
-_LOW_WATER_BYTES = 256 * 1024  # wake up for this much, not for every packet
 _NOTHING = memoryview(bytearray())
 
 
@@ -42,8 +40,6 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._scratch = memoryview(bytearray(_HEAD_BYTES_MAX))
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
-        self._socket: Any = None  # where a low-water mark can be set
-        self._mark_bytes = 1
         self._served_count = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -119,8 +115,6 @@ class Connection(asyncio.BufferedProtocol):
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in {socket.AF_INET, socket.AF_INET6}:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # TLS takes bytes off the socket ahead of us: how many it still has to come is not ours to say
-        self._socket = raw if transport.get_extra_info("sslcontext") is None else None
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
         """Transport: where the next bytes go."""
@@ -132,10 +126,7 @@ class Connection(asyncio.BufferedProtocol):
         """Transport: that many bytes went there."""
         if self._in_body:
             self._at += nbytes
-            rest_bytes = self._size - self._at
-            if rest_bytes < self._mark_bytes:
-                self._set_mark(rest_bytes or 1)
-            if not rest_bytes:
+            if self._at == self._size:
                 self._finish()
         elif self._waiter is None or self._waiter.done():
             self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
@@ -204,11 +195,9 @@ class Connection(asyncio.BufferedProtocol):
             raise BadResponse(f"expected {self._size} bytes, got {got}", stage="source")
         self._target[: len(data)] = data
         self._at = len(data)
+        self._in_body = True
         if self._at == self._size:
             self._finish()
-            return
-        self._in_body = True
-        self._set_mark(min(_LOW_WATER_BYTES, self._size - self._at))
 
     def _read_error_body(self, answer: Answer, data: bytes) -> None:
         self._at += len(data)
@@ -252,17 +241,8 @@ class Connection(asyncio.BufferedProtocol):
         if quiet_count >= 2:
             self._fail(TimeoutError("no byte for too long"))
             return
-        if quiet_count:
-            self._set_mark(1)  # a byte is a sign of life, too
         self._watch = self._loop.call_later(self._check_every_s, self._check, now, quiet_count)
 
     def _check_surplus(self) -> None:
         if self._surplus:
             raise BadResponse("expected one http answer, got more than that", stage="source")
-
-    def _set_mark(self, size_bytes: int) -> None:
-        if self._socket is None or size_bytes == self._mark_bytes:
-            return
-        self._mark_bytes = size_bytes
-        with contextlib.suppress(OSError):  # it saves wake-ups where the system knows it, no more
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)

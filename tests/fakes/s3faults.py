@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Ending = Literal["keep", "close", "reset"]
+Framing = Literal["length", "chunked", "close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Fault:
         range_shift: move the numbers of Content-Range by this.
         etag: pretend the object has this ETag, and ignore If-Match.
         drip_bytes_s: send no faster than this.
+        surplus_bytes: send that much behind the end of the answer.
+        framing: how the end of the body is told.
     """
 
     status: int = 0
@@ -45,6 +48,8 @@ class Fault:
     range_shift: int = 0
     etag: str = ""
     drip_bytes_s: int = 0
+    surplus_bytes: int = 0
+    framing: Framing = "length"
 
 
 NO_FAULT = Fault()
@@ -89,6 +94,21 @@ def short_body(missing_bytes: int) -> Fault:
 def extra_bytes(count: int) -> Fault:
     """A well-formed answer that is longer than the range asked for."""
     return Fault(extra_bytes=count)
+
+
+def surplus(count: int) -> Fault:
+    """A good answer, and then bytes that belong to nothing."""
+    return Fault(surplus_bytes=count)
+
+
+def chunked() -> Fault:
+    """A good answer whose length is not told in advance."""
+    return Fault(framing="chunked")
+
+
+def until_close() -> Fault:
+    """A good answer that ends where the connection does."""
+    return Fault(framing="close", ending="close")
 
 
 def wrong_content_range(shift: int = 1) -> Fault:

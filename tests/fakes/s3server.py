@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import signal
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -31,6 +33,9 @@ from tests.fakes.s3objects import FileObjects, MemoryObjects, Objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+_PIECE_BYTES = 1 << 20
 
 
 class _Sender:
@@ -49,12 +54,21 @@ class _Sender:
         whole = reply.size if reply.stored else len(reply.body)
         announced = whole - fault.short_bytes + fault.extra_bytes
         size = min(whole - fault.short_bytes, whole if fault.body_bytes is None else fault.body_bytes)
-        lines = [f"HTTP/1.1 {reply.status} Fake", f"Content-Length: {announced}", "x-amz-request-id: fake"]
+        lines = [f"HTTP/1.1 {reply.status} Fake", "x-amz-request-id: fake"]
+        chunked = fault.framing == "chunked"
+        if chunked:
+            lines.append("Transfer-Encoding: chunked")
+        elif fault.framing == "length":
+            lines.append(f"Content-Length: {announced}")
         lines += [f"{name}: {value}" for name, value in reply.headers.items()]
         self._writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        if chunked:
+            self._writer.write(f"{size:x}\r\n".encode())
         sent = 0 if head_only else await self._body(reply, size, fault)
-        if fault.extra_bytes and not head_only:
-            self._writer.write(bytes(fault.extra_bytes))
+        if chunked:
+            self._writer.write(b"\r\n0\r\n\r\n")
+        if not head_only:
+            self._writer.write(bytes(fault.extra_bytes + fault.surplus_bytes))
         await self._writer.drain()
         if fault.hang:
             await asyncio.Event().wait()
@@ -69,6 +83,8 @@ class _Sender:
                 self._writer.write(data[at : at + step])
                 await self._writer.drain()
                 await asyncio.sleep(step / fault.drip_bytes_s)
+        elif reply.stored is not None and reply.stored.path and self._writer.get_extra_info("sslcontext"):
+            await self._encrypted(Path(reply.stored.path), reply.start, size)
         elif reply.stored is not None and reply.stored.path:
             with Path(reply.stored.path).open("rb") as file:  # noqa: ASYNC230 - opening a local file; its bytes go by sendfile
                 if size:
@@ -77,6 +93,13 @@ class _Sender:
             self._writer.write(self._slice(reply, size))
             await self._writer.drain()
         return size
+
+    async def _encrypted(self, path: Path, start: int, size: int) -> None:
+        """Send a file in pieces: there is no sendfile through TLS."""
+        with path.open("rb") as file:
+            for at in range(0, size, _PIECE_BYTES):
+                self._writer.write(os.pread(file.fileno(), min(_PIECE_BYTES, size - at), start + at))
+                await self._writer.drain()
 
     @staticmethod
     def _slice(reply: Reply, size: int) -> bytes | memoryview:
@@ -99,8 +122,18 @@ class _Sender:
 class S3Server:
     """The server in a thread of its own; a context manager."""
 
-    def __init__(self, root: Path | None = None, *, port: int = 0, latency_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        *,
+        port: int = 0,
+        latency_s: float = 0.0,
+        cert: tuple[Path, Path] | None = None,
+    ) -> None:
         self.url = ""
+        self._tls = None if cert is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        if self._tls is not None and cert is not None:
+            self._tls.load_cert_chain(*cert)
         self.requests: list[Request] = []
         self.connection_count = 0
         self._objects: Objects = MemoryObjects() if root is None else FileObjects(root)
@@ -180,8 +213,11 @@ class S3Server:
                 tasks.discard(task)
                 writer.transport.abort()
 
-        server = await asyncio.start_server(connected, "127.0.0.1", self._port, limit=1 << 20, backlog=1024)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(
+            connected, "127.0.0.1", self._port, limit=1 << 20, backlog=1024, ssl=self._tls
+        )
+        scheme = "https" if self._tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._started.set()
         if ready is not None:
             ready()
@@ -217,7 +253,7 @@ class S3Server:
                 await asyncio.sleep(delay_s)
             reply = self._answers.answer(request, fault)
             if fault.status:
-                fault = NO_FAULT
+                fault = Fault(framing=fault.framing, ending=fault.ending)
             sent_bytes = await sender.send(reply, fault, head_only=request.method == "HEAD")
             self._body_bytes += sent_bytes  # not in one line: += reads its left side before the await
 
@@ -270,8 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--tls", type=Path, nargs=2, metavar=("CERT", "KEY"), help="PEM files; serve https")
     chosen = parser.parse_args(arguments)
-    server = S3Server(chosen.root, port=chosen.port, latency_s=chosen.latency_ms / 1000)
+    cert = None if chosen.tls is None else tuple(chosen.tls)
+    server = S3Server(chosen.root, port=chosen.port, latency_s=chosen.latency_ms / 1000, cert=cert)
 
     async def run() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
