@@ -16,12 +16,14 @@ from feedd.source.metered import MeteredStore
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.retry import RetryStore
 from feedd.source.s3 import S3Store
+from feedd.source.s3direct import DirectStore
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read
 from tests.fakes.s3server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
+from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
     from feedd.protocols import ObjectStore
 
-KINDS = ["memory", "local", "s3"]
-KINDS += ["limit/memory", "retry/memory", "metered/memory", "metered+limit+retry/s3", "metered+limit+retry/local"]
+KINDS = ["memory", "local", "direct", "direct-tls", "sdk"]
+KINDS += ["limit/memory", "retry/memory", "metered/memory", "metered+limit+retry/direct", "metered+limit+retry/local"]
 
 
 @contextlib.contextmanager
@@ -41,9 +43,14 @@ def _bare(kind: str, top: Path) -> Iterator[Bed]:
     elif kind == "local":
         yield _local(top)
     else:
-        with S3Server() as server:
+        authority = Authority(top) if kind == "direct-tls" else None
+        with S3Server(cert=authority and authority.issue("store")) as server:
             server.create_bucket("bucket")
-            store = S3Store("bucket", SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)}))
+            access = S3Options(
+                endpoint_url=server.url, anonymous=True, ca_bundle=str(authority.ca_path) if authority else None
+            )
+            options = SourceOptions(s3={"*": access})
+            store = S3Store("bucket", options) if kind == "sdk" else DirectStore("bucket", options)
             yield Bed(
                 store,
                 lambda name, data: server.put("bucket", name, data),
@@ -84,10 +91,11 @@ async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
         await store.close()
 
 
-async def test_missing_bucket() -> None:
+@pytest.mark.parametrize("kind", [S3Store, DirectStore])
+async def test_missing_bucket(kind: type[S3Store | DirectStore]) -> None:
     """A bucket that does not exist is NotFound for every request, with a hint about name and region."""
     with S3Server() as server:
-        store = S3Store("absent", SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)}))
+        store = kind("absent", SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)}))
         with pytest.raises(NotFound, match="name and region"):
             await collect(store, "")
         with pytest.raises(NotFound):

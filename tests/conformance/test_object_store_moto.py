@@ -13,6 +13,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from feedd.errors import NotFound
 from feedd.source.options import SourceOptions
 from feedd.source.s3 import S3Store
+from feedd.source.s3direct import DirectStore
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect
 
@@ -32,14 +33,16 @@ def moto_url() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-async def bed(moto_url: str, aws_credentials: None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bed]:
+@pytest.fixture(params=[S3Store, DirectStore])
+async def bed(
+    request: pytest.FixtureRequest, moto_url: str, aws_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Bed]:
     """Make a bucket; the store is told nothing: endpoint and credentials come from the environment."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
     bucket = f"b-{uuid.uuid4().hex}"
     client: Any = get_session().create_client("s3")  # built at run time: no type knows its methods
     client.create_bucket(Bucket=bucket)
-    store = S3Store(bucket, SourceOptions())
+    store = request.param(bucket, SourceOptions())
     yield Bed(
         store,
         lambda name, data: client.put_object(Bucket=bucket, Key=name, Body=data),

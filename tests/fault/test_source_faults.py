@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from tests.fakes import s3faults as fault
 from tests.fakes.s3server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
+from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -37,10 +39,22 @@ PART_BYTES = 64 * 1024
 DATA = random.Random(1).randbytes(5 * PART_BYTES + 123)
 
 
+@pytest.fixture(params=["direct", "direct-tls", "aiobotocore"])
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way to the bytes in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Make an authority that signs the server's certificate."""
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
 @pytest.fixture
-def server() -> Iterator[S3Server]:
+def server(way: str, authority: Authority) -> Iterator[S3Server]:
     """Start a server with one object of six parts."""
-    with S3Server() as running:
+    with S3Server(cert=authority.issue("store") if way == "direct-tls" else None) as running:
         running.put("bucket", "key", DATA)
         yield running
 
@@ -48,7 +62,7 @@ def server() -> Iterator[S3Server]:
 class Rig:
     """Sources over the fake server, with clocks that do not wait and short time-outs."""
 
-    def __init__(self, url: str, **changes: float) -> None:
+    def __init__(self, url: str, authority: Authority, way: str = "direct", **changes: float) -> None:
         self.recorder = TallyRecorder()
         self.clock = TimelessClock()
         settings: dict[str, float] = {"connect_timeout_s": 2.0, "read_timeout_s": 5.0, "attempts_max": 4} | changes
@@ -56,7 +70,8 @@ class Rig:
             part_size_bytes=PART_BYTES,
             parts_in_flight=4,
             bytes_in_flight=3 * PART_BYTES,
-            s3={"*": S3Options(endpoint_url=url, anonymous=True)},
+            transport="aiobotocore" if way == "aiobotocore" else "direct",
+            s3={"*": S3Options(endpoint_url=url, anonymous=True, ca_bundle=str(authority.ca_path))},
             **settings,  # type: ignore[arg-type]  # attempts_max is a whole number in every call
         )
         self.sources = Sources(options, self.recorder, self.clock)
@@ -79,9 +94,9 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(server: S3Server) -> AsyncIterator[Rig]:
+async def rig(server: S3Server, authority: Authority, way: str) -> AsyncIterator[Rig]:
     """Run the sources, and check the gauges at the end of each test."""
-    made = Rig(server.url)
+    made = Rig(server.url, authority, way)
     async with made.sources:
         yield made
     made.assert_nothing_held()
@@ -99,6 +114,9 @@ TRANSIENT = {
     "extra bytes": (fault.extra_bytes(1), None, fault.extra_bytes(70_000)),
     "wrong content-range": (fault.wrong_content_range(), None, fault.wrong_content_range(-1)),
     "200 for a range": (fault.whole_object(), None, fault.whole_object()),
+    "chunks": (fault.chunked(), None, fault.chunked()),
+    "until close": (fault.until_close(), None, fault.until_close()),
+    "more behind the answer": (fault.surplus(1), None, fault.surplus(70_000)),
     "late first byte": (fault.late(0.2),),
     "slow drip that arrives": (fault.drip(PART_BYTES * 4),),
 }
@@ -130,6 +148,10 @@ LASTING = {
     "extra bytes": (fault.extra_bytes(1), BadResponse),
     "wrong content-range": (fault.wrong_content_range(), BadResponse),
     "200 for a range": (fault.whole_object(), BadResponse),
+    "chunks": (fault.chunked(), BadResponse),
+    "until close": (fault.until_close(), BadResponse),
+    "403 in chunks": (replace(fault.denied(), framing="chunked"), PermissionDenied),
+    "404 until close": (replace(fault.missing(), framing="close", ending="close"), NotFound),
     "changed etag": (fault.changed_etag(), ObjectChanged),
     "403": (fault.denied(), PermissionDenied),
     "404": (fault.missing(), NotFound),
@@ -193,9 +215,9 @@ async def test_expired_token_is_refreshed_once(server: S3Server, rig: Rig) -> No
 @pytest.mark.parametrize(
     "stall", [fault.hang(), fault.hang_in_body(1000), fault.drip(20)], ids=["head", "body", "drip"]
 )
-async def test_stalled_answers_are_abandoned(server: S3Server, stall: Fault) -> None:
+async def test_stalled_answers_are_abandoned(server: S3Server, authority: Authority, way: str, stall: Fault) -> None:
     """A server that owes us bytes and stays silent, or nearly so, is left after the deadline."""
-    rig = Rig(server.url, connect_timeout_s=0.5, read_timeout_s=0.5, rate_floor_bytes_s=10_000_000)
+    rig = Rig(server.url, authority, way, connect_timeout_s=0.5, read_timeout_s=0.5, rate_floor_bytes_s=10_000_000)
     async with rig.sources:
         server.script("bucket", "key", stall)
         assert await rig.fetch() == DATA
@@ -229,11 +251,11 @@ async def test_missing_bucket(rig: Rig) -> None:
     assert rig.recorder.total(SOURCE_RETRIES) == 0
 
 
-async def test_refused_connection_names_the_endpoint() -> None:
+async def test_refused_connection_names_the_endpoint(authority: Authority) -> None:
     """Nobody at the endpoint is StoreUnavailable, after retries, and names the endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    rig = Rig(url)
+    rig = Rig(url, authority)
     async with rig.sources:
         with pytest.raises(StoreUnavailable, match=url) as caught:
             await rig.fetch()
