@@ -84,9 +84,7 @@ class FeedService:
             spec = open_spec(request, self._options.open_limits)
             with self._sessions.admission():
                 opened = await self._open_backend(spec)
-                if (
-                    self._sessions.draining
-                ):  # the sessions there were are closed: nobody would close this one
+                if self._sessions.draining:  # the sessions there were are closed: nobody would close this one
                     await opened.close()
                     self._sessions.check_draining()
                 hosted = self._sessions.add(opened, spec)
