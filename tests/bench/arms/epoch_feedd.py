@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from typing import TYPE_CHECKING, Any
 
-from feedd_client import FeedDataset
+from feedd_client import FeedDataset, Shuffle
 from tests.bench.arms import daemon
 from tests.bench.arms.consume import Pair, consume, read_settings
 
@@ -20,7 +20,7 @@ def make_dataset(settings: dict[str, Any], address: str | None) -> FeedDataset:
         f"s3://{settings['bucket']}/tar/",
         batch_size=settings["batch_size"],
         fields={"jpg": "image:224x224", "cls": "int"},
-        shuffle=True,
+        shuffle=Shuffle(window_shards=2),  # 2304 pictures: more than the fastest peer's buffer of 1000
         address=address,
         prefetch=settings["prefetch"],
     )
