@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from httptools import HttpParserError, HttpResponseParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from feedd.errors import BadResponse
 
@@ -58,7 +58,7 @@ class Answer:
         assert self._parser is not None, "an answer in which nothing is expected any more"
         try:
             self._parser.feed_data(data)
-        except HttpParserError as error:
+        except (HttpParserError, HttpParserUpgrade) as error:
             raise BadResponse(f"expected an http answer, got {_line(error)}", stage="source") from error
         if self._surplus:
             raise BadResponse("expected one http answer, got more than that", stage="source")

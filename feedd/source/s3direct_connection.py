@@ -43,7 +43,8 @@ class Connection(asyncio.BufferedProtocol):
         self._served_count = 0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._outcome: Answer | Exception | None = None
         self._surplus = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._target = _NOTHING
@@ -77,13 +78,12 @@ class Connection(asyncio.BufferedProtocol):
         self._expect_progress()
         try:
             self._transport.write(request)
-            answer = await self._waiter
-            self._check_surplus()
+            await self._waiter
+            answer = self._take_outcome()
         except BaseException:
             self.drop()
             raise
         finally:
-            # an exception in a future that its own traceback leads to would keep the target until the next collection
             self._waiter = None
             if self._watch is not None:
                 self._watch.cancel()
@@ -207,21 +207,35 @@ class Connection(asyncio.BufferedProtocol):
             self._finish()
 
     def _finish(self) -> None:
-        waiter, answer = self._waiter, self._answer
-        assert waiter is not None
+        answer = self._answer
         assert answer is not None
         self._let_go()
         answer.drop_parser()
         if not answer.keep_alive:
             self.drop()
-        if not waiter.done():
-            waiter.set_result(answer)
+        self._answered(answer)
 
     def _fail(self, error: Exception) -> None:
-        waiter = self._waiter
         self.drop()
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(error)
+        self._answered(error)
+
+    def _answered(self, outcome: Answer | Exception) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            # not set_exception: the loop holds the future a while longer, and it would lead to frames with the target
+            self._outcome = outcome
+            self._waiter.set_result(None)
+
+    def _take_outcome(self) -> Answer:
+        outcome, self._outcome = self._outcome, None
+        try:
+            if self._surplus:
+                raise BadResponse("expected one http answer, got more than that", stage="source")
+            assert outcome is not None
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # an error would lead to this frame, and this frame to it
 
     def _let_go(self) -> None:
         """Offer the kernel nothing of anybody's memory from here on."""
@@ -242,7 +256,3 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(TimeoutError("no byte for too long"))
             return
         self._watch = self._loop.call_later(self._check_every_s, self._check, now, quiet_count)
-
-    def _check_surplus(self) -> None:
-        if self._surplus:
-            raise BadResponse("expected one http answer, got more than that", stage="source")

@@ -44,7 +44,7 @@ def _bare(kind: str, top: Path) -> Iterator[Bed]:
         yield _local(top)
     else:
         authority = Authority(top) if kind == "direct-tls" else None
-        with S3Server(cert=authority and authority.issue("store")) as server:
+        with S3Server(cert=authority.issue("store") if authority else None) as server:
             server.create_bucket("bucket")
             access = S3Options(
                 endpoint_url=server.url, anonymous=True, ca_bundle=str(authority.ca_path) if authority else None
