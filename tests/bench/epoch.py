@@ -49,8 +49,8 @@ def run(plan: Plan) -> Result:
         "PSS: sampled in the round that is not counted. Cache files on tmpfs count only where they are mapped (feedd).",
         f"Look-ahead: torch prefetch_factor {PREFETCH_FACTOR}; {_look_ahead(arms)}",
         (
-            "Shuffle, as each comes: feedd mixes the 2304 samples of 2 shards (window_shards=2), mosaicml-streaming blocks of"
-            " 262144 samples, litdata blocks of 256 inside each chunk, webdataset a buffer of 1000 samples."
+            "Shuffle, as each comes: feedd mixes the 2304 samples of 2 shards (window_shards=2), mosaicml-streaming"
+            " blocks of 262144 samples, litdata blocks of 256 inside each chunk, webdataset a buffer of 1000 samples."
         ),
         "All arms decode with feedd.decode.codecs.image.",
     ]
