@@ -75,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._target, self._judge, self._size = target, judge, target.nbytes
-        self._expect_progress()
+        self._watch = self._loop.call_later(self._check_every_s, self._check, (0, 0), 0)
         try:
             self._transport.write(request)
             await self._waiter
@@ -245,9 +245,6 @@ class Connection(asyncio.BufferedProtocol):
         self._at = self._size = self._filled = 0
 
     # ------------------------------------------------------------ silence
-
-    def _expect_progress(self) -> None:
-        self._watch = self._loop.call_later(self._check_every_s, self._check, (0, 0), 0)
 
     def _check(self, before: tuple[int, int], quiet_count: int) -> None:
         now = (self._filled, self._at)
