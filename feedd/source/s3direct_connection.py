@@ -138,9 +138,6 @@ class Connection(asyncio.BufferedProtocol):
             except FeeddError as error:
                 self._fail(error)
 
-    def eof_received(self) -> None:
-        """Transport: the server is done; the transport then closes."""
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Transport: gone, for whatever reason."""
         waiter, answer = self._waiter, self._answer
@@ -243,8 +240,6 @@ class Connection(asyncio.BufferedProtocol):
         self._judge = self._answer = None
         self._in_body = False
         self._at = self._size = self._filled = 0
-
-    # ------------------------------------------------------------ silence
 
     def _check(self, before: tuple[int, int], quiet_count: int) -> None:
         now = (self._filled, self._at)
