@@ -70,7 +70,7 @@ async def _interruptible(options: DemoOptions, console: Console) -> list[EpochFa
 async def _stage(options: DemoOptions, console: Console, stack: AsyncExitStack) -> list[EpochFacts]:
     home = Path(tempfile.mkdtemp(prefix="feedd-demo-"))
     stack.callback(shutil.rmtree, home, ignore_errors=True)
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_CACHE_DIR": str(home / "torch")}
     env.pop("FEEDD_ADDRESS", None)
     url = options.url
     if url is None:
