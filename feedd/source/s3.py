@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from feedd.source.options import SourceOptions
     from feedd.values import ByteRange
-_TLS_CLOSE_S = 0.1
 
 
 class S3Store:
@@ -96,8 +94,6 @@ class S3Store:
     async def close(self) -> None:
         """Close connections; idempotent."""
         await self.clients.aclose()
-        # aiohttp returns before its TLS transports are closed and offers nothing to wait for
-        await asyncio.sleep(_TLS_CLOSE_S)
 
     def asked(self, op: str, key: str, etag: str = "") -> Asked:
         """Return what to tell of a request when it fails."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SESSION_NAME = "feedd"
+_TLS_CLOSE_S = 0.1
 
 
 async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
@@ -175,6 +176,8 @@ class S3Clients:
         generation = self._current.value
         if generation is not None:
             await self.renew(generation.client)
+            # aiohttp returns before its TLS transports are closed and offers nothing to wait for
+            await asyncio.sleep(_TLS_CLOSE_S)
 
     async def _open(self) -> _Generation:
         async with contextlib.AsyncExitStack() as stack:
