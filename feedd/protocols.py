@@ -20,8 +20,10 @@ if TYPE_CHECKING:
         ByteRange,
         Cursor,
         EpochEnd,
+        ObjectChecksum,
         ObjectRef,
         OpenSpec,
+        ReadProgress,
         SessionInfo,
         ShardFile,
         ShardIndex,
@@ -87,8 +89,20 @@ class ObjectStore(Protocol):
             NotFound, PermissionDenied, StoreUnavailable: as named.
         """
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Return what the store keeps to check the whole object against; None where it keeps nothing.
+
+        Raises:
+            ObjectChanged: the store now has another version.
+            NotFound, PermissionDenied, StoreUnavailable, Throttled: as named.
+        """
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         """Fill ``target`` (exactly ``span.size_bytes`` long) with that range of that version.
+
+        ``progress``, fresh for each call, is kept up to date where the store can tell.
 
         Raises:
             ObjectChanged: the store now has another version.
@@ -100,11 +114,28 @@ class ObjectStore(Protocol):
         """Release connections; idempotent."""
 
 
+class FetchWatch(Protocol):
+    """Whoever a fetch is for."""
+
+    def urgency(self) -> float:
+        """Position of the future at which the object is needed: lower goes first. Asked whenever there is a choice."""
+
+    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+        """Take note of a part that is whole; ``piece`` is borrowed. A span that comes again replaces the earlier one.
+
+        Parts come in any order; each byte of the object is in the last call for it when the fetch returns.
+        """
+
+
 class ShardFetcher(Protocol):
     """Brings a whole object into memory somebody else owns, by parallel ranges within the byte budget."""
 
-    async def fetch(self, ref: ObjectRef, target: memoryview) -> None:
-        """Fill ``target`` (exactly ``ref.size_bytes`` long). Raises what ``ObjectStore.read_into`` raises."""
+    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+        """Fill ``target`` (exactly ``ref.size_bytes`` long), checked against the store's checksum where it has one.
+
+        Raises what ``ObjectStore.read_into`` raises; ``BadResponse`` too where the checksum still differs after the
+        object was fetched again.
+        """
 
 
 class PinnedShards(Protocol):

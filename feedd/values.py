@@ -50,6 +50,40 @@ class ObjectRef:
         return f"{self.root}{self.key}" if self.root == "file://" else f"{self.root}/{self.key}"
 
 
+@dataclass(slots=True)
+class ReadProgress:
+    """How far one read has come: the one noun that changes. The store that receives writes it, anybody may look.
+
+    Attributes:
+        filled_bytes: so much of the target, from its start, is the object's and is not written again by this read.
+            Where an error ends the read, it can be taken up again from there.
+        first_byte_s: when the first byte of the body came, on ``time.monotonic``; None: not yet.
+        answered_by: request id and address of who sent it, for messages; empty where unknown.
+    """
+
+    filled_bytes: int = 0
+    first_byte_s: float | None = None
+    answered_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectChecksum:
+    """What a store keeps to check a whole object against.
+
+    Attributes:
+        algorithm: ``crc64nvme``, ``crc32c``, ``crc32``, ``sha1`` or ``sha256``.
+        digest: big-endian for the CRCs. Of the object's bytes; where ``part_sizes`` are given, of the digests of its
+            parts one after another (S3's composite checksums).
+        part_sizes: bytes of each part of a composite one; empty: of the full object.
+        part_digests: one per part where the store tells them, else empty.
+    """
+
+    algorithm: str
+    digest: bytes
+    part_sizes: tuple[int, ...] = ()
+    part_digests: tuple[bytes, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ShardFile:
     """A whole shard as a local file; valid while its pin is held.

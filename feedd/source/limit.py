@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from feedd.protocols import ObjectStore
-    from feedd.values import ByteRange, ObjectRef
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 
 class LimitStore:
@@ -46,10 +46,17 @@ class LimitStore:
         async with self._permits:
             return await self._inner.head(key)
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask the inner store, when it is our turn; see ``ObjectStore.checksum``."""
+        async with self._permits:
+            return await self._inner.checksum(ref)
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         """Read from the inner store, when it is our turn."""
         async with self._permits:
-            await self._inner.read_into(ref, span, target)
+            await self._inner.read_into(ref, span, target, progress)
 
     async def close(self) -> None:
         """Close the inner store."""

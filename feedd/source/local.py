@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable
 from feedd.source.hints import CHANGED_HINT
 from feedd.units import MIB
-from feedd.values import ObjectRef
+from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -60,7 +60,13 @@ class LocalStore:
         """Return the current version of one file; see ``ObjectStore.head``."""
         return await self._in_thread(lambda _: _head(key), key)
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
+        """Files have none."""
+        return None
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         """Read a range on a thread; see ``ObjectStore.read_into``."""
         await self._in_thread(lambda stop: _read(ref, span, target, stop), ref.key)
 

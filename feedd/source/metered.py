@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from feedd.protocols import Clock, ObjectStore, Recorder
-    from feedd.values import ByteRange, ObjectRef
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 
 class MeteredStore:
@@ -48,10 +48,17 @@ class MeteredStore:
         with self._measured("head"):
             return await self._inner.head(key)
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask the inner store; see ``ObjectStore.checksum``."""
+        with self._measured("checksum"):
+            return await self._inner.checksum(ref)
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         """Read from the inner store."""
         with self._measured("read"):
-            await self._inner.read_into(ref, span, target)
+            await self._inner.read_into(ref, span, target, progress)
         self._recorder.count(SOURCE_BYTES, span.size_bytes)
 
     async def close(self) -> None:

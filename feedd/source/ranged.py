@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.flow.budget import ByteBudget
-    from feedd.protocols import ObjectStore, Recorder
+    from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ByteRange, ObjectRef
 
 
@@ -42,7 +42,7 @@ class RangeFetcher:
     def __repr__(self) -> str:
         return f"RangeFetcher({self._part_size_bytes} bytes per part, {self._budget!r})"
 
-    async def fetch(self, ref: ObjectRef, target: memoryview) -> None:
+    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops its siblings."""
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
         store = self._store_of(ref.root)
@@ -50,14 +50,16 @@ class RangeFetcher:
         try:
             async with asyncio.TaskGroup() as parts:
                 for span in split(ref.size_bytes, self._part_size_bytes):
-                    parts.create_task(self._fetch_part(store, ref, span, target))
+                    parts.create_task(self._fetch_part(store, ref, span, target, watch))
         except* FeeddError as group:
             failures = _flat(group)
         if failures:
             # an error that ends the fetch for good says more than one that might have passed
             raise min(failures, key=lambda error: error.retryable)
 
-    async def _fetch_part(self, store: ObjectStore, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def _fetch_part(
+        self, store: ObjectStore, ref: ObjectRef, span: ByteRange, target: memoryview, watch: FetchWatch | None
+    ) -> None:
         size_bytes = span.size_bytes
         async with self._line, self._budget.reserve(size_bytes):
             self._recorder.move(FETCH_BYTES, size_bytes)
@@ -65,6 +67,8 @@ class RangeFetcher:
             try:
                 with target[span.start : span.end] as piece:
                     await store.read_into(ref, span, piece)
+                    if watch is not None:
+                        watch.arrived(span, piece)
             finally:
                 self._recorder.move(FETCH_BYTES, -size_bytes)
                 self._recorder.move(FETCH_PARTS, -1)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from feedd.protocols import Clock, ObjectStore, Recorder
-    from feedd.values import ByteRange, ObjectRef
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 
 class RetryStore:
@@ -68,12 +68,20 @@ class RetryStore:
             self._policy, self._clock, lambda: self._inner.head(key), chance=self._chance, on_retry=self._note
         )
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask the inner store until it answers or the policy gives up; see ``ObjectStore.checksum``."""
+        return await retrying(
+            self._policy, self._clock, lambda: self._inner.checksum(ref), chance=self._chance, on_retry=self._note
+        )
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         """Read from the inner store until the range is there or the policy gives up."""
         await retrying(
             self._policy,
             self._clock,
-            lambda: self._inner.read_into(ref, span, target),
+            lambda: self._inner.read_into(ref, span, target, progress),
             chance=self._chance,
             on_retry=self._note,
         )

@@ -16,9 +16,9 @@ from feedd.source.metered import MeteredStore
 from feedd.source.pages import closing_pages
 from feedd.source.ranged import RangeFetcher
 from feedd.source.retry import RetryStore
-from feedd.source.s3 import S3Store
-from feedd.source.s3client import warm
-from feedd.source.s3direct import DirectStore
+from feedd.source.s3.client import warm
+from feedd.source.s3.direct.store import DirectStore
+from feedd.source.s3.store import S3Store
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from feedd.source.memory import MemoryStore
 from feedd.source.metered import MeteredStore
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.retry import RetryStore
-from feedd.source.s3 import S3Store
-from feedd.source.s3direct import DirectStore
+from feedd.source.s3.direct.store import DirectStore
+from feedd.source.s3.store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read

@@ -12,8 +12,8 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from feedd.errors import NotFound
 from feedd.source.options import SourceOptions
-from feedd.source.s3 import S3Store
-from feedd.source.s3direct import DirectStore
+from feedd.source.s3.direct.store import DirectStore
+from feedd.source.s3.store import S3Store
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect
 

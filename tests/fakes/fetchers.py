@@ -7,10 +7,12 @@ from collections import Counter, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from feedd.errors import NotFound
-from feedd.values import ObjectRef
+from feedd.values import ByteRange, ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from feedd.protocols import FetchWatch
 
 ROOT = "s3://bucket"
 
@@ -61,7 +63,7 @@ class MemoryFetcher:
         """Let the next fetches of this one raise these, one each."""
         self._faults[ref.key].extend(errors)
 
-    async def fetch(self, ref: ObjectRef, target: memoryview) -> None:
+    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         self.calls[ref.key] += 1
         self.order.append(ref.key)
         self.running.add(ref.key)
@@ -80,6 +82,8 @@ class MemoryFetcher:
             if self._faults[ref.key]:
                 raise self._faults[ref.key].popleft()
             target[half:] = data[half:]
+            if watch is not None:
+                watch.arrived(ByteRange(0, len(data)), target)
         except asyncio.CancelledError:
             self.cancelled[ref.key] += 1
             if ref.key in self._lingering:

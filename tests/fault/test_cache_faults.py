@@ -311,7 +311,7 @@ async def test_fetcher_that_keeps_a_view_in_its_error(rig: CacheRig) -> None:
     kept: list[memoryview] = []
 
     class Clinging(type(rig.fetcher)):  # type: ignore[misc]  # the fake with one bad habit more
-        async def fetch(self, ref: object, target: memoryview) -> None:
+        async def fetch(self, ref: object, target: memoryview, watch: object = None) -> None:
             kept.append(target[5:])
             raise StoreUnavailable("expected a body, got a reset")
 

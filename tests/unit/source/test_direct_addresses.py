@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedd.source.s3direct_addresses import Addresses
+from feedd.source.s3.direct.addresses import Addresses
 
 
 def test_each_takes_its_turn() -> None:

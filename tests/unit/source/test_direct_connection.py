@@ -12,15 +12,15 @@ import pytest
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
 from feedd.errors import BadResponse, ObjectChanged
-from feedd.source import s3direct_pool
 from feedd.source.options import SourceOptions
-from feedd.source.s3direct_pool import ConnectionPool, Endpoint
+from feedd.source.s3.direct import pool as direct_pool
+from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
 from tests.fakes.raw_server import RawServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from feedd.source.s3direct_answer import Answer
+    from feedd.source.s3.direct.answer import Answer
     from tests.fakes.raw_server import Answer as Sent
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -244,7 +244,7 @@ async def test_last_used_goes_first() -> None:
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection nobody takes up is given up before the server would."""
-    monkeypatch.setattr(s3direct_pool, "_IDLE_S", 0.02)
+    monkeypatch.setattr(direct_pool, "_IDLE_S", 0.02)
     async with RawServer(head() + BODY, head() + BODY) as server, pool_of(server.port) as pool:
         await get(pool)
         while "0 of 0" not in repr(pool):  # noqa: ASYNC110 - what is waited for has no event

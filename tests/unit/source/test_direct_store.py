@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadResponse, FeeddError, StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
-from feedd.source.s3direct import DirectStore
+from feedd.source.s3.direct.store import DirectStore
 from feedd.source.sources import Sources
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes import s3faults as fault

@@ -12,7 +12,7 @@ import uvloop
 
 from feedd.errors import StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
-from feedd.source.s3direct import DirectStore
+from feedd.source.s3.direct.store import DirectStore
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes import s3faults as fault
 from tests.fakes.s3server import S3Server

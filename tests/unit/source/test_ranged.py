@@ -15,7 +15,7 @@ from feedd.source.ranged import RangeFetcher
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
-    from feedd.values import ByteRange, ObjectRef
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 
 class GatedStore(MemoryStore):
@@ -27,7 +27,13 @@ class GatedStore(MemoryStore):
         self.gate = asyncio.Event()
         self.failing: dict[int, Exception] = {}
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Nothing is kept."""
+        return None
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         self.begun.append((ref.key, span.start))
         await self.gate.wait()
         if span.start in self.failing:

@@ -10,8 +10,8 @@ from botocore import exceptions as boto
 from botocore.utils import parse_timestamp
 
 from feedd import errors
-from feedd.source import s3client
-from feedd.source.s3errors import Asked, translate
+from feedd.source.s3 import client as s3_client
+from feedd.source.s3.errors import Asked, translate
 
 READ = Asked("read", "s3://b/k", "http://store:9000", "old")
 
@@ -118,4 +118,4 @@ def test_transport(raised: Exception, kind: type[errors.FeeddError], text: str) 
 )
 def test_times_are_read_as_botocore_reads_them(text: Any, expected: datetime) -> None:
     """The fast way to read S3's dates gives what the slow one gives, and leaves other forms to it."""
-    assert s3client._timestamp(text) == expected == parse_timestamp(text)
+    assert s3_client._timestamp(text) == expected == parse_timestamp(text)

@@ -21,7 +21,7 @@ from botocore.utils import parse_timestamp
 
 from feedd.errors import BadConfig
 from feedd.source.once import Once
-from feedd.source.s3errors import EXPIRED, FOREIGN, Asked, code_of, translate
+from feedd.source.s3.errors import EXPIRED, FOREIGN, Asked, code_of, translate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

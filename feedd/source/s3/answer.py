@@ -9,7 +9,7 @@ from feedd.errors import BadResponse, ObjectChanged
 from feedd.source.hints import CHANGED_HINT
 
 if TYPE_CHECKING:
-    from feedd.source.s3errors import Asked
+    from feedd.source.s3.errors import Asked
     from feedd.values import ByteRange, ObjectRef
 
 

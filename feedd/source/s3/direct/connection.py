@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, FeeddError
-from feedd.source.s3direct_answer import Answer
+from feedd.source.s3.direct.answer import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
 from feedd.source.once import Once
-from feedd.source.s3direct_addresses import Addresses
-from feedd.source.s3direct_connection import Connection, StaleConnection
+from feedd.source.s3.direct.addresses import Addresses
+from feedd.source.s3.direct.connection import Connection, StaleConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.source.options import SourceOptions
-    from feedd.source.s3direct_answer import Answer
+    from feedd.source.s3.direct.answer import Answer
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
 _RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds, and wants load spread over them

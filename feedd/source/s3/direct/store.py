@@ -18,20 +18,20 @@ from botocore.parsers import create_parser
 from feedd.errors import BadResponse
 from feedd.source.once import Once
 from feedd.source.pages import closing_pages
-from feedd.source.s3 import S3Store
-from feedd.source.s3answer import RangeHead, check_head
-from feedd.source.s3client import trusted_authorities
-from feedd.source.s3direct_pool import ConnectionPool, Endpoint
-from feedd.source.s3direct_sign import Template, catch_template
-from feedd.source.s3errors import MOVED, code_of
+from feedd.source.s3.answer import RangeHead, check_head
+from feedd.source.s3.client import trusted_authorities
+from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
+from feedd.source.s3.direct.sign import Template, catch_template
+from feedd.source.s3.errors import MOVED, code_of
+from feedd.source.s3.store import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from feedd.source.options import SourceOptions
-    from feedd.source.s3direct_answer import Answer
-    from feedd.source.s3errors import Asked
-    from feedd.values import ByteRange, ObjectRef
+    from feedd.source.s3.direct.answer import Answer
+    from feedd.source.s3.errors import Asked
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 _log = structlog.get_logger(__name__)
 
@@ -70,7 +70,13 @@ class DirectStore:
         """Ask through the SDK; see ``ObjectStore.head``."""
         return await self._sdk.head(key)
 
-    async def read_into(self, ref: ObjectRef, span: ByteRange, target: memoryview) -> None:
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask through the SDK; see ``ObjectStore.checksum``."""
+        return await self._sdk.checksum(ref)
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
         """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
         assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
         if not span.size_bytes:
@@ -87,7 +93,7 @@ class DirectStore:
             obstacle = await self._sdk.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
         if obstacle:
             self._hand_over(obstacle)
-            await self._sdk.read_into(ref, span, target)
+            await self._sdk.read_into(ref, span, target, progress)
 
     async def close(self) -> None:
         """Close connections; idempotent."""

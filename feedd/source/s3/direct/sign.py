@@ -82,7 +82,8 @@ class Template:
         request.context = dict(self.context)  # the signer writes into it
         await self.signer.sign("GetObject", request)
         lines = [f"GET {path} HTTP/1.1", f"Host: {self.authority}", "Accept-Encoding: identity"]
-        lines += [f"{name}: {_text(value)}" for name, value in request.headers.items()]
+        # the signer that botocore takes where awscrt is installed sets Host itself
+        lines += [f"{name}: {_text(value)}" for name, value in request.headers.items() if name.lower() != "host"]
         return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 

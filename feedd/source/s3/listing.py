@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import Unsupported
-from feedd.source.s3client import S3Clients
+from feedd.source.s3.client import S3Clients
 from feedd.source.threaded import iterate_in_thread
 from feedd.values import ObjectRef
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from feedd.source.options import SourceOptions
-    from feedd.source.s3errors import Asked
+    from feedd.source.s3.errors import Asked
 
 _PAGES_AHEAD_COUNT = 8
 

@@ -1,0 +1,1 @@
+"""S3 through the SDK: credentials, endpoints, listings, and whatever comes up once."""
