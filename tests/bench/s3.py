@@ -40,7 +40,7 @@ class Sent:
 
 
 class BenchServer:
-    """Runs ``tests.fakes.s3server`` over ``root``; a context manager."""
+    """Runs ``feedd.bench.server.server`` over ``root``; a context manager."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -49,7 +49,7 @@ class BenchServer:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.s3server", "--root", str(self._root), "--port", "0"],
+            [sys.executable, "-m", "feedd.bench.server.server", "--root", str(self._root), "--port", "0"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.bench.server.server import S3Server
 from feedd.errors import NotFound
 from feedd.flow.retry import RetryPolicy
 from feedd.source.limit import LimitStore
@@ -20,7 +21,6 @@ from feedd.source.s3.store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read
-from tests.fakes.s3server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 from tests.unit.serve.certs import Authority

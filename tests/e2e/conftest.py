@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from feedd.bench.server.server import S3Server
 from tests.e2e.daemon import Daemon
-from tests.fakes.s3server import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,13 +8,12 @@ import pytest
 
 from feedd_client import FeedDataset, FeedError
 from tests.e2e.shards import jpeg, numbered, tar
-from tests.fakes import s3faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
-    from tests.fakes.s3server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -54,7 +53,7 @@ def test_what_is_not_there(s3: S3Server, daemon: Daemon) -> None:
 
 def test_denied_and_unreachable(s3: S3Server, daemon: Daemon, daemons: Callable[..., Daemon]) -> None:
     """A key without permission names the key; an endpoint nobody listens on names the endpoint."""
-    s3.script("data", "train/0.tar", *[s3faults.denied()] * 8)
+    s3.script("data", "train/0.tar", *[faults.denied()] * 8)
     _fails(daemon, "s3://data/train/0.tar")
     other = daemons("other", endpoint="http://127.0.0.1:9", settings=("fetch.attempts=2",))
     _fails(other, "127.0.0.1:9")

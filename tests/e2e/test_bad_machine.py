@@ -15,14 +15,13 @@ import pytest
 
 from feedd_client import AccessDenied, BadConfigError, CacheError, DaemonUnreachable, DaemonVersionError, FeedDataset
 from tests.e2e.shards import numbered
-from tests.fakes import s3faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
-    from tests.fakes.s3server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -222,7 +221,7 @@ def test_a_client_of_another_major_version(
 def test_a_bucket_in_another_region(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """A store that says where the bucket is makes an error that names URL, option and region."""
     _put(s3, 1)
-    s3.script("data", "", op="LIST", always=s3faults.moved("eu-central-1"))
+    s3.script("data", "", op="LIST", always=faults.moved("eu-central-1"))
     daemon = daemons(settings=("fetch.attempts=2",))
     with pytest.raises(BadConfigError) as caught:
         _read(daemon.address)
@@ -234,7 +233,7 @@ def test_a_bucket_in_another_region(s3: S3Server, daemons: Callable[..., Daemon]
 def test_credentials_that_ran_out(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Credentials that expire and are not renewed are told as that, with the object; after renewal it goes on."""
     labels = _put(s3, 1)
-    s3.script("data", "train/0.tar", always=s3faults.expired_token())
+    s3.script("data", "train/0.tar", always=faults.expired_token())
     daemon = daemons(settings=("fetch.attempts=2",))
     with pytest.raises(AccessDenied) as caught:
         _read(daemon.address)
@@ -273,7 +272,7 @@ def test_ctrl_c_in_training(s3: S3Server, daemons: Callable[..., Daemon], how: s
     """Ctrl-C while the trainer computes, or waits for data that does not come, ends it by KeyboardInterrupt at once."""
     _put(s3, 2)
     if not think_s:
-        s3.script("data", "train/1.tar", always=s3faults.hang())
+        s3.script("data", "train/1.tar", always=faults.hang())
     daemon = daemons(settings=("fetch.read_timeout=10m",))
     trainer = subprocess.Popen(
         [sys.executable, "-c", _TRAINER, daemon.address, how, str(think_s)],

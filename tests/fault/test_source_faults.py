@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.bench.server import faults as fault
+from feedd.bench.server.server import S3Server
 from feedd.errors import (
     BadConfig,
     BadResponse,
@@ -23,8 +25,6 @@ from feedd.errors import (
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_RETRIES
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
-from tests.fakes import s3faults as fault
-from tests.fakes.s3server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 from tests.unit.serve.certs import Authority
@@ -32,8 +32,8 @@ from tests.unit.serve.certs import Authority
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from feedd.bench.server.faults import Fault
     from feedd.values import ObjectRef
-    from tests.fakes.s3faults import Fault
 
 PART_BYTES = 64 * 1024
 DATA = random.Random(1).randbytes(5 * PART_BYTES + 123)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from feedd.bench.server import faults as fault
+from feedd.bench.server.server import S3Server
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadResponse, FeeddError, StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.sources import Sources
 from feedd.values import ByteRange, ObjectRef
-from tests.fakes import s3faults as fault
-from tests.fakes.s3server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.unit.serve.certs import Authority
 

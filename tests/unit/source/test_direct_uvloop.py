@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
+from feedd.bench.server import faults as fault
+from feedd.bench.server.server import S3Server
 from feedd.errors import StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.direct.store import DirectStore
 from feedd.values import ByteRange, ObjectRef
-from tests.fakes import s3faults as fault
-from tests.fakes.s3server import S3Server
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.bench.server import faults as fault
+from feedd.bench.server.server import S3Server
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadRequest, NotFound, PermissionDenied, Unsupported
 from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
-from tests.fakes import s3faults as fault
-from tests.fakes.s3server import S3Server
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from tests.fakes.s3faults import Fault
-    from tests.fakes.s3objects import Objects, Stored
+    from feedd.bench.server.faults import Fault
+    from feedd.bench.server.objects import Objects, Stored
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _XML = '<?xml version="1.0" encoding="UTF-8"?>\n'

@@ -66,28 +66,34 @@ class MemoryObjects:
         self._lock = threading.Lock()
 
     def buckets(self) -> list[str]:
+        """Return the names."""
         return sorted(self._buckets)
 
     def create(self, bucket: str) -> None:
+        """Make a bucket; one that is there stays."""
         with self._lock:
             self._buckets.setdefault(bucket, {})
 
     def find(self, bucket: str, key: str) -> Stored | None:
+        """Return an object."""
         return self._buckets.get(bucket, {}).get(key)
 
     def put(self, bucket: str, key: str, data: bytes) -> Stored:
-        stored = Stored(len(data), hashlib.md5(data).hexdigest(), data)
+        """Store an object, in place of one of that name."""
+        stored = Stored(len(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), data)
         with self._lock:
             self._buckets.setdefault(bucket, {})[key] = stored
             self._sorted.pop(bucket, None)
         return stored
 
     def delete(self, bucket: str, key: str) -> None:
+        """Remove an object; one that is not there is fine."""
         with self._lock:
             self._buckets.get(bucket, {}).pop(key, None)
             self._sorted.pop(bucket, None)
 
     def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
+        """Return up to ``count`` objects behind ``after`` in byte order, and whether there are more."""
         with self._lock:
             objects = self._buckets.get(bucket, {})
             keys = self._sorted.get(bucket)
@@ -104,20 +110,24 @@ class FileObjects:
         self._root = root
 
     def buckets(self) -> list[str]:
+        """Return the names."""
         return sorted(path.name for path in self._root.iterdir() if path.is_dir())
 
     def create(self, bucket: str) -> None:
+        """Make a bucket; one that is there stays."""
         (self._root / bucket).mkdir(parents=True, exist_ok=True)
 
     def find(self, bucket: str, key: str) -> Stored | None:
+        """Return an object."""
         path = self._root / bucket / key
         if ".." in path.parts or not path.is_file():
             return None
         status = path.stat()
-        tag = hashlib.md5(f"{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()
+        tag = hashlib.md5(f"{status.st_size}:{status.st_mtime_ns}".encode(), usedforsecurity=False).hexdigest()
         return Stored(status.st_size, tag, path=str(path))
 
     def put(self, bucket: str, key: str, data: bytes) -> Stored:
+        """Store an object, in place of one of that name."""
         path = self._root / bucket / key
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -128,9 +138,11 @@ class FileObjects:
         return stored
 
     def delete(self, bucket: str, key: str) -> None:
+        """Remove an object; one that is not there is fine."""
         (self._root / bucket / key).unlink(missing_ok=True)
 
     def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
+        """Return up to ``count`` objects behind ``after`` in byte order, and whether there are more."""
         top = self._root / bucket
         names = (str(path.relative_to(top)) for path in top.rglob("*") if path.is_file() and path.suffix != ".part")
         found, more = _page(sorted((name.encode(), name) for name in names), prefix, after, count)

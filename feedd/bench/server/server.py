@@ -7,7 +7,7 @@ In a test::
         server.script("bucket", "train/a.tar", slow_down(), None, reset_in_body(100))
         ...  # server.url, server.requests, server.stats()
 
-As a bench server over files: ``python -m tests.fakes.s3server --root DIR --port 0``; its first line is its URL.
+As a bench server over files: ``python -m feedd.bench.server.server --root DIR --port 0``; its first line is its URL.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, unquote
 
-from tests.fakes.s3answers import Answers, Reply, Request, operation
-from tests.fakes.s3faults import NO_FAULT, Fault, Script
-from tests.fakes.s3objects import FileObjects, MemoryObjects, Objects
+from feedd.bench.server.answers import Answers, Reply, Request, operation
+from feedd.bench.server.faults import NO_FAULT, Fault, Script
+from feedd.bench.server.objects import FileObjects, MemoryObjects, Objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

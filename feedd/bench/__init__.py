@@ -1,0 +1,1 @@
+"""Measuring: ``feedd bench``, each stage alone and beside its peers."""
