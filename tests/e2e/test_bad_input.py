@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from feedd.bench.server import faults
 from feedd_client import FeedDataset, FeedError
 from tests.e2e.shards import jpeg, numbered, tar
 

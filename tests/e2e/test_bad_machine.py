@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from feedd.bench.server import faults
 from feedd_client import AccessDenied, BadConfigError, CacheError, DaemonUnreachable, DaemonVersionError, FeedDataset
 from tests.e2e.shards import numbered
 
