@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from feedd.bench.report import Result, show
 from tests.bench import epoch, first_batch, handoff, machine, s3_bytes
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
-from tests.bench.report import Result, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.bench.harness import Arm, Row, interleave
+from feedd.bench.harness import Arm, Row, interleave
+from feedd.bench.report import Column, Result, Verdict
 from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
-from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
-    from tests.bench.harness import Outcome
+    from feedd.bench.harness import Outcome
     from tests.bench.plan import Plan
 
 _TIMEOUT_S = 180.0

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from tests.bench.procs import tree_cpu_s
+from feedd.bench.procs import tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tests.bench.harness import Outcome
+    from feedd.bench.harness import Outcome
 
 
 @dataclass(frozen=True, slots=True)

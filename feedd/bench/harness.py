@@ -13,16 +13,16 @@ import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.bench.peers import ROOT
-from tests.bench.procs import MemoryPeak, descendants, memory_of
+from feedd.bench.procs import MemoryPeak, descendants, memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 Row = dict[str, Any]
+_IMPORTS = Path(__file__).resolve().parents[2]
 _MEMORY_INTERVAL_S = 0.25
 _STEERING = ("AWS_", "FEEDD_", "LITDATA_", "SLURM_", "SM_", "OMPI_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
 
@@ -41,6 +41,8 @@ class Arm:
         python: its interpreter.
         environment: variables on top of ``os.environ``.
         settings: the arm's own settings.
+        imports: folder from which its module is imported, and in which it runs.
+        prefix: words in front of the command, such as a wrapper.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Arm:
     python: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    imports: Path = _IMPORTS
+    prefix: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +96,11 @@ def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memor
         ArmFailed: it took too long, ended badly or printed no JSON.
     """
     settings = json.dumps({**arm.settings, **extra})
-    environment = {**_plain_environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **arm.environment}
+    environment = {**_plain_environment(), "PYTHONPATH": str(arm.imports), "PYTHONUNBUFFERED": "1", **arm.environment}
     started_s = time.perf_counter()
-    child = subprocess.Popen(
-        [arm.python, "-m", arm.module, settings],
-        cwd=ROOT,
+    child = subprocess.Popen(  # noqa: S603 - interpreters and modules that benches name
+        [*arm.prefix, str(arm.python), "-m", arm.module, settings],
+        cwd=arm.imports,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
