@@ -1,0 +1,225 @@
+"""Whole objects against the checksum their store keeps, from parts that come in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import bisect
+import hashlib
+import itertools
+import threading
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from awscrt import checksums as crt
+
+from feedd.units import MIB
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from feedd.values import ObjectChecksum, ObjectRef
+
+_STRIDE_BYTES = 4 * MIB  # so much is digested before a thread looks whether it is still wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Crc:
+    """A checksum that can be computed piecewise and combined.
+
+    Attributes:
+        on_arrival: quick enough to compute on the event loop while the bytes are in the processor's cache
+            (25 GiB/s); the others are computed at the end, on a thread.
+    """
+
+    size_bytes: int
+    on_arrival: bool
+    update: Callable[[memoryview, int], int]
+    combine: Callable[[int, int, int], int]
+
+    def of(self, data: Iterable[memoryview]) -> bytes:
+        value = 0
+        for stride in data:
+            value = self.update(stride, value)
+        return value.to_bytes(self.size_bytes, "big")
+
+    def join(self, pieces: Iterable[tuple[ByteRange, bytes]]) -> bytes:
+        value = 0
+        for span, digest in pieces:
+            value = self.combine(value, int.from_bytes(digest, "big"), span.size_bytes)
+        return value.to_bytes(self.size_bytes, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hash:
+    """A cryptographic hash: only of a whole part, from its first byte on."""
+
+    new: Callable[[], Any]  # hashlib's own type has no public name
+    on_arrival: bool = False
+
+    def of(self, data: Iterable[memoryview]) -> bytes:
+        state = self.new()
+        for stride in data:
+            state.update(stride)
+        digest: bytes = state.digest()
+        return digest
+
+    def join(self, pieces: Iterable[tuple[ByteRange, bytes]]) -> bytes:
+        found = [digest for _, digest in pieces]
+        assert len(found) <= 1, "pieces of a hash cannot be joined"
+        return found[0] if found else self.of(())
+
+
+_ALGORITHMS: Mapping[str, _Crc | _Hash] = {
+    "crc64nvme": _Crc(8, True, crt.crc64nvme, crt.combine_crc64nvme),  # noqa: FBT003 - a table
+    "crc32c": _Crc(4, True, crt.crc32c, crt.combine_crc32c),  # noqa: FBT003
+    # zlib's is the quicker one of the two; at 2 GiB/s both would hold up the loop
+    "crc32": _Crc(4, False, zlib.crc32, crt.combine_crc32),  # noqa: FBT003
+    "sha256": _Hash(hashlib.sha256),
+    "sha1": _Hash(lambda: hashlib.sha1(usedforsecurity=False)),
+}
+ALGORITHMS: tuple[str, ...] = tuple(_ALGORITHMS)
+"""What can be verified, the preferred first: strong enough, then cheap."""
+
+
+def digest_of(algorithm: str, data: bytes | memoryview) -> bytes:
+    """Return the digest of ``data`` as stores tell it: CRCs big-endian."""
+    return _ALGORITHMS[algorithm].of([memoryview(data)])
+
+
+class Verification:
+    """One object on its way in, and what the store says it should be.
+
+    What arrives is digested where it is cut, at the borders of the store's own parts where the checksum is composite;
+    what was not digested on arrival is digested in ``finish``. So parts may be of any sizes, and come again.
+
+    Args:
+        ref: the object.
+        expected: from ``ObjectStore.checksum``; None: everything is as expected.
+    """
+
+    def __init__(self, ref: ObjectRef, expected: ObjectChecksum | None) -> None:
+        self._expected = expected
+        self._whole = ByteRange(0, ref.size_bytes)
+        sizes = expected.part_sizes if expected is not None and expected.part_sizes else (ref.size_bytes,)
+        assert sum(sizes) == ref.size_bytes, "the parts must make up the object"
+        self._edges = [0, *itertools.accumulate(sizes)]
+        self._algorithm = _ALGORITHMS[expected.algorithm] if expected is not None else None
+        self._starts: list[int] = []  # sorted; of what is digested
+        self._digested: dict[int, tuple[ByteRange, bytes]] = {}
+        self._got = b""
+        self._bad: tuple[int, ...] = ()
+
+    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+        """Take note of a part; a span that comes again replaces what it covers. Spans come in any order and size."""
+        if self._algorithm is None or not span.size_bytes:
+            return
+        self._forget(span)
+        if self._algorithm.on_arrival:
+            for cut in self._cut(span):
+                with piece[cut.start - span.start : cut.end - span.start] as data:
+                    self._note(cut, self._algorithm.of([data]))
+
+    async def finish(self, target: memoryview) -> tuple[ByteRange, ...]:
+        """Return the spans to fetch again: none where the object is good.
+
+        Of a composite checksum with known parts those that differ, else the whole object. May be called again when
+        those have arrived. ``target`` holds the whole object.
+        """
+        if self._algorithm is None or self._expected is None:
+            return ()
+        missing = self._missing()
+        if missing:
+            for span, digest in zip(missing, await _digests(self._algorithm, target, missing), strict=True):
+                self._note(span, digest)
+        parts = list(itertools.pairwise(self._edges))
+        digests = [self._algorithm.join(self._within(start, end)) for start, end in parts]
+        composite = bool(self._expected.part_sizes)
+        self._got = self._algorithm.of([memoryview(b"".join(digests))]) if composite else digests[0]
+        if self._got == self._expected.digest:
+            self._bad = ()
+            return ()
+        known = self._expected.part_digests or digests
+        self._bad = tuple(i for i, (got, want) in enumerate(zip(digests, known, strict=True)) if got != want)
+        return tuple(ByteRange(*parts[i]) for i in self._bad) or (self._whole,)
+
+    def describe(self) -> str:
+        """Return algorithm, expected and got digest, as stores write them; for messages, after ``finish``."""
+        if self._expected is None:
+            return "no checksum kept"
+        count = len(self._expected.part_sizes)
+        suffix = f"-{count}" if count else ""
+        text = f"expected {self._expected.algorithm} {_base64(self._expected.digest)}{suffix}"
+        text += f", got {_base64(self._got)}{suffix}"
+        numbers = ", ".join(str(i + 1) for i in self._bad[:8])
+        return text + (f" (parts that differ: {numbers}{', ...' * (len(self._bad) > 8)})" if numbers else "")
+
+    def _forget(self, span: ByteRange) -> None:
+        """Drop what was digested of any byte of ``span``."""
+        low = max(0, bisect.bisect_right(self._starts, span.start) - 1)
+        high = bisect.bisect_left(self._starts, span.end)
+        for start in self._starts[low:high]:
+            if self._digested[start][0].end > span.start:
+                del self._digested[start]
+        self._starts[low:high] = [start for start in self._starts[low:high] if start in self._digested]
+
+    def _note(self, span: ByteRange, digest: bytes) -> None:
+        bisect.insort(self._starts, span.start)
+        self._digested[span.start] = (span, digest)
+
+    def _cut(self, span: ByteRange) -> list[ByteRange]:
+        """Cut at the borders of the store's parts."""
+        low = bisect.bisect_right(self._edges, span.start)
+        high = bisect.bisect_left(self._edges, span.end)
+        points = [span.start, *dict.fromkeys(self._edges[low:high]), span.end]  # an empty part repeats an edge
+        return [ByteRange(start, end) for start, end in itertools.pairwise(points)]
+
+    def _missing(self) -> list[ByteRange]:
+        """Return what is not digested yet."""
+        found, at = [], 0
+        for start in self._starts:
+            if start > at:
+                found += self._cut(ByteRange(at, start))
+            at = self._digested[start][0].end
+        return found + (self._cut(ByteRange(at, self._whole.end)) if at < self._whole.end else [])
+
+    def _within(self, start: int, end: int) -> list[tuple[ByteRange, bytes]]:
+        low, high = bisect.bisect_left(self._starts, start), bisect.bisect_left(self._starts, end)
+        return [self._digested[at] for at in self._starts[low:high]]
+
+
+async def _digests(algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[ByteRange]) -> list[bytes]:
+    """Digest on a thread. Waits for its end even if cancelled: until then it reads borrowed memory."""
+    stop = threading.Event()
+    job = asyncio.get_running_loop().run_in_executor(None, _digest_all, algorithm, target, spans, stop)
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        try:
+            await asyncio.wait([job])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            stop.set()
+    if cancelled is not None:
+        job.exception()  # what a cancelled one ended with is of no interest
+        raise cancelled
+    return job.result()
+
+
+def _digest_all(
+    algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[ByteRange], stop: threading.Event
+) -> list[bytes]:
+    return [algorithm.of(_strides(target, span, stop)) for span in spans]
+
+
+def _strides(target: memoryview, span: ByteRange, stop: threading.Event) -> Iterable[memoryview]:
+    for start in range(span.start, span.end, _STRIDE_BYTES):
+        if stop.is_set():
+            return
+        with target[start : min(start + _STRIDE_BYTES, span.end)] as stride:
+            yield stride
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
