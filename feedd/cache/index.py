@@ -1,7 +1,7 @@
 """The cache's books: who is in it, who holds what, who has to go. Pure: no files, no clock, no tasks.
 
 ``committed_bytes + reserved_bytes <= limit_bytes`` holds at all times, the first adoption of entries from disk
-included; a pinned entry is never evicted.
+included, and so it does for each quota; a pinned entry is never evicted.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import layout
-from feedd.cache.order import Entry, EntryState, EvictionOrder
+from feedd.cache.order import Entry, EntryState
+from feedd.cache.room import Room, TooLarge
+
+__all__ = ["CacheIndex", "Claim", "FullNow", "TooLarge"]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from feedd.cache.quota import Quotas
     from feedd.values import ObjectRef
 
 
@@ -40,40 +44,40 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class FullNow:
-    """No space until pins or reservations end; nothing was changed."""
+    """No space until pins or reservations end; nothing was changed.
+
+    Attributes:
+        wanted_bytes: so many more than there are.
+    """
 
     wanted_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class TooLarge:
-    """No space even in an empty cache; nothing was changed."""
-
-    needed_bytes: int
-    limit_bytes: int
 
 
 class CacheIndex:
     """Entries by object version; every method decides at once and says what has to be done on disk.
 
     Attributes:
-        limit_bytes: upper limit of committed plus reserved bytes.
+        room: the space, and who gives way when it ends.
         committed_bytes: disk bytes of whole entries.
         reserved_bytes: disk bytes claimed by fills under way.
         committed_count: whole entries.
         pin_count: pins held on entries, also on those that were removed since.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
+        self.room = Room(limit_bytes, quotas)
         self.committed_bytes = 0
         self.reserved_bytes = 0
         self.committed_count = 0
         self.pin_count = 0
         self._entries: dict[ObjectRef, Entry] = {}
         self._next_uses: dict[ObjectRef, float] = {}  # finite ones only, of entries and of objects not yet here
-        self._order = EvictionOrder()
         self._now = 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """Upper limit of committed plus reserved bytes."""
+        return self.room.limit_bytes
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries, reserved ones included."""
@@ -84,28 +88,27 @@ class CacheIndex:
         return self._entries.get(ref)
 
     def adopt(self, ref: ObjectRef) -> bool:
-        """Enter an object found on disk at start, oldest use first; False where the limit leaves no room for it."""
+        """Enter an object found on disk at start, oldest use first; False where no limit leaves room for it."""
         size = layout.disk_bytes(ref)
-        if ref in self._entries or self._free_bytes < size:
+        if ref in self._entries or self.room.lacking_bytes({ref: size}) > 0:
             return False
         self.commit(self._reserve(ref))
         return True
 
     def reserve_all(self, refs: Sequence[ObjectRef]) -> Claim | FullNow | TooLarge:
         """Pin all of ``refs`` (no duplicates) and reserve what is missing: everything or nothing."""
-        sizes = {ref: layout.disk_bytes(ref) for ref in refs}
-        needed_bytes = sum(sizes.values())
-        if needed_bytes > self.limit_bytes:
-            return TooLarge(needed_bytes, self.limit_bytes)
+        too_large = self.room.too_large(refs)
+        if too_large is not None:
+            return too_large
         here = {ref: self._entries[ref] for ref in refs if ref in self._entries}
-        wanted_bytes = sum(size for ref, size in sizes.items() if ref not in here) - self._free_bytes
-        evicted = self._evict(wanted_bytes, after=-math.inf, keep=set(here.values()))
+        sizes = {ref: layout.disk_bytes(ref) for ref in refs if ref not in here}
+        evicted = self._evict(sizes, after=-math.inf, keep=set(here.values()))
         if evicted is None:
-            return FullNow(wanted_bytes)
+            return FullNow(self.room.lacking_bytes(sizes))
         damaged = {ref for ref, entry in here.items() if entry.damaged}
         for ref in damaged:
             self.reopen(here[ref])
-        missing = damaged | (sizes.keys() - here.keys())
+        missing = damaged | sizes.keys()
         entries = tuple(here.get(ref) or self._reserve(ref) for ref in refs)
         for entry in entries:
             self._pin(entry)
@@ -121,13 +124,13 @@ class CacheIndex:
         The object must not be in the index yet. An object whose next use is unknown evicts nothing.
         """
         assert ref not in self._entries, "already here"
-        size = layout.disk_bytes(ref)
-        if size > self.limit_bytes:
-            return TooLarge(size, self.limit_bytes)
-        wanted_bytes = size - self._free_bytes
-        evicted = self._evict(wanted_bytes, after=self._next_uses.get(ref, math.inf))
+        too_large = self.room.too_large((ref,))
+        if too_large is not None:
+            return too_large
+        sizes = {ref: layout.disk_bytes(ref)}
+        evicted = self._evict(sizes, after=self._next_uses.get(ref, math.inf))
         if evicted is None:
-            return FullNow(wanted_bytes)
+            return FullNow(self.room.lacking_bytes(sizes))
         entry = self._reserve(ref)
         return Claim((entry,), (), (), (entry,), evicted)
 
@@ -143,13 +146,14 @@ class CacheIndex:
         entry.state = EntryState.COMMITTED
         self._touch(entry)
         if not entry.pins:
-            self._order.add(entry)
+            self.room.order.add(entry)
         return True
 
     def abort(self, entry: Entry) -> None:
         """Give up a reservation; pins still held on it end without effect."""
         assert entry.state is EntryState.RESERVED, "abort follows reserve"
         self.reserved_bytes -= entry.disk_bytes
+        self.room.give_back(entry)
         entry.state = EntryState.GONE
         self.orphan(entry)
 
@@ -169,14 +173,14 @@ class CacheIndex:
             self._drop(entry)
             return True
         self._touch(entry)
-        self._order.add(entry)
+        self.room.order.add(entry)
         return False
 
     def reopen(self, entry: Entry) -> None:
         """Turn a committed entry whose file is gone or broken into a reservation in place, its pins kept."""
         assert entry.state is EntryState.COMMITTED, "only whole entries can break"
         if entry.stamp:
-            self._order.remove(entry)
+            self.room.order.remove(entry)
         self.committed_bytes -= entry.disk_bytes
         self.committed_count -= 1
         self.reserved_bytes += entry.disk_bytes
@@ -192,13 +196,14 @@ class CacheIndex:
         if entry.pins:
             entry.damaged = True
             return None
-        self._order.remove(entry)
+        self.room.order.remove(entry)
         self._drop(entry)
         return entry
 
     def make_room(self, wanted_bytes: int, after: float = -math.inf) -> tuple[Entry, ...]:
         """Evict idle entries of ``wanted_bytes`` in all, where the disk has less space than the limit promised."""
-        return self._evict(wanted_bytes, after=after) or ()
+        victims = self.room.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
+        return self._drop_all(victims or [])
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
         """Set when objects are needed next, those not here included; inf forgets.
@@ -216,39 +221,38 @@ class CacheIndex:
             entry = self._entries.get(ref)
             if entry is not None and entry.next_use != position:
                 entry.next_use = position
-                self._order.move(entry)
-
-    @property
-    def _free_bytes(self) -> int:
-        return self.limit_bytes - self.committed_bytes - self.reserved_bytes
+                self.room.order.move(entry)
 
     def _reserve(self, ref: ObjectRef) -> Entry:
-        entry = Entry(ref, layout.disk_bytes(ref), next_use=self._next_uses.get(ref, math.inf))
+        next_use = self._next_uses.get(ref, math.inf)
+        entry = Entry(ref, layout.disk_bytes(ref), next_use=next_use, group=self.room.group(ref))
         self._entries[ref] = entry
         self.reserved_bytes += entry.disk_bytes
+        self.room.take(entry)
         return entry
 
     def _pin(self, entry: Entry) -> None:
         if entry.stamp:
-            self._order.remove(entry)
+            self.room.order.remove(entry)
         entry.pins += 1
         self.pin_count += 1
 
     def _evict(
-        self, wanted_bytes: int, *, after: float, keep: set[Entry] | frozenset[Entry] = frozenset()
+        self, sizes: Mapping[ObjectRef, int], *, after: float, keep: Collection[Entry] = ()
     ) -> tuple[Entry, ...] | None:
-        if wanted_bytes <= 0:
-            return ()
-        victims = self._order.take(wanted_bytes, after=after, keep=keep)
-        if victims is None:
-            return None
-        for entry in victims:
+        victims = self.room.victims(sizes, after, keep)
+        return None if victims is None else self._drop_all(victims)
+
+    def _drop_all(self, victims: Iterable[Entry]) -> tuple[Entry, ...]:
+        dropped = tuple(victims)
+        for entry in dropped:
             self._drop(entry)
-        return tuple(victims)
+        return dropped
 
     def _drop(self, entry: Entry) -> None:
         self.committed_bytes -= entry.disk_bytes
         self.committed_count -= 1
+        self.room.give_back(entry)
         entry.state = EntryState.GONE
         del self._entries[entry.ref]
 

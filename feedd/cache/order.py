@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Entry:
         damaged: found broken while pinned; fetched again at the next acquire, removed with its last pin.
         stamp: its current ticket in the eviction order; 0: not evictable.
         seen_s: when the file was last known to be there; the cache's to keep, the index has no clock.
+        group: the quota it counts against; empty: none.
     """
 
     ref: ObjectRef
@@ -51,10 +52,35 @@ class Entry:
     damaged: bool = False
     stamp: int = 0
     seen_s: float = -math.inf
+    group: str = ""
+
+
+_Ticket = tuple[float, int, int, Entry]  # furthest use first, then longest unused; stamps are unique
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Tickets of one group's entries: a heap, stale ones included, and how many are not stale."""
+
+    heap: list[_Ticket] = field(default_factory=list)
+    count: int = 0
+
+    def push(self, ticket: _Ticket) -> None:
+        if len(self.heap) > 2 * self.count + _COMPACT_SLACK:  # stale tickets stay bounded by live ones
+            self.heap = [held for held in self.heap if _is_live(held)]
+            heapq.heapify(self.heap)
+        heapq.heappush(self.heap, ticket)
+
+    def first(self) -> _Ticket | None:
+        while self.heap and not _is_live(self.heap[0]):
+            heapq.heappop(self.heap)
+        return self.heap[0] if self.heap else None
 
 
 class EvictionOrder:
-    """Idle (committed, unpinned) entries in the order of their eviction: a heap with tickets, stale ones skipped.
+    """Idle (committed, unpinned) entries in the order of their eviction: heaps with tickets, stale ones skipped.
+
+    A heap per group of entries, so that one group can be asked alone; there are as many as there are quotas.
 
     Attributes:
         idle_bytes: disk bytes of all entries in it.
@@ -62,15 +88,14 @@ class EvictionOrder:
 
     def __init__(self) -> None:
         self.idle_bytes = 0
-        self._count = 0
         self._last_stamp = 0
-        self._heap: list[tuple[float, int, int, Entry]] = []
+        self._lanes: dict[str, _Lane] = {}
 
     def add(self, entry: Entry) -> None:
         """Put an entry that has just become idle in its place."""
         assert entry.stamp == 0, "already in the order"
         self.idle_bytes += entry.disk_bytes
-        self._count += 1
+        self._lanes.setdefault(entry.group, _Lane()).count += 1
         self._push(entry)
 
     def remove(self, entry: Entry) -> None:
@@ -78,38 +103,39 @@ class EvictionOrder:
         assert entry.stamp, "not in the order"
         entry.stamp = 0
         self.idle_bytes -= entry.disk_bytes
-        self._count -= 1
+        self._lanes[entry.group].count -= 1
 
     def move(self, entry: Entry) -> None:
         """Put an entry whose next use changed in its new place."""
         if entry.stamp:
             self._push(entry)
 
-    def take(self, wanted_bytes: int, *, after: float, keep: Collection[Entry] = ()) -> list[Entry] | None:
+    def take(
+        self, wanted_bytes: int, *, after: float, keep: Collection[Entry] = (), group: str | None = None
+    ) -> list[Entry] | None:
         """Take out the first entries that together free ``wanted_bytes``, or none at all.
 
         Args:
             wanted_bytes: disk bytes to free.
             after: only entries whose next use is strictly later; -inf: any.
             keep: entries not to be taken.
+            group: only entries of this group; None: any.
 
         Returns:
             What to evict, in order; None where that much cannot be freed.
         """
         if self.idle_bytes < wanted_bytes:
             return None
-        taken: list[tuple[float, int, int, Entry]] = []
-        kept: list[tuple[float, int, int, Entry]] = []
+        lanes = [lane for name, lane in self._lanes.items() if group in {None, name}]
+        taken: list[_Ticket] = []
+        kept: list[_Ticket] = []
         freed_bytes = 0
-        while freed_bytes < wanted_bytes and self._heap:
-            ticket = self._heap[0]
-            entry = ticket[3]
-            stale = entry.stamp != ticket[2]
-            if not stale and not entry.next_use > after:
+        while freed_bytes < wanted_bytes:
+            ticket = min(filter(None, (lane.first() for lane in lanes)), default=None)
+            if ticket is None or not ticket[3].next_use > after:
                 break
-            heapq.heappop(self._heap)
-            if stale:
-                continue
+            entry = ticket[3]
+            heapq.heappop(self._lanes[entry.group].heap)
             if entry in keep:
                 kept.append(ticket)
                 continue
@@ -117,7 +143,7 @@ class EvictionOrder:
             freed_bytes += entry.disk_bytes
         enough = freed_bytes >= wanted_bytes
         for ticket in kept if enough else kept + taken:
-            heapq.heappush(self._heap, ticket)
+            heapq.heappush(self._lanes[ticket[3].group].heap, ticket)
         if not enough:
             return None
         victims = [ticket[3] for ticket in taken]
@@ -128,7 +154,8 @@ class EvictionOrder:
     def _push(self, entry: Entry) -> None:
         self._last_stamp += 1
         entry.stamp = self._last_stamp
-        if len(self._heap) > 2 * self._count + _COMPACT_SLACK:  # stale tickets stay bounded by live ones
-            self._heap = [ticket for ticket in self._heap if ticket[3].stamp == ticket[2]]
-            heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (-entry.next_use, entry.used_at, entry.stamp, entry))
+        self._lanes[entry.group].push((-entry.next_use, entry.used_at, entry.stamp, entry))
+
+
+def _is_live(ticket: _Ticket) -> bool:
+    return ticket[3].stamp == ticket[2]

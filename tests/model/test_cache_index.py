@@ -1,4 +1,4 @@
-"""The cache's index against a naive model of itself: a dict, a sort and sums."""
+"""The cache's index, quotas included, against a naive model of itself: a dict, a sort and sums."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from feedd.cache import layout
 from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
 from feedd.cache.order import Entry, EntryState
+from feedd.cache.quota import Quotas
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 PAGE = layout.PAGE_BYTES
 LIMIT = 20 * PAGE
 REFS = [ObjectRef("s3://b", f"k{index}", index % 5 * PAGE + index, "e") for index in range(12)]
+QUOTAS = {"s3://b/k": 15 * PAGE, "s3://b/k1": 6 * PAGE, "s3://b/k3": 4 * PAGE, "s3://other/": PAGE}
 refs = st.sampled_from(REFS)
 positions = st.one_of(st.just(math.inf), st.integers(0, 6).map(float))
 
@@ -40,7 +42,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = CacheIndex(LIMIT)
+        self.index = CacheIndex(LIMIT, Quotas(QUOTAS))
         self.rows: dict[ObjectRef, Row] = {}
         self.uses: dict[ObjectRef, float] = {}
         self.hidden: list[Entry] = []
@@ -53,6 +55,45 @@ class IndexMachine(RuleBasedStateMachine):
 
     def used_bytes(self) -> int:
         return sum(map(self.size, self.rows)) + sum(entry.disk_bytes for entry in self.hidden)
+
+    def group(self, ref: ObjectRef) -> str:
+        return max((prefix for prefix in QUOTAS if ref.url.startswith(prefix)), key=len)
+
+    def group_bytes(self, group: str) -> int:
+        held = [*self.rows, *(entry.ref for entry in self.hidden)]
+        return sum(self.size(ref) for ref in held if self.group(ref) == group)
+
+    def over_quota(self, missing: Sequence[ObjectRef]) -> dict[str, int]:
+        """By how much each quota would be passed, where it would."""
+        groups = dict.fromkeys(map(self.group, missing))
+        wanted = {group: sum(self.size(ref) for ref in missing if self.group(ref) == group) for group in groups}
+        over = {group: self.group_bytes(group) + size - QUOTAS[group] for group, size in wanted.items()}
+        return {group: size for group, size in over.items() if size > 0}
+
+    def room_for(
+        self, missing: Sequence[ObjectRef], after: float, keep: Sequence[ObjectRef] = ()
+    ) -> list[ObjectRef] | None:
+        """Who has to go for these: first inside their quotas, then anywhere."""
+        chosen: list[ObjectRef] = []
+        for group, size in self.over_quota(missing).items():
+            others = [ref for ref in self.rows if self.group(ref) != group]
+            inside = self.victims(size, after, [*keep, *chosen, *others])
+            if inside is None:
+                return None
+            chosen += inside
+        wanted = sum(map(self.size, missing)) - sum(map(self.size, chosen)) + self.used_bytes() - LIMIT
+        anywhere = self.victims(wanted, after, [*keep, *chosen])
+        return None if anywhere is None else chosen + anywhere
+
+    def too_large(self, wanted: Sequence[ObjectRef]) -> TooLarge | None:
+        needed = sum(map(self.size, wanted))
+        if needed > LIMIT:
+            return TooLarge(needed, LIMIT)
+        for group in dict.fromkeys(map(self.group, wanted)):
+            inside = sum(self.size(ref) for ref in wanted if self.group(ref) == group)
+            if inside > QUOTAS[group]:
+                return TooLarge(inside, QUOTAS[group], group)
+        return None
 
     def victims(self, wanted_bytes: int, after: float, keep: Sequence[ObjectRef] = ()) -> list[ObjectRef] | None:
         """Who has to go by the rules, in order; None where that is not enough."""
@@ -80,11 +121,11 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(wanted=st.lists(refs, max_size=4, unique=True))
     def reserve_all(self, wanted: list[ObjectRef]) -> None:
         missing = [ref for ref in wanted if ref not in self.rows]
-        needed = sum(map(self.size, wanted))
-        expected = self.victims(sum(map(self.size, missing)) + self.used_bytes() - LIMIT, -math.inf, wanted)
+        expected = self.room_for(missing, -math.inf, wanted)
         outcome = self.index.reserve_all(wanted)
-        if needed > LIMIT:
-            assert outcome == TooLarge(needed, LIMIT)
+        too_large = self.too_large(wanted)
+        if too_large is not None:
+            assert outcome == too_large
             return
         if expected is None:
             assert isinstance(outcome, FullNow)
@@ -109,8 +150,12 @@ class IndexMachine(RuleBasedStateMachine):
     def reserve_ahead(self, ref: ObjectRef) -> None:
         if ref in self.rows:
             return
-        expected = self.victims(self.size(ref) + self.used_bytes() - LIMIT, self.uses.get(ref, math.inf))
+        expected = self.room_for([ref], self.uses.get(ref, math.inf))
         outcome = self.index.reserve_ahead(ref)
+        too_large = self.too_large([ref])
+        if too_large is not None:
+            assert outcome == too_large
+            return
         if expected is None:
             assert isinstance(outcome, FullNow)
             return
@@ -119,9 +164,16 @@ class IndexMachine(RuleBasedStateMachine):
         self.rows[ref] = Row("filling")
         assert not outcome.entries[0].pins
 
+    @rule(wanted=st.lists(refs, max_size=4, unique=True))
+    def price(self, wanted: list[ObjectRef]) -> None:
+        missing = [ref for ref in wanted if ref not in self.rows]
+        victims = self.room_for(missing, -math.inf)
+        uses = [self.uses.get(ref, math.inf) for ref in victims or ()]
+        assert self.index.room.price(missing) == (-math.inf if victims is None else min(uses, default=math.inf))
+
     @rule(ref=refs)
     def adopt(self, ref: ObjectRef) -> None:
-        fits = ref not in self.rows and self.used_bytes() + self.size(ref) <= LIMIT
+        fits = ref not in self.rows and self.used_bytes() + self.size(ref) <= LIMIT and not self.over_quota([ref])
         assert self.index.adopt(ref) is fits
         if fits:
             self.rows[ref] = Row("whole")
@@ -223,6 +275,8 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.committed_count == len(whole)
         assert self.index.committed_bytes == sum(map(self.size, whole))
         assert self.index.committed_bytes + self.index.reserved_bytes == self.used_bytes() <= LIMIT
+        assert self.index.room.taken_bytes == self.used_bytes()
+        assert all(self.group_bytes(group) <= limit for group, limit in QUOTAS.items())
         assert self.index.pin_count == len(self.held) == sum(entry.pins for entry in set(self.held))
 
 

@@ -10,6 +10,7 @@ import pytest
 from feedd.cache import layout
 from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
 from feedd.cache.order import Entry, EvictionOrder
+from feedd.cache.quota import Quotas, too_small
 from feedd.values import ObjectRef
 
 PAGE = layout.PAGE_BYTES
@@ -104,7 +105,7 @@ def test_order_stays_small_under_endless_changes() -> None:
         entry = rng.choice(entries)
         entry.next_use = rng.random()
         order.move(entry)
-        assert len(order._heap) <= 2 * len(entries) + 64 + 1
+        assert len(order._lanes[""].heap) <= 2 * len(entries) + 64 + 1
     taken = order.take(10 * PAGE, after=-math.inf)
     assert taken == sorted(entries, key=lambda entry: -entry.next_use)
     assert order.idle_bytes == 0
@@ -119,3 +120,39 @@ def test_kept_entries_stay_in_their_place() -> None:
     assert order.take(PAGE, after=-math.inf, keep={spared}) == [other]
     assert order.take(2 * PAGE, after=-math.inf) is None
     assert order.take(PAGE, after=-math.inf) == [spared]
+
+
+def test_quota_evicts_inside_its_group_only() -> None:
+    """A dataset at its quota replaces its own shards, however late they are needed elsewhere; others stay."""
+    index = CacheIndex(20 * PAGE, Quotas({"s3://b/small/": 4 * PAGE}))
+    for name in ("small/a", "small/b", "other/a", "other/b"):
+        take(index, ref(name))
+    index.note_next_use([(ref("small/a"), 5.0), (ref("small/b"), 4.0)])
+    assert names(take(index, ref("small/c"))) == ["small/a"]
+    assert names(take(index, ref("small/b"), ref("other/c"))) == []
+
+
+def test_longest_prefix_is_the_quota_that_counts() -> None:
+    """An object counts against one quota only, the most specific one."""
+    quotas = Quotas({"s3://b/": 8 * PAGE, "s3://b/train/": 2 * PAGE})
+    assert [quotas.group(ref(name)) for name in ("train/a", "trainer", "x")] == ["s3://b/train/", "s3://b/", "s3://b/"]
+    assert quotas.group(ObjectRef("s3://bb", "train/a", 1, "e")) == ""
+
+
+def test_larger_than_the_quota_is_not_full_now() -> None:
+    """What a quota can never hold names the quota; what its pins stand in the way of may come later."""
+    index = CacheIndex(20 * PAGE, Quotas({"s3://b/q/": 4 * PAGE}))
+    assert index.reserve_all([ref("q/a", 4)]) == TooLarge(5 * PAGE, 4 * PAGE, "s3://b/q/")
+    assert isinstance(index.reserve_all([ref("q/a"), ref("q/b")]), Claim)
+    assert index.reserve_all([ref("q/c")]) == FullNow(2 * PAGE)
+    assert index.reserve_ahead(ref("q/c")) == FullNow(2 * PAGE)
+    error = too_small([ref("q/a", 4)], "s3://b/q/", 5 * PAGE, 4 * PAGE)
+    assert 'raise cache.quotas."s3://b/q/"' in str(error)
+    assert error.object == "s3://b/q/a"
+
+
+@pytest.mark.parametrize("limits", [{"": 1}, {"s3://b/": 0}])
+def test_quotas_without_meaning_are_refused(limits: dict[str, int]) -> None:
+    """A quota needs a prefix and a size."""
+    with pytest.raises(ValueError, match="expected"):
+        Quotas(limits)
