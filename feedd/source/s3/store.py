@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse
 from feedd.source.s3.answer import RangeHead, check_head, plain_etag
+from feedd.source.s3.checksums import S3Checksums
 from feedd.source.s3.client import S3Clients
 from feedd.source.s3.errors import Asked
 from feedd.source.s3.listing import list_pages
@@ -33,6 +34,7 @@ class S3Store:
         self.clients = S3Clients(self._s3, limits)
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._endpoint = self._s3.endpoint_url or "the configured endpoint"
+        self._checksums = S3Checksums(self.clients, bucket, self._payer, limits.read_deadline_s(0))
 
     def __repr__(self) -> str:
         return f"S3Store({self.root})"
@@ -60,9 +62,9 @@ class S3Store:
         answer = await self.clients.call(ask, asked, self._limits.read_deadline_s(0))
         return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), asked))
 
-    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
-        """Not asked for yet."""
-        return None
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Return what S3 keeps, in one or two requests; see ``ObjectStore.checksum``."""
+        return await self._checksums.of(ref, self.asked("head", ref.key, ref.etag))
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
