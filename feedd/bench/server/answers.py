@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
+from feedd.bench.server.checksums import Checksums
+
 if TYPE_CHECKING:
     from feedd.bench.server.faults import Fault
     from feedd.bench.server.objects import Objects, Stored
@@ -62,7 +64,7 @@ def _error(status: int, code: str, request: Request, **headers: str) -> Reply:
 def operation(method: str, key: str, query: dict[str, str]) -> str:
     """Name what is asked for, as scripts and statistics name it."""
     if key:
-        return method
+        return "ATTRIBUTES" if method == "GET" and "attributes" in query else method
     if method == "GET":
         return "LOCATION" if "location" in query else "LIST"
     return f"{method}_BUCKET"
@@ -71,8 +73,9 @@ def operation(method: str, key: str, query: dict[str, str]) -> str:
 class Answers:
     """From request to reply; no I/O but the objects'."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, checksums: Checksums | None = None) -> None:
         self._objects = objects
+        self._checksums = checksums or Checksums()
 
     def answer(self, request: Request, fault: Fault) -> Reply:
         """Return the good reply, or the error the fault asks for."""
@@ -88,7 +91,16 @@ class Answers:
             return _error(404, "NoSuchBucket", request)
         elif request.op in {"GET", "HEAD"}:
             return self._get(request, fault)
+        elif request.op == "ATTRIBUTES":
+            return self._attributes(request)
         return self._other(request)
+
+    def _attributes(self, request: Request) -> Reply:
+        stored = self._objects.find(request.bucket, request.key)
+        if stored is None:
+            return _error(404, "NoSuchKey", request)
+        body = self._checksums.attributes(request.bucket, request.key, stored, request.headers)
+        return Reply(headers={"Content-Type": "application/xml"}, body=body)
 
     def _other(self, request: Request) -> Reply:
         reply = Reply()
@@ -125,6 +137,9 @@ class Answers:
         start, end = 0, stored.size_bytes
         match = _RANGE.fullmatch(request.range or "")
         if match is None or fault.ignore_range:
+            if request.headers.get("x-amz-checksum-mode") == "ENABLED":  # S3 tells it with no range
+                wrong = fault.wrong_checksum
+                headers |= self._checksums.headers(request.bucket, request.key, stored, wrong=wrong)
             return Reply(200, headers, stored=stored, start=0, size=end)
         if match[1]:
             start = int(match[1])

@@ -33,6 +33,8 @@ class Fault:
         drip_bytes_s: send no faster than this.
         surplus_bytes: send that much behind the end of the answer.
         framing: how the end of the body is told.
+        flip_at: change one bit of the object's byte there, in answers that contain it; -1: none.
+        wrong_checksum: tell a checksum with one bit changed.
     """
 
     status: int = 0
@@ -50,6 +52,8 @@ class Fault:
     drip_bytes_s: int = 0
     surplus_bytes: int = 0
     framing: Framing = "length"
+    flip_at: int = -1
+    wrong_checksum: bool = False
 
 
 NO_FAULT = Fault()
@@ -159,6 +163,16 @@ def missing() -> Fault:
 def expired_token() -> Fault:
     """400 ExpiredToken."""
     return Fault(status=400, code="ExpiredToken")
+
+
+def flipped_bit(at: int) -> Fault:
+    """A good answer but for one bit of the object's byte ``at``."""
+    return Fault(flip_at=at)
+
+
+def wrong_checksum() -> Fault:
+    """A good answer to a HEAD, with the checksum of other bytes."""
+    return Fault(wrong_checksum=True)
 
 
 def moved(region: str) -> Fault:

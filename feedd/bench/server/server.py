@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, unquote
 
 from feedd.bench.server.answers import Answers, Reply, Request, operation
+from feedd.bench.server.checksums import Checksums, Kept
 from feedd.bench.server.faults import NO_FAULT, Fault, Script
 from feedd.bench.server.objects import FileObjects, MemoryObjects, Objects
 
@@ -76,7 +77,12 @@ class _Sender:
         return sent
 
     async def _body(self, reply: Reply, size: int, fault: Fault) -> int:
-        if fault.drip_bytes_s:
+        if fault.flip_at >= 0 and 0 <= fault.flip_at - reply.start < size:
+            flipped = bytearray(self._slice(reply, size))
+            flipped[fault.flip_at - reply.start] ^= 1
+            self._writer.write(flipped)
+            await self._writer.drain()
+        elif fault.drip_bytes_s:
             data = self._slice(reply, size)
             step = max(1, fault.drip_bytes_s // 20)
             for at in range(0, size, step):
@@ -137,7 +143,8 @@ class S3Server:
         self.requests: list[Request] = []
         self.connection_count = 0
         self._objects: Objects = MemoryObjects() if root is None else FileObjects(root)
-        self._answers = Answers(self._objects)
+        self._checksums = Checksums()
+        self._answers = Answers(self._objects, self._checksums)
         self._script = Script()
         self._port, self._latency_s = port, latency_s
         self._keep_log = root is None
@@ -148,9 +155,10 @@ class S3Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
 
-    def put(self, bucket: str, key: str, data: bytes) -> str:
-        """Store an object, making its bucket; return its ETag."""
+    def put(self, bucket: str, key: str, data: bytes, kept: Kept | None = None) -> str:
+        """Store an object, making its bucket, and keep that checksum of it; return its ETag."""
         self._objects.create(bucket)
+        self._checksums.keep(bucket, key, kept)
         return self._objects.put(bucket, key, data).etag
 
     def create_bucket(self, bucket: str) -> None:

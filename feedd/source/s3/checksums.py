@@ -76,6 +76,7 @@ class S3Checksums:
     async def _parts(self, algorithm: str, ref: ObjectRef, asked: Asked) -> list[tuple[int, bytes | None]]:
         """Return size and digest of each part; nothing where the store does not tell."""
         found: list[tuple[int, bytes | None]] = []
+        marker = 0
         while True:
             try:
                 page = await self._call(
@@ -84,7 +85,7 @@ class S3Checksums:
                     ref,
                     ObjectAttributes=["ETag", "ObjectParts"],
                     MaxParts=_PARTS_PER_PAGE,
-                    PartNumberMarker=len(found),
+                    PartNumberMarker=marker,
                 )
             except (BadRequest, BadResponse, NotFound, PermissionDenied) as error:
                 self._log_unknown_parts(ref, error.message)
@@ -102,6 +103,7 @@ class S3Checksums:
                 found.append((int(part.get("Size", 0)), _decode(algorithm, text, asked) if text else None))
             if not parts or not listed.get("IsTruncated"):
                 return found
+            marker = int(listed.get("NextPartNumberMarker", marker + len(parts)))
 
     async def _call(self, name: str, asked: Asked, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
         async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
