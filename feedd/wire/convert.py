@@ -60,17 +60,27 @@ def check_version(version: pb.ProtocolVersion) -> None:
     )
 
 
-def _bounded(name: str, value: int, low: int, high: int) -> int:
+def bounded(name: str, value: int, low: int, high: int) -> int:
+    """Return ``value``.
+
+    Raises:
+        BadRequest: it is not in ``[low, high]``.
+    """
     if not low <= value <= high:
         raise BadRequest(f"expected {low} <= {name} <= {high}, got {value}", object=name, stage="serve")
     return value
 
 
-def _texts(name: str, texts: Sequence[str], count_max: int, size_max: int) -> tuple[str, ...]:
-    _bounded(f"count of {name}", len(texts), 0, count_max)
-    for text in texts:
-        _bounded(f"length of one of {name}", len(text), 0, size_max)
-    return tuple(texts)
+def bounded_texts(name: str, given: Sequence[str], count_max: int, size_max: int) -> tuple[str, ...]:
+    """Return ``given`` as a tuple.
+
+    Raises:
+        BadRequest: more than ``count_max`` of them, or one of more than ``size_max`` bytes.
+    """
+    bounded(f"count of {name}", len(given), 0, count_max)
+    for text in given:
+        bounded(f"length of one of {name}", len(text), 0, size_max)
+    return tuple(given)
 
 
 def _topology(request: pb.OpenRequest, limits: OpenLimits) -> Topology:
@@ -78,7 +88,7 @@ def _topology(request: pb.OpenRequest, limits: OpenLimits) -> Topology:
         return Topology()
     wire = request.topology
     for name in ("world_size", "local_world_size", "node_count"):
-        _bounded(name, getattr(wire, name), 1, limits.world_size_max)
+        bounded(name, getattr(wire, name), 1, limits.world_size_max)
     try:
         return Topology(
             world_size=wire.world_size,
@@ -98,34 +108,36 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
     Raises:
         BadRequest: a number or size out of its bounds, or nothing to read.
     """
-    urls = _texts("urls", request.urls, limits.urls_max, limits.url_bytes_max)
+    urls = bounded_texts("urls", request.urls, limits.urls_max, limits.url_bytes_max)
     if not urls or not all(urls):
         raise BadRequest(
             f"expected at least one URL and none empty, got {list(urls[:3])}", object="urls", stage="serve"
         )
-    _bounded("length of expect_fingerprint", len(request.expect_fingerprint), 0, 64)
+    bounded("length of expect_fingerprint", len(request.expect_fingerprint), 0, 64)
     recipe = request.recipe
-    _bounded("count of fields", len(recipe.fields), 0, limits.fields_max)
-    names = _texts("field names", [field.name for field in recipe.fields], limits.fields_max, limits.url_bytes_max)
+    bounded("count of fields", len(recipe.fields), 0, limits.fields_max)
+    names = bounded_texts(
+        "field names", [field.name for field in recipe.fields], limits.fields_max, limits.url_bytes_max
+    )
     if len(set(names)) != len(names) or not all(names):
         raise BadRequest(f"expected distinct field names, got {list(names)}", object="recipe", stage="serve")
-    recipes = _texts("recipes", [f.recipe for f in recipe.fields], limits.fields_max, limits.recipe_bytes_max)
-    consumer_count = _bounded("consumer_count", request.consumer_count or 1, 1, limits.consumer_count_max)
+    recipes = bounded_texts("recipes", [f.recipe for f in recipe.fields], limits.fields_max, limits.recipe_bytes_max)
+    consumer_count = bounded("consumer_count", request.consumer_count or 1, 1, limits.consumer_count_max)
     return OpenSpec(
         urls=urls,
         fields=tuple(zip(names, recipes, strict=True)),
-        batch_size=_bounded("batch_size", recipe.batch_size, 1, limits.batch_size_max),
+        batch_size=bounded("batch_size", recipe.batch_size, 1, limits.batch_size_max),
         topology=_topology(request, limits),
         keys=recipe.keys,
         bad_samples_max=recipe.bad_samples_max,
         shuffle=request.shuffle.enabled,
-        window_shards=_bounded("window_shards", request.shuffle.window_shards, 0, limits.window_shards_max),
+        window_shards=bounded("window_shards", request.shuffle.window_shards, 0, limits.window_shards_max),
         seed=request.seed,
-        sharding=_texts("sharding", [request.sharding or "key"], 1, 64)[0],
-        epoch=_bounded("epoch", request.epoch, 0, _INT64_MAX),
-        prefetch_batches=_bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),
+        sharding=bounded_texts("sharding", [request.sharding or "key"], 1, 64)[0],
+        epoch=bounded("epoch", request.epoch, 0, _INT64_MAX),
+        prefetch_batches=bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),
         consumer_count=consumer_count,
-        consumer_index=_bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
+        consumer_index=bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
         expect_fingerprint=request.expect_fingerprint,
     )
 
@@ -137,7 +149,7 @@ def cursor_from(wire: pb.Cursor) -> Cursor:
         BadRequest: a number no position can have.
     """
     for name in ("epoch", "step", "anchor_window", "anchor_sample"):
-        _bounded(f"cursor.{name}", getattr(wire, name), 0, _INT64_MAX)
+        bounded(f"cursor.{name}", getattr(wire, name), 0, _INT64_MAX)
     return Cursor(wire.epoch, wire.step, wire.anchor_window, wire.anchor_sample)
 
 

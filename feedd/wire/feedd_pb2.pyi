@@ -319,20 +319,40 @@ class Sample(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples")
+    __slots__ = ("state", "version", "daemon_id", "uptime_s", "sessions", "samples", "cache")
     STATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     state: str
     version: str
     daemon_id: str
     uptime_s: float
     sessions: int
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    cache: CacheState
+    def __init__(self, state: _Optional[str] = ..., version: _Optional[str] = ..., daemon_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., sessions: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., cache: _Optional[_Union[CacheState, _Mapping]] = ...) -> None: ...
+
+class CacheState(_message.Message):
+    __slots__ = ("directory", "limit_bytes", "free_reserve_bytes", "committed_bytes", "reserved_bytes", "entries", "pins")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    limit_bytes: int
+    free_reserve_bytes: int
+    committed_bytes: int
+    reserved_bytes: int
+    entries: int
+    pins: int
+    def __init__(self, directory: _Optional[str] = ..., limit_bytes: _Optional[int] = ..., free_reserve_bytes: _Optional[int] = ..., committed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., entries: _Optional[int] = ..., pins: _Optional[int] = ...) -> None: ...
 
 class CacheListRequest(_message.Message):
     __slots__ = ()
@@ -349,6 +369,58 @@ class CacheEntry(_message.Message):
     size_bytes: int
     pins: int
     def __init__(self, url: _Optional[str] = ..., etag: _Optional[str] = ..., size_bytes: _Optional[int] = ..., pins: _Optional[int] = ...) -> None: ...
+
+class CacheRemoveRequest(_message.Message):
+    __slots__ = ("pattern",)
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    def __init__(self, pattern: _Optional[str] = ...) -> None: ...
+
+class CacheRemoveResponse(_message.Message):
+    __slots__ = ("removed", "in_use")
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_FIELD_NUMBER: _ClassVar[int]
+    removed: Amount
+    in_use: Amount
+    def __init__(self, removed: _Optional[_Union[Amount, _Mapping]] = ..., in_use: _Optional[_Union[Amount, _Mapping]] = ...) -> None: ...
+
+class WarmRequest(_message.Message):
+    __slots__ = ("urls", "node_count", "node_rank", "sharding", "fit")
+    URLS_FIELD_NUMBER: _ClassVar[int]
+    NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    SHARDING_FIELD_NUMBER: _ClassVar[int]
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    urls: _containers.RepeatedScalarFieldContainer[str]
+    node_count: int
+    node_rank: int
+    sharding: str
+    fit: bool
+    def __init__(self, urls: _Optional[_Iterable[str]] = ..., node_count: _Optional[int] = ..., node_rank: _Optional[int] = ..., sharding: _Optional[str] = ..., fit: _Optional[bool] = ...) -> None: ...
+
+class Amount(_message.Message):
+    __slots__ = ("objects", "bytes")
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    bytes: int
+    def __init__(self, objects: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class WarmProgress(_message.Message):
+    __slots__ = ("total", "present", "warmed", "left_out", "failed", "failures")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    WARMED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    total: Amount
+    present: Amount
+    warmed: Amount
+    left_out: Amount
+    failed: Amount
+    failures: _containers.RepeatedCompositeFieldContainer[Error]
+    def __init__(self, total: _Optional[_Union[Amount, _Mapping]] = ..., present: _Optional[_Union[Amount, _Mapping]] = ..., warmed: _Optional[_Union[Amount, _Mapping]] = ..., left_out: _Optional[_Union[Amount, _Mapping]] = ..., failed: _Optional[_Union[Amount, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Error, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("grace_s",)

@@ -204,6 +204,16 @@ class AdminStub:
                 request_serializer=feedd__pb2.CacheListRequest.SerializeToString,
                 response_deserializer=feedd__pb2.CacheEntry.FromString,
                 _registered_method=True)
+        self.CacheRemove = channel.unary_unary(
+                '/feedd.v1.Admin/CacheRemove',
+                request_serializer=feedd__pb2.CacheRemoveRequest.SerializeToString,
+                response_deserializer=feedd__pb2.CacheRemoveResponse.FromString,
+                _registered_method=True)
+        self.Warm = channel.unary_stream(
+                '/feedd.v1.Admin/Warm',
+                request_serializer=feedd__pb2.WarmRequest.SerializeToString,
+                response_deserializer=feedd__pb2.WarmProgress.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/feedd.v1.Admin/Drain',
                 request_serializer=feedd__pb2.DrainRequest.SerializeToString,
@@ -226,6 +236,20 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CacheRemove(self, request, context):
+        """Removes what matches and is not in use. From this machine only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Warm(self, request, context):
+        """Brings objects into the cache while there is room; ends with the client, what is there then stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Drain(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -244,6 +268,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.CacheList,
                     request_deserializer=feedd__pb2.CacheListRequest.FromString,
                     response_serializer=feedd__pb2.CacheEntry.SerializeToString,
+            ),
+            'CacheRemove': grpc.unary_unary_rpc_method_handler(
+                    servicer.CacheRemove,
+                    request_deserializer=feedd__pb2.CacheRemoveRequest.FromString,
+                    response_serializer=feedd__pb2.CacheRemoveResponse.SerializeToString,
+            ),
+            'Warm': grpc.unary_stream_rpc_method_handler(
+                    servicer.Warm,
+                    request_deserializer=feedd__pb2.WarmRequest.FromString,
+                    response_serializer=feedd__pb2.WarmProgress.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -305,6 +339,60 @@ class Admin:
             '/feedd.v1.Admin/CacheList',
             feedd__pb2.CacheListRequest.SerializeToString,
             feedd__pb2.CacheEntry.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CacheRemove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Admin/CacheRemove',
+            feedd__pb2.CacheRemoveRequest.SerializeToString,
+            feedd__pb2.CacheRemoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Warm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feedd.v1.Admin/Warm',
+            feedd__pb2.WarmRequest.SerializeToString,
+            feedd__pb2.WarmProgress.FromString,
             options,
             channel_credentials,
             insecure,
