@@ -172,5 +172,5 @@ async def feeding(
         assert (cache.stats.pin_count, cache.stats.waiting_count) == (0, 0)
         assert not pool._arenas
         assert not pipeline._crowd._groups
-        assert not pipeline._crowd._reader_counts
+        assert not pipeline._crowd.horizon.stream_count
         assert pipeline._budget.reserved_bytes == 0

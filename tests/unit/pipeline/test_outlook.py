@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 SHARD_BYTES = 4096 + 12288  # header and 4 samples on disk
 
 
-def _next_uses(rig: Feeding) -> dict[str, float]:
-    return {ref.key[-6:-4]: position for ref, position in rig.cache._index._next_uses.items()}
+TAR_BYTES = 10240
+
+
+def _next_uses(rig: Feeding, folder: str = "train") -> dict[str, float]:
+    """When each shard is due, in shards of equal size instead of bytes."""
+    uses = rig.cache._index._next_uses.items()
+    return {ref.key[-6:-4]: time / TAR_BYTES for ref, time in uses if ref.key.startswith(folder)}
 
 
 async def test_positions_follow_the_epochs(tmp_path: Path) -> None:
@@ -137,3 +142,35 @@ async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> 
         assert made.ints() == [3000, 3001, 3002, 3003]
         await until(lambda: "train/33.tar" in rig.store.reads)
         assert "01" not in {entry.ref.key[-6:-4] for entry in rig.cache._index}
+
+
+async def test_a_rank_an_epoch_ahead_does_not_speak_for_the_others(tmp_path: Path) -> None:
+    """What a slower rank still needs in this epoch stays due before what a faster one needs in the next."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        fast, slow = [await rig.open(topology=rank(n, 2), shuffle=True) for n in range(2)]
+        await batches(fast)
+        assert isinstance(await take(fast, Cursor(1, 0)), Taken)
+        order = slow._parts.reader.epoch_map(Cursor(0)).order.tolist()
+        due = _next_uses(rig)
+        following = fast._parts.reader.epoch_map(Cursor(1)).order.tolist()
+        for shard in range(6):
+            expected = min(order.index(shard), 4 + following.index(shard))  # the fast one stands in the last window
+            assert due[f"{shard:02d}"] == expected, shard
+        await batches(slow)
+        assert isinstance(await take(slow, Cursor(1, 0)), Taken)
+        assert _next_uses(rig) == {f"{shard:02d}": 4.0 + following.index(shard) for shard in range(6)}
+
+
+async def test_two_datasets_are_compared_by_how_far_off_their_uses_are(tmp_path: Path) -> None:
+    """A job that begins when another has run for epochs has its first shards due first, and no sooner than that."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 6)
+        old = await rig.open()
+        for epoch in range(3):
+            await batches(old, Cursor(epoch))
+        for number in range(3):
+            rig.store.put(f"other/{number:02d}.tar", rig.store._objects[f"train/{number:02d}.tar"])
+        await rig.open(urls=("s3://memory/other/",))
+        now = _next_uses(rig)["05"]  # it stands in its last window
+        assert _next_uses(rig, "other") == {f"{n:02d}": now + n for n in range(3)}

@@ -1,0 +1,87 @@
+"""When each object is needed next by anybody: the streams of several readers on one timeline. Pure.
+
+A stream is a sequence of objects, and a position in it counts the bytes before it. Positions of different streams mean
+nothing to each other, and neither do their speeds; what can be compared is how far each use is from where its own
+stream stands. So a use's *time* is its position plus the stream's shift, which puts every stream that opens at the
+timeline's now. The now moves with the stream that is furthest; one that falls behind by more than its slack is shifted
+to it, and its uses get new times. While there is one stream, or all keep step, nothing is ever told twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Iterator
+
+    from feedd.values import ObjectRef
+
+Use = tuple["ObjectRef", float]
+
+
+@dataclass(slots=True)
+class _Stream:
+    at: float
+    shift: float
+    slack_bytes: float
+    positions: dict[ObjectRef, float] = field(default_factory=dict)
+
+    @property
+    def time(self) -> float:
+        return self.at + self.shift
+
+
+class Horizon:
+    """Next uses of all streams. Each method returns the (object, time) pairs that changed: consume them at once."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._streams: dict[Hashable, _Stream] = {}
+
+    @property
+    def stream_count(self) -> int:
+        """Streams that are open."""
+        return len(self._streams)
+
+    def open(self, name: Hashable, at: float, slack_bytes: float) -> None:
+        """Add a stream.
+
+        Args:
+            name: for later.
+            at: position where it stands.
+            slack_bytes: how far it may fall behind the furthest stream before its uses are told anew.
+        """
+        assert name not in self._streams, "a stream opens once"
+        self._streams[name] = _Stream(at, self._now - at, slack_bytes)
+
+    def tell(self, name: Hashable, uses: Iterable[tuple[ObjectRef, float]]) -> Iterator[Use]:
+        """Set at which position of the stream each object is needed next."""
+        stream = self._streams[name]
+        for ref, position in uses:
+            stream.positions[ref] = position
+            yield ref, self._time(ref)
+
+    def advance(self, name: Hashable, at: float) -> Iterator[Use]:
+        """Move a stream forward (never back)."""
+        stream = self._streams[name]
+        stream.at = max(stream.at, at)
+        self._now = max(self._now, stream.time)
+        for other in self._streams.values():
+            if self._now - other.time > other.slack_bytes:
+                other.shift = self._now - other.at
+                for ref in other.positions:
+                    yield ref, self._time(ref)
+
+    def close(self, name: Hashable) -> Iterator[Use]:
+        """Remove a stream: what no other needs has no next use any more."""
+        for ref in self._streams.pop(name).positions:
+            yield ref, self._time(ref)
+
+    def _time(self, ref: ObjectRef) -> float:
+        never = math.inf
+        return min(stream.positions.get(ref, never) + stream.shift for stream in (*self._streams.values(), _NOBODY))
+
+
+_NOBODY = _Stream(0.0, 0.0, 0.0)
