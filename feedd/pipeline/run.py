@@ -38,6 +38,13 @@ def source_options(config: Config) -> SourceOptions:
     )
 
 
+def cache_options(config: Config) -> CacheOptions:
+    """Translate the ``cache`` section."""
+    return CacheOptions(
+        directory=config.cache.dir, size_bytes=config.cache.size, free_reserve_bytes=config.cache.free_reserve
+    )
+
+
 def worker_count(config: Config) -> int:
     """Return the decode workers to start; ``auto`` leaves one of the usable cores to the trainer."""
     if config.decode.workers == "auto":
@@ -56,9 +63,6 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
     decode = DecodeOptions(
         workers=worker_count(config), task_deadline_s=config.decode.task_deadline, nice=config.decode.nice
     )
-    cache_options = CacheOptions(
-        directory=config.cache.dir, size_bytes=config.cache.size, free_reserve_bytes=config.cache.free_reserve
-    )
     options = PipelineOptions(
         window_shards=config.shuffle.window_shards,
         arena_bytes=config.arena.size,
@@ -67,7 +71,7 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(DecodePool(decode, recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
-        cache = await stack.enter_async_context(DiskCache(cache_options, sources.fetcher, recorder, clock))
+        cache = await stack.enter_async_context(DiskCache(cache_options(config), sources.fetcher, recorder, clock))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group)
         stack.push_async_callback(pipeline.close)
