@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import NotFound, ObjectChanged
-from feedd.values import ByteRange, ObjectRef
+from feedd.source.checksums import ALGORITHMS, Verification
+from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,8 @@ class Bed:
 
     ``at`` turns a name into a key; ``odd_names`` are keys that the back door can make,
     ``many_count`` is how many objects it makes in reasonable time, more than a page.
+    ``put_kept`` stores an object with a checksum of that algorithm, and of those parts where there are any;
+    None where the store keeps no checksums. ``tells_progress``: reads keep their ``ReadProgress`` up to date.
     """
 
     store: ObjectStore
@@ -36,6 +39,8 @@ class Bed:
     at: Callable[[str], str] = str
     odd_names: tuple[str, ...] = ODD_NAMES
     many_count: int = 2100
+    put_kept: Callable[[str, bytes, str, tuple[int, ...]], object] | None = None
+    tells_progress: bool = False
 
 
 async def collect(store: ObjectStore, prefix: str, start_after: str = "") -> list[ObjectRef]:
@@ -183,6 +188,79 @@ async def test_deleted_object_is_not_found(bed: Bed) -> None:
     bed.delete("x")
     with pytest.raises(NotFound):
         await read(bed.store, ref, 0, 3)
+
+
+async def condemned(ref: ObjectRef, found: ObjectChecksum, data: bytes) -> tuple[ByteRange, ...]:
+    """Return what of ``data`` is not as the store says."""
+    return await Verification(ref, found).finish(memoryview(data))
+
+
+async def test_checksum_is_none_or_true(bed: Bed) -> None:
+    """Of any object, empty ones too, a store tells nothing or the checksum of exactly its bytes."""
+    for data in (b"", b"x", bytes(range(256)) * 50):
+        bed.put("x", data)
+        ref = await bed.store.head(bed.at("x"))
+        found = await bed.store.checksum(ref)
+        assert found is None or await condemned(ref, found, data) == ()
+
+
+@pytest.mark.parametrize("sizes", [(), (5000, 5000, 2800), (12_800,)], ids=["full", "composite", "one part"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_checksum_that_is_kept_is_told(bed: Bed, algorithm: str, sizes: tuple[int, ...]) -> None:
+    """A checksum that the store keeps comes with algorithm and parts, and finds one flipped bit in its part."""
+    if bed.put_kept is None:
+        pytest.skip("this store keeps no checksums")
+    data = bytes(range(256)) * 50
+    bed.put_kept("a b", data, algorithm, sizes)
+    ref = await bed.store.head(bed.at("a b"))
+    found = await bed.store.checksum(ref)
+    assert found is not None
+    assert (found.algorithm, found.part_sizes, len(found.part_digests)) == (algorithm, sizes, len(sizes))
+    assert await condemned(ref, found, data) == ()
+    flipped = data[:6000] + bytes([data[6000] ^ 4]) + data[6001:]
+    expected = ByteRange(5000, 10_000) if len(sizes) == 3 else ByteRange(0, len(data))
+    assert await condemned(ref, found, flipped) == (expected,)
+
+
+async def test_checksum_is_of_that_version(bed: Bed) -> None:
+    """Nobody is told the checksum of a version that is no longer there, nor of an object that is gone."""
+    put = (
+        bed.put if bed.put_kept is None else lambda name, data: bed.put_kept and bed.put_kept(name, data, "crc32c", ())
+    )
+    bed.put("other", b"x")
+    put("x", b"old old")
+    ref = await bed.store.head(bed.at("x"))
+    put("x", b"new new")
+    with contextlib.suppress(ObjectChanged):
+        assert await bed.store.checksum(ref) is None
+        assert bed.put_kept is None
+    bed.delete("x")
+    with contextlib.suppress(NotFound):
+        assert await bed.store.checksum(ref) is None
+        assert bed.put_kept is None
+
+
+async def test_progress_is_truthful(bed: Bed) -> None:
+    """What is reported as filled is the object's at every moment, never shrinks, and is all of it after a success."""
+    data = bytes(range(251)) * 20_000
+    bed.put("x", data)
+    ref = await bed.store.head(bed.at("x"))
+    span, progress = ByteRange(10, len(data) - 10), ReadProgress()
+    target = bytearray(span.size_bytes)
+    reading = asyncio.ensure_future(bed.store.read_into(ref, span, memoryview(target), progress))
+    seen = [0]
+    while not reading.done():
+        seen.append(progress.filled_bytes)
+        assert target[seen[-2] : seen[-1]] == data[10 + seen[-2] : 10 + seen[-1]]
+        await asyncio.sleep(0)
+    await reading
+    seen.append(progress.filled_bytes)
+    assert seen == sorted(seen)
+    assert target == data[10:-10]
+    assert progress.filled_bytes in ({span.size_bytes} if bed.tells_progress else {0, span.size_bytes})
+    if bed.tells_progress:
+        assert progress.first_byte_s is not None
+        assert progress.answered_by
 
 
 async def test_cancelled_read_holds_nothing(bed: Bed) -> None:

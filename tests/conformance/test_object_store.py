@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.bench.server.checksums import Kept
 from feedd.bench.server.server import S3Server
 from feedd.errors import NotFound
 from feedd.flow.retry import RetryPolicy
@@ -55,6 +57,7 @@ def _bare(kind: str, top: Path) -> Iterator[Bed]:
                 store,
                 lambda name, data: server.put("bucket", name, data),
                 lambda name: server.delete("bucket", name),
+                put_kept=lambda name, data, algorithm, sizes: server.put("bucket", name, data, Kept(algorithm, sizes)),
             )
 
 
@@ -87,7 +90,7 @@ async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
     names, _, kind = request.param.rpartition("/")
     with _bare(kind, tmp_path) as bare:
         store = _wrapped(names, bare.store)
-        yield Bed(store, bare.put, bare.delete, bare.at, bare.odd_names, bare.many_count)
+        yield dataclasses.replace(bare, store=store)
         await store.close()
 
 

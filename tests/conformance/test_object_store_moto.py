@@ -11,11 +11,13 @@ from botocore.session import get_session
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from feedd.errors import NotFound
+from feedd.source.checksums import ALGORITHMS
 from feedd.source.options import SourceOptions
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
+from feedd.values import ByteRange
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
-from tests.conformance.object_store_suite import Bed, collect
+from tests.conformance.object_store_suite import Bed, collect, condemned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,26 +35,62 @@ def moto_url() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(params=[S3Store, DirectStore])
-async def bed(
-    request: pytest.FixtureRequest, moto_url: str, aws_credentials: None, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Bed]:
-    """Make a bucket; the store is told nothing: endpoint and credentials come from the environment."""
+@pytest.fixture
+def sdk(moto_url: str, aws_credentials: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Make a client of botocore's; built at run time: no type knows its methods."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    client: Any = get_session().create_client("s3")
+    yield client
+    client.close()
+
+
+@pytest.fixture(params=[S3Store, DirectStore])
+async def bed(request: pytest.FixtureRequest, moto_url: str, sdk: Any) -> AsyncIterator[Bed]:
+    """Make a bucket; the store is told nothing: endpoint and credentials come from the environment."""
     bucket = f"b-{uuid.uuid4().hex}"
-    client: Any = get_session().create_client("s3")  # built at run time: no type knows its methods
-    client.create_bucket(Bucket=bucket)
+    sdk.create_bucket(Bucket=bucket)
     store = request.param(bucket, SourceOptions())
     yield Bed(
         store,
-        lambda name, data: client.put_object(Bucket=bucket, Key=name, Body=data),
-        lambda name: client.delete_object(Bucket=bucket, Key=name),
+        lambda name, data: sdk.put_object(Bucket=bucket, Key=name, Body=data),
+        lambda name: sdk.delete_object(Bucket=bucket, Key=name),
         odd_names=("%41", " lead", "q?x=1#y&z", "d//e"),  # moto's own routing normalises the others
         many_count=1003,
     )
     await store.close()
-    client.close()
     urlopen(Request(f"{moto_url}/moto-api/reset", method="POST"), timeout=10).close()  # noqa: ASYNC210 - nothing else runs now; moto lets go of its files
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_checksum_of_an_upload(bed: Bed, sdk: Any, algorithm: str) -> None:
+    """What an SDK computed at the upload is what the store tells, and what the object's bytes have."""
+    data = bytes(range(251)) * 100
+    bucket = bed.store.root.removeprefix("s3://")
+    sdk.put_object(Bucket=bucket, Key="x", Body=data, ChecksumAlgorithm=algorithm.upper())
+    ref = await bed.store.head("x")
+    found = await bed.store.checksum(ref)
+    assert found is not None
+    assert (found.algorithm, found.part_sizes) == (algorithm, ())
+    assert await condemned(ref, found, data) == ()
+    assert await condemned(ref, found, data[:-1] + b"x") == (ByteRange(0, len(data)),)
+
+
+@pytest.mark.parametrize("kind", ["COMPOSITE", ""], ids=["told", "untold"])
+async def test_composite_with_unknown_parts(bed: Bed, sdk: Any, kind: str) -> None:
+    """A composite checksum of a store that does not tell its parts, as moto does not, cannot be used: None.
+
+    Nor does it matter whether the store says that it is one.
+    """
+    bucket, key = bed.store.root.removeprefix("s3://"), "x"
+    asked = {"ChecksumAlgorithm": "SHA256"} | ({"ChecksumType": kind} if kind else {})
+    upload = sdk.create_multipart_upload(Bucket=bucket, Key=key, **asked)["UploadId"]
+    where = {"Bucket": bucket, "Key": key, "UploadId": upload}
+    done = sdk.upload_part(**where, PartNumber=1, Body=b"part", ChecksumAlgorithm="SHA256")
+    part = {"PartNumber": 1, "ETag": done["ETag"], "ChecksumSHA256": done["ChecksumSHA256"]}
+    sdk.complete_multipart_upload(**where, MultipartUpload={"Parts": [part]})
+    told = sdk.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+    assert told.get("ChecksumType", "") == kind
+    assert await bed.store.checksum(await bed.store.head(key)) is None
 
 
 async def test_missing_bucket(bed: Bed) -> None:
