@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from feedd.units import MIB
 
@@ -21,6 +21,9 @@ class CacheOptions:
         free_reserve_bytes: free space the cache leaves on the file system for others.
         fill_deadline_s: longest time one object may take to arrive.
         prefetch_fills: fills at a time for wishes nobody waits for yet.
+        verify: when an entry's bytes are held against their checksums: ``use``: whenever it goes into use; ``boot``:
+            at its first use after a start; ``off``: never, only its header and length are looked at.
+        verified_for_s: so long an entry found whole needs no second look at its bytes.
     """
 
     directory: Path
@@ -28,6 +31,8 @@ class CacheOptions:
     free_reserve_bytes: int = 256 * MIB
     fill_deadline_s: float = 1800.0
     prefetch_fills: int = 4
+    verify: Literal["use", "boot", "off"] = "use"
+    verified_for_s: float = 600.0
 
     def __post_init__(self) -> None:
         if self.size_bytes <= 0:
@@ -38,3 +43,7 @@ class CacheOptions:
             raise ValueError(f"expected fill_deadline_s above 0, got {self.fill_deadline_s}")
         if self.prefetch_fills < 0:
             raise ValueError(f"expected prefetch_fills of 0 or more, got {self.prefetch_fills}")
+        if self.verify not in {"use", "boot", "off"}:
+            raise ValueError(f"expected verify of use, boot or off, got {self.verify}")
+        if not self.verified_for_s >= 0:
+            raise ValueError(f"expected verified_for_s of 0 or more, got {self.verified_for_s}")
