@@ -1,11 +1,10 @@
-"""``feedd cache``: look into the cache directory, and clear it while no daemon owns it."""
+"""``feedd cache``: look into the cache, clear it and fill it; through the daemon where one owns the directory."""
 
 from __future__ import annotations
 
 import json
 import os
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,49 +13,58 @@ from rich.markup import escape
 from rich.table import Table
 
 from feedd.cache.inspect import remove, scan
+from feedd.cache.match import matches
+from feedd.cache.report import CacheEntry
+from feedd.cli import warm
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags
+from feedd.cli.owner import AddressFlag, ask
+from feedd.cli.report import EXIT_FAILED, say
 from feedd.config.machine import existing_parent
 from feedd.errors import NotFound
 from feedd.units import format_size
+from feedd.values import Amount
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from feedd.cache.report import CacheEntry
-    from feedd.config.models import CacheConfig
+    from feedd.config import Config
+    from feedd.serve.admin_client import AdminClient
+    from feedd.serve.options import CacheState
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-cache = typer.Typer(help="Look into the cache directory, and clear it.", no_args_is_help=True)
+cache = typer.Typer(help="Look into the cache, clear it, and fill it ahead of its use.", no_args_is_help=True)
 
 
-def _cache_config(config: ConfigFlag, cache_dir: CacheDirFlag) -> CacheConfig:
-    return Flags(config=config, cache_dir=cache_dir).load().config.cache
+def _config(config: ConfigFlag, cache_dir: CacheDirFlag) -> Config:
+    return Flags(config=config, cache_dir=cache_dir).load().config
 
 
-def matches(entry: CacheEntry, pattern: str) -> bool:
-    """Tell whether a URL is meant: by shell pattern, or by prefix where there is no ``*``, ``?`` or ``[``."""
-    if any(character in pattern for character in "*?["):
-        return fnmatchcase(entry.url, pattern)
-    return entry.url.startswith(pattern)
-
-
-def _bytes(entries: Sequence[CacheEntry]) -> int:
+def _bytes(entries: Iterable[CacheEntry]) -> int:
     return sum(entry.size_bytes for entry in entries)
+
+
+async def _look(daemon: AdminClient, state: CacheState) -> tuple[CacheState, list[CacheEntry]]:
+    rows = await daemon.entries()
+    return state, [CacheEntry(row.url, row.etag, row.size_bytes, row.pins) for row in rows]
 
 
 @cache.command("ls", epilog="Example: feedd cache ls 's3://bucket/train/*' --json")
 def list_entries(
     pattern: Annotated[str, typer.Argument(help="URL prefix or shell pattern; left out: everything.")] = "",
     json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
+    address: AddressFlag = None,
     config: ConfigFlag = None,
     cache_dir: CacheDirFlag = None,
 ) -> None:
     """List the objects in the cache."""
-    directory = _cache_config(config, cache_dir).dir
-    entries = sorted((entry for entry in scan(directory) if matches(entry, pattern)), key=lambda entry: entry.url)
+    options = _config(config, cache_dir)
+    seen = ask(options, address, _look)
+    directory = options.cache.dir if seen is None else seen[0].directory
+    found = scan(options.cache.dir) if seen is None else seen[1]
+    entries = sorted((entry for entry in found if matches(entry.url, pattern)), key=lambda entry: entry.url)
     if json_:
-        fields = ("url", "etag", "size_bytes")
+        fields = ("url", "etag", "size_bytes", "pins")
         typer.echo(json.dumps([{name: asdict(entry)[name] for name in fields} for entry in entries], indent=2))
         return
     table = Table(title=f"{len(entries)} objects, {format_size(_bytes(entries))} in {directory}", title_justify="left")
@@ -71,21 +79,14 @@ def list_entries(
 @cache.command(epilog="Example: feedd cache stat --cache-dir /mnt/nvme/feedd")
 def stat(
     json_: JsonFlag = False,  # noqa: FBT002 - a flag is a flag
+    address: AddressFlag = None,
     config: ConfigFlag = None,
     cache_dir: CacheDirFlag = None,
 ) -> None:
     """Show how full the cache is."""
-    options = _cache_config(config, cache_dir)
-    entries = list(scan(options.dir))
-    disk = os.statvfs(existing_parent(options.dir))
-    facts: dict[str, str | int] = {
-        "directory": str(options.dir),
-        "entries": len(entries),
-        "object_bytes": _bytes(entries),
-        "size_bytes": options.size,
-        "free_reserve_bytes": options.free_reserve,
-        "disk_free_bytes": disk.f_bavail * disk.f_frsize,
-    }
+    options = _config(config, cache_dir)
+    seen = ask(options, address, _look)
+    facts = _facts_from_disk(options) if seen is None else _facts_from_daemon(*seen)
     if json_:
         typer.echo(json.dumps(facts, indent=2))
         return
@@ -94,30 +95,72 @@ def stat(
         typer.echo(f"{name.removesuffix('_bytes').replace('_', ' '):14} {shown}")
 
 
+def _facts_from_disk(config: Config) -> dict[str, str | int]:
+    entries = list(scan(config.cache.dir))
+    disk = os.statvfs(existing_parent(config.cache.dir))
+    return {
+        "directory": str(config.cache.dir),
+        "entries": len(entries),
+        "object_bytes": _bytes(entries),
+        "size_bytes": config.cache.size,
+        "free_reserve_bytes": config.cache.free_reserve,
+        "disk_free_bytes": disk.f_bavail * disk.f_frsize,
+    }
+
+
+def _facts_from_daemon(state: CacheState, entries: Sequence[CacheEntry]) -> dict[str, str | int]:
+    return {
+        "directory": state.directory,
+        "entries": len(entries),
+        "object_bytes": _bytes(entries),
+        "size_bytes": state.limit_bytes,
+        "free_reserve_bytes": state.free_reserve_bytes,
+        "committed_bytes": state.committed_bytes,
+        "reserved_bytes": state.reserved_bytes,
+        "pins": state.pin_count,
+    }
+
+
 @cache.command("rm", epilog="Example: feedd cache rm 's3://bucket/old/*' --yes")
 def remove_entries(
     pattern: Annotated[str | None, typer.Argument(help="URL prefix or shell pattern.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove every object.")] = False,  # noqa: FBT002 - a flag is a flag
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,  # noqa: FBT002 - a flag is a flag
+    address: AddressFlag = None,
     config: ConfigFlag = None,
     cache_dir: CacheDirFlag = None,
 ) -> None:
-    """Remove objects from the cache. The originals are untouched; refused while a daemon owns the directory."""
+    """Remove objects from the cache that nobody uses. The originals are untouched."""
     if (pattern is None) != everything:
         raise typer.BadParameter("expected either a pattern or --all")
     wanted = pattern or ""
-    directory = _cache_config(config, cache_dir).dir
-    found = [entry for entry in scan(directory) if matches(entry, wanted)]
+    options = _config(config, cache_dir)
+    seen = ask(options, address, _look)
+    directory = options.cache.dir if seen is None else seen[0].directory
+    found = [entry for entry in (scan(options.cache.dir) if seen is None else seen[1]) if matches(entry.url, wanted)]
     if not found:
         if everything:
             return
         raise NotFound("expected objects in the cache that match, got none", object=wanted, stage="cache")
     if not yes:
         typer.confirm(f"remove {len(found)} objects, {format_size(_bytes(found))}, from {directory}?", abort=True)
-    removed = remove(directory, lambda entry: matches(entry, wanted))
-    typer.echo(f"removed {len(removed)} objects, {format_size(_bytes(removed))}")
+    removed, in_use = _remove(options, address, wanted)
+    typer.echo(f"removed {removed.object_count} objects, {format_size(removed.size_bytes)}")
+    if in_use.object_count:
+        say(f"{in_use.object_count} objects, {format_size(in_use.size_bytes)}, are in use and were left")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _remove(config: Config, address: str | None, pattern: str) -> tuple[Amount, Amount]:
+    """Let the owner remove them; the lock sees to it that there is none where none was found."""
+    done = ask(config, address, lambda daemon, _: daemon.remove(pattern))
+    if done is not None:
+        return done
+    gone = remove(config.cache.dir, lambda entry: matches(entry.url, pattern))
+    return Amount(len(gone), _bytes(gone)), Amount()
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    warm.register(cache)
     app.add_typer(cache, name="cache")

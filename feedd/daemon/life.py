@@ -16,6 +16,7 @@ import structlog
 from feedd import __version__, metrics
 from feedd.clock import SystemClock
 from feedd.config import render
+from feedd.daemon.cache_admin import cache_remove, cache_state
 from feedd.daemon.cut_short import cut_short_by
 from feedd.daemon.ephemeral import Holders
 from feedd.daemon.failures import single
@@ -26,6 +27,7 @@ from feedd.daemon.state import State
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
 from feedd.pipeline import open_pipeline
+from feedd.pipeline.warm import WarmBounds, Warmer
 from feedd.serve.options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
 from feedd.serve.server import FeedServer
 from feedd.values import Lifecycle
@@ -127,6 +129,9 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
     hooks = ServeHooks(
         samples=lambda: _stat_samples(life.recorder),
         cache_entries=lambda: _cache_rows(pipeline),
+        cache_state=lambda: cache_state(config.cache, pipeline.cache),
+        cache_remove=lambda pattern: cache_remove(pipeline.cache, pattern),
+        warm=Warmer(pipeline.stages.sources, pipeline.cache, WarmBounds.of(config)).warm,
         drain=lambda grace_s: life.requests.ask("admin", grace_s),
         on_holders=holders.on_change if holders else None,
     )

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError
 from feedd.flow.budget import ByteBudget
 from feedd.flow.tasks import run_all
+from feedd.pipeline.run import cache_options, source_options
 from feedd.plan.sharding import assign, check_mode
+from feedd.source.sources import Sources
 from feedd.units import format_size
 from feedd.values import Amount, WarmProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from feedd.cache.disk import DiskCache
     from feedd.cache.report import CacheStats
-    from feedd.source.sources import Sources
+    from feedd.config import Config
+    from feedd.protocols import Clock, Recorder
     from feedd.values import ObjectRef, WarmSpec
 
     Tell = Callable[[WarmProgress, FeeddError | None], None]
@@ -38,6 +42,11 @@ class WarmBounds:
 
     objects: int = 16
     size_bytes: int = 512 << 20
+
+    @classmethod
+    def of(cls, config: Config) -> WarmBounds:
+        """Return what keeps the fetcher of this configuration busy."""
+        return cls(config.fetch.parts_in_flight, 2 * config.fetch.bytes_in_flight)
 
 
 class Warmer:
@@ -78,6 +87,20 @@ class Warmer:
         todo = iter(missing)
         await run_all(run.bring(todo) for _ in range(min(self._bounds.objects, len(missing))))
         return run.progress
+
+
+@asynccontextmanager
+async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> AsyncIterator[Warmer]:
+    """Open sources and cache, nothing else, for a warming without a daemon.
+
+    Raises:
+        CacheUnavailable: the cache directory cannot be used, or a daemon uses it.
+    """
+    async with (
+        Sources(source_options(config), recorder, clock) as sources,
+        DiskCache(cache_options(config), sources.fetcher, recorder, clock) as cache,
+    ):
+        yield Warmer(sources, cache, WarmBounds.of(config))
 
 
 class _Run:

@@ -9,8 +9,13 @@ from feedd.units import MIB
 from feedd.wire.convert import OpenLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
+
+    from feedd.errors import FeeddError
+    from feedd.values import Amount, WarmProgress, WarmSpec
+
+    Tell = Callable[[WarmProgress, FeeddError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +94,44 @@ class CacheRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheState:
+    """The cache of the moment, for Admin.Stats; sizes are of the disk.
+
+    Attributes:
+        directory: absolute path.
+        limit_bytes: most it may hold.
+        free_reserve_bytes: of the file system, never touched.
+        committed_bytes: of whole objects.
+        reserved_bytes: of fills under way.
+    """
+
+    directory: str
+    limit_bytes: int
+    free_reserve_bytes: int
+    committed_bytes: int
+    reserved_bytes: int
+    entry_count: int
+    pin_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServeHooks:
     """What the daemon adds; each may be None where there is nothing to add.
 
     Attributes:
         samples: current value of every metric.
         cache_entries: committed entries of the cache.
+        cache_state: the cache of the moment.
+        cache_remove: called with a pattern; returns what went, and what stayed because it is in use.
+        warm: brings an assignment into the cache and calls back after every change; cancelled with its client.
         drain: called with grace_s when an admin asks for it; must return at once.
         on_holders: called with the number of ``HOLD!`` connections whenever it changes.
     """
 
     samples: Callable[[], Iterable[StatSample]] | None = None
     cache_entries: Callable[[], Iterable[CacheRow]] | None = None
+    cache_state: Callable[[], CacheState] | None = None
+    cache_remove: Callable[[str], Awaitable[tuple[Amount, Amount]]] | None = None
+    warm: Callable[[WarmSpec, Tell], Awaitable[object]] | None = None
     drain: Callable[[float], None] | None = None
     on_holders: Callable[[int], None] | None = None

@@ -7,12 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+import uvloop
 
 from feedd.cache.disk import DiskCache
 from feedd.cache.lock import DirectoryLock
+from feedd.cache.match import matches
 from feedd.cache.options import CacheOptions
-from feedd.cache.report import CacheEntry
-from feedd.cli.cache import matches
 from feedd.clock import SystemClock
 from feedd.observe.recorder import NullRecorder
 from tests.fakes.fetchers import MemoryFetcher
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.unit.cli.conftest import Feedd
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loop_of_the_process() -> None:
+    """The first uvloop of a process opens a pipe for signals that it keeps."""
+    uvloop.run(asyncio.sleep(0))
+
 
 URLS = ["s3://bucket/new/c.tar", "s3://bucket/old/a.tar", "s3://bucket/old/b.tar"]
 
@@ -117,10 +124,55 @@ def test_a_directory_that_does_not_exist_is_empty(feedd: Feedd, tmp_path: Path) 
     assert not (tmp_path / "none").exists()
 
 
+def test_warm_brings_local_files(feedd: Feedd, tmp_path: Path) -> None:
+    """Without a daemon the directory itself is filled: all of it, a node's share of it, and no object twice."""
+    data, cache_dir = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    for name in "abc":
+        (data / name).write_bytes(name.encode() * 1000)
+    options = ("--cache-dir", cache_dir, "--cache-size", "1MiB", "--set", "cache.free_reserve=0")
+    share = feedd("cache", "warm", data, "--nodes", "2", "--node-rank", "1", *options)
+    assert (share.code, share.out) == (0, "")
+    assert share.err.splitlines()[-1] == "feedd: 1 objects: 1 warmed (1000B), 0 there before (0B)"
+    assert _urls(feedd, cache_dir) == [f"file://{data}/b"]
+    facts = json.loads(feedd("cache", "warm", data, "--json", *options).out)
+    assert (facts["warmed"], facts["present"]) == ({"objects": 2, "bytes": 2000}, {"objects": 1, "bytes": 1000})
+    assert facts["errors"] == []
+    assert _urls(feedd, cache_dir) == [f"file://{data}/{name}" for name in "abc"]
+
+
+def test_warm_says_what_has_no_room(feedd: Feedd, tmp_path: Path) -> None:
+    """A cache too small is an error that brings nothing; --fit takes what has room and says what has not."""
+    data, cache_dir = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    for name in "abc":
+        (data / name).write_bytes(bytes(500_000))
+    options = ("--cache-dir", cache_dir, "--cache-size", "1MiB", "--set", "cache.free_reserve=0")
+    refused = feedd("cache", "warm", data, *options)
+    assert refused.code == 1
+    assert "2 of 3 objects would fit" in refused.err
+    assert _urls(feedd, cache_dir) == []
+    fitted = feedd("cache", "warm", data, "--fit", *options)
+    assert fitted.code == 0
+    assert "1 objects, 488.3KiB, found no room" in fitted.err
+    assert len(_urls(feedd, cache_dir)) == 2
+
+
+def test_warm_refuses_nonsense(feedd: Feedd, cache_dir: Path) -> None:
+    """A node that cannot be, an unknown way to split, a URL that names nothing and an absent daemon are told."""
+    for arguments in (("--nodes", "2"), ("--node-rank", "1"), ("--sharding", "rows")):
+        assert feedd("cache", "warm", "/data", *arguments, "--cache-dir", cache_dir).code == 2
+    missing = feedd("cache", "warm", cache_dir / "none", "--cache-dir", cache_dir, "--set", "cache.free_reserve=0")
+    assert missing.code == 1
+    nobody = feedd("cache", "ls", "--address", f"unix://{cache_dir}/none.sock", "--cache-dir", cache_dir)
+    assert nobody.code == 1
+    assert "expected a daemon, got no answer" in nobody.err
+
+
 @pytest.mark.parametrize(
     ("pattern", "hit"),
     [("", True), ("s3://b/a", True), ("s3://b/x", False), ("s3://*/a?.tar", True), ("*.zip", False), ("a", False)],
 )
 def test_patterns(pattern: str, hit: bool) -> None:
     """Prefixes match from the start; patterns match the whole URL."""
-    assert matches(CacheEntry("s3://b/ab.tar", "e", 1), pattern) is hit
+    assert matches("s3://b/ab.tar", pattern) is hit

@@ -1,0 +1,72 @@
+"""The daemon that owns a cache directory, if one runs: it is asked, where the directory itself may not be touched."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from feedd.config.types import UNIX_PREFIX
+from feedd.errors import FeeddError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from feedd.config import Config
+    from feedd.serve.admin_client import AdminClient
+    from feedd.serve.options import CacheState
+
+_T = TypeVar("_T")
+
+AddressFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Ask the daemon at unix:///path.sock or host:port. Left out: the one of the configuration's socket that "
+        "owns the cache directory, and where none does the directory itself.",
+    ),
+]
+
+
+@asynccontextmanager
+async def owner_of(config: Config, address: str | None) -> AsyncIterator[tuple[AdminClient, CacheState] | None]:
+    """Yield the daemon to ask with its cache of the moment, or None where there is none.
+
+    Raises:
+        NotFound: no daemon answers at ``address``, or it has no cache.
+    """
+    async with AsyncExitStack() as stack:
+        for one in [address] if address else _sockets(config):
+            # gRPC takes a third of a second to import: only where there is somebody to ask
+            from feedd.serve.admin_client import daemon_at  # noqa: PLC0415 - see above
+
+            daemon = await stack.enter_async_context(daemon_at(one))
+            try:
+                state = await daemon.cache_state()
+            except FeeddError:
+                if address:
+                    raise
+                continue  # a socket left behind
+            if state is not None and (address or Path(state.directory) == config.cache.dir):
+                yield daemon, state
+                return
+        yield None
+
+
+def _sockets(config: Config) -> Iterator[str]:
+    for listen in config.listen:
+        if listen.startswith(UNIX_PREFIX) and Path(listen.removeprefix(UNIX_PREFIX)).is_socket():
+            yield listen
+
+
+def ask(config: Config, address: str | None, question: Callable[[AdminClient, CacheState], Awaitable[_T]]) -> _T | None:
+    """Put a question to the owner of the configuration's cache; None where there is none."""
+
+    async def run() -> _T | None:
+        async with owner_of(config, address) as owner:
+            return None if owner is None else await question(*owner)
+
+    return asyncio.run(run())

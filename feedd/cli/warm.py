@@ -1,0 +1,111 @@
+"""``feedd cache warm``: bring what a node will read into the cache before it asks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetFlag
+from feedd.cli.owner import AddressFlag, owner_of
+from feedd.cli.report import EXIT_FAILED, say
+from feedd.cli.warm_display import Display, display
+from feedd.plan.sharding import check_mode
+from feedd.units import format_size
+from feedd.values import WarmSpec
+
+if TYPE_CHECKING:
+    from feedd.config import Config
+    from feedd.values import WarmProgress
+
+
+def warm(
+    urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")] = 1,
+    node_rank: Annotated[
+        int | None, typer.Option("--node-rank", min=0, help="Whose assignment to warm, as feedd plan shows it.")
+    ] = None,
+    sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
+    fit: Annotated[bool, typer.Option("--fit", help="Where not all has room, take what has.")] = False,  # noqa: FBT002 - a flag is a flag
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
+    address: AddressFlag = None,
+    config: ConfigFlag = None,
+    cache_dir: CacheDirFlag = None,
+    cache_size: CacheSizeFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Bring objects into the cache ahead of their use, while there is room; nothing there has to go for them.
+
+    Through the daemon that owns the cache, or without one. What is there already is left as it is; objects that cannot
+    be had are named, and the others still come. Ctrl-C stops it and keeps what is whole.
+    """
+    if node_rank is None and nodes > 1:
+        raise typer.BadParameter("expected --node-rank with --nodes, got none")
+    rank = node_rank or 0
+    if rank >= nodes:
+        raise typer.BadParameter(f"expected --node-rank below --nodes {nodes}, got {rank}")
+    check_mode(sharding)
+    options = Flags(config=config, cache_dir=cache_dir, cache_size=cache_size, set=set_).load().config
+    spec = WarmSpec(tuple(urls), nodes, rank, sharding, fit)
+    stopped = False
+    with display(sys.stderr, quiet=json_) as shown:
+        try:
+            _run(options, address, spec, shown)
+        except KeyboardInterrupt:
+            stopped = True
+    if json_:
+        typer.echo(json.dumps(shown.facts(), indent=2))
+    _conclude(shown, spec, stopped=stopped)
+
+
+def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) -> None:
+    # The SDK takes most of a second to import, which a wrong flag should not have to wait for.
+    import uvloop  # noqa: PLC0415 - see above
+
+    async def run() -> None:
+        async with owner_of(config, address) as owner:
+            if owner is not None:
+                await owner[0].warm(spec, shown.tell)
+                return
+        from feedd.clock import SystemClock  # noqa: PLC0415 - see above
+        from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
+        from feedd.pipeline.warm import open_warmer  # noqa: PLC0415 - see above
+
+        async with open_warmer(config, NullRecorder(), SystemClock()) as warmer:
+            await warmer.warm(spec, shown.tell)
+
+    uvloop.run(run())
+
+
+def _conclude(shown: Display, spec: WarmSpec, *, stopped: bool) -> None:
+    """Say what became of it, and end with 1 unless all that was asked for is there."""
+    progress = shown.progress
+    if progress is None:  # stopped before the listing was there
+        say("stopped")
+        raise typer.Exit(EXIT_FAILED)
+    say(_summary(progress))
+    if stopped:
+        say("stopped; what was brought stays")
+    if progress.left_out.object_count:
+        room = f"{progress.left_out.object_count} objects, {format_size(progress.left_out.size_bytes)}, found no room"
+        say(room if spec.fit else f"{room}: others use the cache too; raise its size, or pass --fit")
+    short = progress.left_out.object_count and not spec.fit
+    if stopped or short or progress.failed.object_count:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _summary(progress: WarmProgress) -> str:
+    parts = [
+        f"{amount.object_count} {name} ({format_size(amount.size_bytes)})"
+        for name, amount in (("warmed", progress.warmed), ("there before", progress.present))
+    ]
+    if progress.failed.object_count:
+        parts.append(f"{progress.failed.object_count} failed")
+    return f"{progress.total.object_count} objects: {', '.join(parts)}"
+
+
+def register(cache: typer.Typer) -> None:
+    """Add the command."""
+    cache.command(epilog="Example: feedd cache warm s3://bucket/train/ --nodes 8 --node-rank 3")(warm)

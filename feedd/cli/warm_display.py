@@ -1,0 +1,132 @@
+"""How a warming is shown: bars on a terminal, a line per tenth elsewhere, and the errors as they come."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from feedd.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.errors import FeeddError
+    from feedd.values import Amount, WarmProgress
+
+_STEPS = 10
+
+
+class Display:
+    """Takes note of progress and errors; as it is, it shows neither.
+
+    Attributes:
+        progress: the latest; None before the listing is there.
+        failures: one per object that could not be had.
+    """
+
+    def __init__(self) -> None:
+        self.progress: WarmProgress | None = None
+        self.failures: list[FeeddError] = []
+
+    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+        """Take note, and show it."""
+        self.progress = progress
+        if failure is not None:
+            self.failures.append(failure)
+
+    def facts(self) -> dict[str, object]:
+        """Return all of it, for JSON."""
+        if self.progress is None:
+            return {}
+        facts: dict[str, object] = {
+            name: {"objects": amount.object_count, "bytes": amount.size_bytes}
+            for name, amount in (
+                ("total", self.progress.total),
+                ("present", self.progress.present),
+                ("warmed", self.progress.warmed),
+                ("left_out", self.progress.left_out),
+                ("failed", self.progress.failed),
+            )
+        }
+        errors = [{"object": one.object, "kind": one.kind, "message": one.message} for one in self.failures]
+        return facts | {"errors": errors}
+
+
+class _Lines(Display):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._step = -1
+
+    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+        super().tell(progress, failure)
+        if failure is not None:
+            self._console.print(_error_line(failure))
+        done, total = _done(progress), progress.total
+        step = _STEPS * done[0] // total.object_count if total.object_count else _STEPS
+        if step > self._step:
+            self._step = step
+            self._console.print(
+                f"feedd: {done[0]} of {total.object_count} objects, "
+                f"{format_size(done[1])} of {format_size(total.size_bytes)}"
+            )
+
+
+class _Bars(Display):
+    def __init__(self, bars: Progress) -> None:
+        super().__init__()
+        self._bars = bars
+        self._task = bars.add_task("listing", total=None, objects="")
+
+    def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
+        first = self.progress is None
+        super().tell(progress, failure)
+        if failure is not None:
+            self._bars.console.print(escape(_error_line(failure)))
+        count, size_bytes = _done(progress)
+        if first:  # what is there already takes no time: the rate must not count it
+            self._bars.reset(self._task, total=progress.total.size_bytes, completed=size_bytes, description="warming")
+        self._bars.update(self._task, completed=size_bytes, objects=f"{count}/{progress.total.object_count} objects")
+
+
+@contextmanager
+def display(stream: IO[str], *, quiet: bool) -> Iterator[Display]:
+    """Yield what shows progress on ``stream``; ``quiet``: nothing."""
+    console = Console(file=stream)
+    if quiet:
+        yield Display()
+    elif console.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[objects]}"),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console) as bars:
+            yield _Bars(bars)
+    else:
+        yield _Lines(Console(file=stream, soft_wrap=True, markup=False, highlight=False))
+
+
+def _error_line(error: FeeddError) -> str:
+    about = f" [{error.object}]" if error.object else ""
+    return f"feedd: error: {error.message}{about}"
+
+
+def _done(progress: WarmProgress) -> tuple[int, int]:
+    """Return the objects and bytes that need no more waiting for."""
+    settled: tuple[Amount, ...] = (progress.present, progress.warmed, progress.left_out, progress.failed)
+    return sum(amount.object_count for amount in settled), sum(amount.size_bytes for amount in settled)

@@ -1,0 +1,43 @@
+"""What an operator may ask of the running daemon's cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.cache.match import matches
+from feedd.serve.options import CacheState
+from feedd.source.urls import parse_url
+from feedd.values import Amount, ObjectRef
+
+if TYPE_CHECKING:
+    from feedd.cache.disk import DiskCache
+    from feedd.config.models import CacheConfig
+
+
+def cache_state(config: CacheConfig, cache: DiskCache) -> CacheState:
+    """Return the cache of the moment."""
+    stats = cache.stats
+    return CacheState(
+        directory=str(config.dir),
+        limit_bytes=stats.limit_bytes,
+        free_reserve_bytes=config.free_reserve,
+        committed_bytes=stats.committed_bytes,
+        reserved_bytes=stats.reserved_bytes,
+        entry_count=stats.entry_count,
+        pin_count=stats.pin_count,
+    )
+
+
+async def cache_remove(cache: DiskCache, pattern: str) -> tuple[Amount, Amount]:
+    """Remove the whole objects that match and nobody holds; return what went, and what stayed in use."""
+    removed, in_use = Amount(), Amount()
+    for entry in cache.entries():
+        if not matches(entry.url, pattern):
+            continue
+        if entry.pins:
+            in_use = in_use.plus(entry.size_bytes)
+            continue
+        location = parse_url(entry.url)
+        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag))
+        removed = removed.plus(entry.size_bytes)
+    return removed, in_use

@@ -1,0 +1,116 @@
+"""The command line's side of the Admin service."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, cast
+
+import grpc
+
+from feedd.errors import Draining, FeeddError, NotFound, Unsupported
+from feedd.serve.listen import UnixAddress, parse_address
+from feedd.serve.options import CacheRow, CacheState
+from feedd.serve.status import TRAILER
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.admin import amount_from, error_from, progress_from, warm_request
+from feedd.wire.feedd_pb2_grpc import AdminStub
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from feedd.values import Amount, WarmProgress, WarmSpec
+
+_DEADLINE_S = 60.0
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", 20_000),  # a warming may be silent for long: finds a daemon that vanished meanwhile
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CODE = grpc.StatusCode
+
+
+@asynccontextmanager
+async def daemon_at(address: str) -> AsyncIterator[AdminClient]:
+    """Yield a client of the daemon at ``unix:///path`` or ``host:port`` (without TLS); it may not be there.
+
+    Raises:
+        BadConfig: not an address.
+    """
+    where = parse_address(address)
+    target = f"unix:{where.path}" if isinstance(where, UnixAddress) else str(where)
+    async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
+        yield AdminClient(channel, address)
+
+
+class AdminClient:
+    """Asks one daemon.
+
+    Every method raises the daemon's own errors, ``NotFound`` where no daemon answers, ``Unsupported`` where it is too
+    old for the question, and ``Draining`` where it ended before its answer did.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        """Bind; the channel stays the caller's."""
+        self._stub = AdminStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self.address = address
+
+    async def cache_state(self) -> CacheState | None:
+        """Return the cache of the moment; None where the daemon has none, or is too old to tell."""
+        with self._translated():
+            answer: pb.StatsResponse = await self._stub.Stats(pb.StatsRequest(), timeout=_DEADLINE_S)
+        if not answer.HasField("cache"):
+            return None
+        cache = answer.cache
+        return CacheState(
+            directory=cache.directory,
+            limit_bytes=cache.limit_bytes,
+            free_reserve_bytes=cache.free_reserve_bytes,
+            committed_bytes=cache.committed_bytes,
+            reserved_bytes=cache.reserved_bytes,
+            entry_count=cache.entries,
+            pin_count=cache.pins,
+        )
+
+    async def entries(self) -> list[CacheRow]:
+        """Return the whole objects in the cache."""
+        with self._translated():
+            answers = self._stub.CacheList(pb.CacheListRequest(), timeout=_DEADLINE_S)
+            return [CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins) async for entry in answers]
+
+    async def remove(self, pattern: str) -> tuple[Amount, Amount]:
+        """Remove what matches; return what went, and what stayed because it is in use."""
+        with self._translated():
+            request = pb.CacheRemoveRequest(pattern=pattern)
+            answer: pb.CacheRemoveResponse = await self._stub.CacheRemove(request, timeout=_DEADLINE_S)
+        return amount_from(answer.removed), amount_from(answer.in_use)
+
+    async def warm(self, spec: WarmSpec, tell: Callable[[WarmProgress, FeeddError | None], None]) -> WarmProgress:
+        """Let the daemon warm its cache, for as long as this call lives; ``tell`` as of ``Warmer.warm``."""
+        progress: WarmProgress | None = None
+        with self._translated():
+            async for message in self._stub.Warm(warm_request(spec)):
+                progress = progress_from(message)
+                tell(progress, None)
+                for failure in message.failures:
+                    tell(progress, error_from(failure))
+        assert progress is not None, "a warming that succeeds has told of itself"
+        return progress
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise _as_feedd_error(error, self.address) from error
+
+
+def _as_feedd_error(error: grpc.aio.AioRpcError, address: str) -> FeeddError:
+    trailer = dict(cast("Iterable[tuple[str, bytes]]", error.trailing_metadata() or ()))
+    if TRAILER in trailer:
+        return error_from(pb.Error.FromString(trailer[TRAILER]))
+    if error.code() is _CODE.UNIMPLEMENTED:
+        return Unsupported("expected a daemon that can do this, got an older one", object=address, stage="cli")
+    detail = (error.details() or error.code().name).lower()
+    if error.code() is _CODE.UNAVAILABLE and "connect" in detail:
+        return NotFound("expected a daemon, got no answer", object=address, hint="is feedd serve running?", stage="cli")
+    return Draining(f"expected an answer of the daemon, got {detail}", object=address, stage="cli")
