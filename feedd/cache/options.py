@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from feedd.units import MIB
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -24,6 +25,7 @@ class CacheOptions:
         verify: when an entry's bytes are held against their checksums: ``use``: whenever it goes into use; ``boot``:
             at its first use after a start; ``off``: never, only its header and length are looked at.
         verified_for_s: so long an entry found whole needs no second look at its bytes.
+        quotas: most disk bytes by URL prefix, the longest that matches an object counts; see ``Quotas``.
     """
 
     directory: Path
@@ -33,6 +35,7 @@ class CacheOptions:
     prefetch_fills: int = 4
     verify: Literal["use", "boot", "off"] = "use"
     verified_for_s: float = 600.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.size_bytes <= 0:

@@ -1,0 +1,61 @@
+"""Trying a disk out, in a thread of its own: a hanging disk holds up nothing but that thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PROBE_NAME = "probe"
+_PATTERN = bytes(range(256)) * 16
+
+
+def try_directory(directory: Path) -> None:
+    """Write a page to a file in ``directory``, down to the disk, read it back and remove it. Blocking.
+
+    Raises:
+        OSError: as named, or the page came back with other bytes.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)  # it may have been removed under us
+    path = directory / PROBE_NAME
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.pwrite(fd, _PATTERN, 0)
+        os.fsync(fd)
+        if os.pread(fd, len(_PATTERN), 0) != _PATTERN:
+            raise OSError(f"expected the bytes written to {path}, got others")
+    finally:
+        os.close(fd)
+    path.unlink(missing_ok=True)
+
+
+class Prober:
+    """Runs one probe at a time; while one hangs, others fail at once instead of queueing behind it."""
+
+    def __init__(self, probe: Callable[[], None]) -> None:
+        self._probe = probe
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedd-cache-probe")
+        self._last: Future[None] | None = None
+
+    async def run(self, deadline_s: float) -> bool:
+        """Return whether a probe went well within the deadline."""
+        if self._last is not None and not self._last.done():
+            return False
+        self._last = self._thread.submit(self._probe)
+        waiting = asyncio.wrap_future(self._last)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await asyncio.shield(waiting)
+        except (OSError, TimeoutError):
+            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, whenever it ends
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the thread; one that hangs is left to itself."""
+        self._thread.shutdown(wait=self._last is None or self._last.done())

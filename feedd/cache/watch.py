@@ -1,0 +1,179 @@
+"""Watching the cache's disk: operations that hang, probes while it is not well, one log line per change."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import structlog
+
+from feedd.cache.health import DiskHealth, DiskState, HealthOptions, Symptom, symptom
+from feedd.cache.probe import Prober
+from feedd.errors import CacheUnavailable
+from feedd.metrics import CACHE_DISK_STATE
+from feedd.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from feedd.protocols import Clock, Recorder
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Operation:
+    scope: asyncio.Timeout
+    due_s: float
+
+
+class DiskWatch:
+    """Knows how a disk is. ``async with``; its one background task waits for something to probe.
+
+    An operation that takes too long is not the disk's fault as long as a probe goes well: it may be the store that is
+    slow. Only where the probe fails or hangs too is it given up, and counted as an error.
+    """
+
+    def __init__(self, probe: Callable[[], None], options: HealthOptions, recorder: Recorder, clock: Clock) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._clock = clock
+        self._prober = Prober(probe)
+        self._health = DiskHealth(options)
+        self._told = DiskState.NORMAL
+        self._operations: set[_Operation] = set()
+        self._wake = asyncio.Event()
+        self._idle = True
+        self._group = asyncio.TaskGroup()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start watching."""
+        await self._group.__aenter__()
+        self._task = self._group.create_task(self._watch())
+        self._publish()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop."""
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            await self._group.__aexit__(None, None, None)
+        finally:
+            self._prober.close()
+            for state in DiskState:
+                self._recorder.gauge(CACHE_DISK_STATE, 0, state=state.value)
+
+    @property
+    def state(self) -> DiskState:
+        """How the disk is."""
+        return self._health.state
+
+    def may_read(self) -> bool:
+        """Whether what is on the disk is to be read from there."""
+        return self._health.may_read()
+
+    def may_fill(self) -> bool:
+        """Whether anything is to be written."""
+        return self._health.may_fill(self._clock.monotonic_s())
+
+    @asynccontextmanager
+    async def operation(self) -> AsyncIterator[None]:
+        """Guard what is done with the disk.
+
+        Raises:
+            CacheUnavailable: it took too long, and the disk does not answer a probe either.
+        """
+        scope = asyncio.timeout(None)
+        loop = asyncio.get_running_loop()
+        operation = _Operation(scope, loop.time() + self._options.slow_op_s)
+        self._operations.add(operation)
+        if self._idle:
+            self._wake.set()
+        try:
+            async with scope:
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise CacheUnavailable(
+                f"expected the disk to answer, got nothing for {format_duration(self._options.slow_op_s)}",
+                hint="see the kernel's log for a failing disk, or pass another --cache-dir",
+                stage="cache",
+            ) from error
+        finally:
+            self._operations.discard(operation)
+
+    def failed(self, error: BaseException) -> None:
+        """Take note of what an operation raised."""
+        now_s = self._clock.monotonic_s()
+        match symptom(error):
+            case Symptom.FULL:
+                self._health.full(now_s)
+            case Symptom.SICK:
+                self._health.failed(now_s)
+        self._changed(error)
+
+    def doubted(self) -> None:
+        """Take note of an entry that could not be read, or had other bytes than were written."""
+        self._health.failed(self._clock.monotonic_s())
+        self._changed(None)
+
+    def filled(self) -> None:
+        """Take note that something was written."""
+        self._health.filled()
+        self._changed(None)
+
+    async def _watch(self) -> None:
+        while True:
+            self._wake.clear()
+            delay_s = self._delay_s()
+            self._idle = delay_s is None
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._probe()
+
+    def _delay_s(self) -> float | None:
+        """Return how long until a probe is due; None: there is nothing to be found out."""
+        now_s = asyncio.get_running_loop().time()
+        interval_s = self._health.probe_interval_s()
+        delays_s = [] if interval_s is None else [interval_s]
+        delays_s += [max(0.0, operation.due_s - now_s) for operation in self._operations]
+        return min(delays_s, default=None)
+
+    async def _probe(self) -> None:
+        started_s = self._clock.monotonic_s()
+        clean = await self._prober.run(self._options.slow_op_s)
+        now_s = self._clock.monotonic_s()
+        if clean:
+            self._health.probed(now_s, now_s - started_s)
+        else:
+            self._health.failed(now_s)
+        loop_s = asyncio.get_running_loop().time()
+        for operation in self._operations:
+            if operation.due_s <= loop_s and not operation.scope.expired():
+                if clean:
+                    operation.due_s = loop_s + self._options.slow_op_s
+                else:
+                    operation.due_s = float("inf")
+                    operation.scope.reschedule(loop_s)
+        self._changed(None)
+
+    def _changed(self, error: BaseException | None) -> None:
+        state = self._health.state
+        if state is self._told:
+            return
+        log = _log.info if state is DiskState.NORMAL else _log.warning
+        log("cache disk", state=state.value, before=self._told.value, error=str(error) if error else None)
+        self._told = state
+        self._publish()
+        self._wake.set()
+
+    def _publish(self) -> None:
+        for state in DiskState:
+            self._recorder.gauge(CACHE_DISK_STATE, float(state is self._told), state=state.value)
