@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.procs import MemoryPeak, descendants, memory_of
+from feedd.bench.procs import MemoryPeak, descendants, memory_of, resident_beyond_shared_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 _IMPORTS = Path(__file__).resolve().parents[2]
 _MEMORY_INTERVAL_S = 0.25
+_RESIDENT_INTERVAL_S = 0.02
 _STEERING = ("AWS_", "FEEDD_", "LITDATA_", "SLURM_", "SM_", "OMPI_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
 
 
@@ -89,8 +90,13 @@ class Outcome:
         return spread.middle if spread else None
 
 
-def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memory: bool = False) -> Row:
+def run_arm(
+    arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memory: bool = False, watch_resident: bool = False
+) -> Row:
     """Run one arm once in a process of its own; return its JSON with ``process_s`` (and peak memory) added.
+
+    Watching memory takes its share of the kernel's time: ``watch_resident`` a little, ``watch_memory``, which tells
+    shared pages apart, more.
 
     Raises:
         ArmFailed: it took too long, ended badly or printed no JSON.
@@ -109,8 +115,9 @@ def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memor
     )
     peak = MemoryPeak()
     stop = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(child.pid, peak, stop))
-    if watch_memory:
+    watcher = threading.Thread(target=_watch if watch_memory else _watch_resident, args=(child.pid, peak, stop))
+    watched = watch_memory or watch_resident
+    if watched:
         watcher.start()
     try:
         output, errors = child.communicate(timeout=timeout_s)
@@ -120,7 +127,7 @@ def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memor
         errors += f"\nexpected an end within {timeout_s} s, got none"
     finally:
         stop.set()
-        if watch_memory:
+        if watched:
             watcher.join()
         _end_group(child.pid)
     row = _last_json(output)
@@ -129,6 +136,8 @@ def run_arm(arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memor
     row["process_s"] = time.perf_counter() - started_s
     if watch_memory:
         row |= {"peak_pss_bytes": peak.pss_bytes, "peak_anonymous_bytes": peak.anonymous_bytes}
+    elif watch_resident:
+        row["peak_resident_bytes"] = peak.resident_bytes
     return row
 
 
@@ -148,6 +157,11 @@ def _end_group(group: int) -> None:
 def _watch(pid: int, peak: MemoryPeak, stop: threading.Event) -> None:
     while not stop.wait(_MEMORY_INTERVAL_S):
         peak.take(memory_of([pid, *descendants(pid)]))
+
+
+def _watch_resident(pid: int, peak: MemoryPeak, stop: threading.Event) -> None:
+    while not stop.wait(_RESIDENT_INTERVAL_S):
+        peak.resident_bytes = max(peak.resident_bytes, resident_beyond_shared_bytes([pid, *descendants(pid)]))
 
 
 def _last_json(output: str) -> Row | None:

@@ -73,12 +73,25 @@ def memory_of(pids: Iterable[int]) -> tuple[int, int]:
     return total, anonymous
 
 
+def resident_beyond_shared_bytes(pids: Iterable[int]) -> int:
+    """Sum of resident memory that is no shared memory: files on tmpfs, the cache among them, do not count."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            continue  # ended meanwhile
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon:", "RssFile:")))
+    return total
+
+
 @dataclass(slots=True)
 class MemoryPeak:
     """The highest values seen."""
 
     pss_bytes: int = 0
     anonymous_bytes: int = 0
+    resident_bytes: int = 0
 
     def take(self, sample: tuple[int, int]) -> None:
         """Keep what is higher."""

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from feedd import __version__
-from feedd.cli import cache, check, demo, plan, serve
+from feedd.cli import bench, cache, check, demo, plan, serve
 from feedd.cli.report import report
 from feedd.errors import FeeddError
 
@@ -34,6 +34,7 @@ check.register(app)
 plan.register(app)
 cache.register(app)
 demo.register(app)
+bench.register(app)
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""``feedd bench ingest``: from the socket to whole files of the cache, beside other clients of S3."""
