@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from feedd.bench.report import Result, show
-from tests.bench import epoch, eviction, first_batch, handoff, machine, s3_bytes
+from tests.bench import epoch, eviction, fault_table, first_batch, handoff, machine, s3_bytes
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
 
@@ -25,6 +25,7 @@ BENCHES: dict[str, Callable[[Plan], Result]] = {
     "bytes": s3_bytes.run,
     "first_batch": first_batch.run,
     "eviction": eviction.run,
+    "faults": fault_table.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

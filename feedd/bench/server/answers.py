@@ -148,6 +148,8 @@ class Answers:
             start = max(0, end - int(match[2]))
         if start >= end:
             return _error(416, "InvalidRange", request)
+        moved = fault.body_shift if end + fault.body_shift <= stored.size_bytes else -fault.body_shift
+        start, end = start + moved, end + moved
         shift = fault.range_shift
         headers["Content-Range"] = f"bytes {start + shift}-{end - 1 + shift}/{stored.size_bytes}"
         return Reply(206, headers, stored=stored, start=start, size=end - start)

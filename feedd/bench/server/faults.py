@@ -34,6 +34,7 @@ class Fault:
         surplus_bytes: send that much behind the end of the answer.
         framing: how the end of the body is told.
         flip_at: change one bit of the object's byte there, in answers that contain it; -1: none.
+        body_shift: answer with the range that lies so many bytes further on (or back, at the object's end), and say so.
         wrong_checksum: tell a checksum with one bit changed.
     """
 
@@ -53,6 +54,7 @@ class Fault:
     surplus_bytes: int = 0
     framing: Framing = "length"
     flip_at: int = -1
+    body_shift: int = 0
     wrong_checksum: bool = False
 
 
@@ -118,6 +120,11 @@ def until_close() -> Fault:
 def wrong_content_range(shift: int = 1) -> Fault:
     """206 that claims another range."""
     return Fault(range_shift=shift)
+
+
+def other_range(shift: int = 1) -> Fault:
+    """206 with another range than asked for, and a Content-Range that is true of it."""
+    return Fault(body_shift=shift)
 
 
 def whole_object() -> Fault:
