@@ -1,70 +1,145 @@
-"""Taking over a cache directory: what of it can be used. Blocking: called in the disk thread."""
+"""Taking over a cache directory: what of it can be used. Blocking: called in the thread for changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache import files, layout, trouble
 from feedd.cache.durability import RunLedger
 from feedd.cache.index import CacheIndex
+from feedd.cache.journal import Journal, Record
+from feedd.cache.place import Opened, Stray
 from feedd.errors import CacheUnavailable
 from feedd.units import format_size
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
     from feedd.cache.lock import DirectoryLock
     from feedd.cache.options import CacheOptions
+    from feedd.values import ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Taken:
     """A directory that is ours.
 
     Attributes:
-        index: with every entry that survived.
+        opened: what the cache needs to know.
         ledger: which runs' data is on the disk for sure.
-        runs: runs that wrote the survivors.
-        broken_count: entries and unfinished fills removed.
-        evicted_count: whole entries removed because the limit is smaller now.
+        journal: the list of entries, open.
+        runs: boot and run that wrote each entry of an earlier run.
     """
 
-    index: CacheIndex
+    opened: Opened
     ledger: RunLedger
-    runs: frozenset[bytes]
+    journal: Journal
+    runs: dict[ObjectRef, tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class _Found:
+    """Names in the directory: listed ones in the order of their last use, others by age, oldest first."""
+
+    listed: list[Record]
+    strays: list[Stray]
     broken_count: int
-    evicted_count: int
 
 
-def open_directory(options: CacheOptions, lock: DirectoryLock) -> Opened:
-    """Lock the directory, remove what is broken, enter what is whole, most recently written first.
+def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
+    """Lock the directory, remove what is no use, enter what its list knows; the rest is left to be examined.
 
     Raises:
         CacheUnavailable: somebody else owns it, it cannot be written, or the disk has no room for a cache.
     """
     lock.__enter__()
     ledger = RunLedger(options.directory)
-    whole: list[tuple[float, layout.Header]] = []
-    broken_count = 0
-    for found in files.walk(options.directory):
+    listing = Journal(options.directory)
+    found = _find(options.directory, ledger, listing.read())
+    sizes = [layout.disk_bytes(record.ref) for record in found.listed] + [stray.disk_bytes for stray in found.strays]
+    limit_bytes = _limit_bytes(options, sum(sizes))
+    surplus_count = _surplus_count(sizes, limit_bytes)
+    kept, strays = found.listed[surplus_count:], found.strays[max(0, surplus_count - len(found.listed)) :]
+    for record in found.listed[:surplus_count]:
+        files.remove(layout.file_path(options.directory, record.ref))
+    for stray in found.strays[: len(found.strays) - len(strays)]:
+        files.remove(stray.path)
+    index = CacheIndex(limit_bytes)
+    for record in kept:
+        index.adopt(record.ref)
+    listing.resume(kept)
+    runs = {record.ref: (record.boot, record.run) for record in kept}
+    return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count), ledger, listing, runs)
+
+
+def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> list[layout.Header]:
+    """Return what strays hold; those that are broken are removed.
+
+    Raises:
+        CacheUnavailable: one cannot be removed.
+    """
+    headers = []
+    for stray in strays:
+        found = files.examine(directory, stray.path)
+        if found is None:
+            continue
         if found.header is not None and ledger.believes(found.header):
-            whole.append((found.written_s, found.header))
+            headers.append(found.header)
         else:
             files.remove(found.path)
-            broken_count += 1
-    whole.sort(key=lambda item: item[0], reverse=True)
-    headers = [header for _, header in whole]
-    index = CacheIndex(_limit_bytes(options, sum(layout.disk_bytes(header.ref) for header in headers)))
-    kept, used_bytes = [], 0
-    for header in headers:
-        used_bytes += layout.disk_bytes(header.ref)
-        if used_bytes > index.limit_bytes:
-            files.remove(layout.file_path(options.directory, header.ref))
+    return headers
+
+
+def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Found:
+    """Sort what is in the directory; unfinished fills, and entries of other formats or of lost runs, are removed."""
+    present: set[str] = set()
+    strays: list[Stray] = []
+    broken_count = 0
+    believed = {run: ledger.holds(*run) for run in {(record.boot, record.run) for record in records.values()}}
+    for entry in files.listed(directory / layout.FORMAT_FOLDER):
+        record = records.get(layout.entry_name(entry.name))
+        if layout.is_temp_name(entry.name) or (record is not None and not believed[record.boot, record.run]):
+            broken_count += _removed(entry.path)
+        elif record is not None:
+            present.add(record.name)
         else:
-            kept.append(header)
-    for header in reversed(kept):  # the index counts uses from the oldest on
-        index.adopt(header.ref)
-    runs = frozenset(header.run for header in kept)
-    return Opened(index, ledger, runs, broken_count, len(headers) - len(kept))
+            strays += _stray(entry)
+    for folder in layout.OLD_FOLDERS:
+        broken_count += sum(_removed(entry.path) for entry in files.listed(directory / folder))
+    strays.sort(key=lambda stray: stray.written_s)
+    return _Found([record for name, record in records.items() if name in present], strays, broken_count)
+
+
+def _removed(path: str) -> int:
+    """Remove a file of ours; 0 where somebody put something else in its place."""
+    candidate = Path(path)
+    if candidate.is_symlink() or not candidate.is_file():
+        return 0
+    files.remove(candidate)
+    return 1
+
+
+def _stray(entry: os.DirEntry[str]) -> list[Stray]:
+    try:
+        if not entry.is_file(follow_symlinks=False):
+            return []
+        status = entry.stat(follow_symlinks=False)
+    except OSError:
+        return []  # gone since it was listed
+    return [Stray(Path(entry.path), layout.whole_pages(status.st_size), status.st_mtime)]
+
+
+def _surplus_count(sizes: list[int], limit_bytes: int) -> int:
+    """Return how many of the first have to go."""
+    over_bytes = sum(sizes) - limit_bytes
+    count = 0
+    while over_bytes > 0:
+        over_bytes -= sizes[count]
+        count += 1
+    return count
 
 
 def _limit_bytes(options: CacheOptions, cached_bytes: int) -> int:

@@ -21,7 +21,7 @@ class DiskThread:
     into its place. A job once handed over always runs, whatever becomes of the task that waits for it.
     """
 
-    def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 2) -> None:
+    def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 4) -> None:
         self._failed = failed
         self._changes = ThreadPoolExecutor(1, thread_name_prefix="feedd-cache")
         self._looks = ThreadPoolExecutor(look_threads, thread_name_prefix="feedd-cache-look")

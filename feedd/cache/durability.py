@@ -45,7 +45,11 @@ class RunLedger:
 
     def believes(self, header: Header) -> bool:
         """Whether the data under a good header is what was written."""
-        return header.boot == self.boot or header.run in self._flushed
+        return self.holds(header.boot, header.run)
+
+    def holds(self, boot: bytes, run: bytes) -> bool:
+        """Whether what that run wrote under that boot is there for sure."""
+        return boot == self.boot or run in self._flushed
 
     def flush(self, seen_runs: Iterable[bytes]) -> None:
         """Write everything back and list the runs whose entries are still here, this one included.

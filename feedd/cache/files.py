@@ -7,14 +7,14 @@ import mmap
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache import layout, trouble
-from feedd.cache.trouble import DiskFull
+from feedd.cache.trouble import PlaceFull
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from feedd.cache.layout import Header
 
@@ -50,7 +50,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap:
     Allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
 
     Raises:
-        DiskFull: no room for it beside the reserve.
+        PlaceFull: no room for it beside the reserve.
         CacheUnavailable: the directory cannot be written.
     """
     try:
@@ -58,7 +58,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap:
             folder.mkdir(mode=0o700, exist_ok=True)
         available = free_bytes(path.parent)
         if available - size_bytes < reserve_bytes:
-            raise DiskFull(size_bytes, available, reserve_bytes)
+            raise PlaceFull(size_bytes, available, reserve_bytes)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
@@ -70,7 +70,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap:
             os.close(fd)
     except OSError as error:
         if trouble.is_full(error):
-            raise DiskFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
+            raise PlaceFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
         raise trouble.unavailable(error, path.parent) from error
 
 
@@ -112,40 +112,44 @@ def remove(*paths: Path) -> None:
         raise trouble.unavailable(*failure) from failure[0]
 
 
-def whole(paths: Iterable[tuple[Path, int]]) -> list[bool]:
-    """Tell for each path whether a regular file of that many bytes is there."""
-    return [_is_whole(path, size_bytes) for path, size_bytes in paths]
-
-
-def walk(directory: Path) -> Iterator[Found]:
-    """Yield every file that a cache made in ``directory``; foreign ones are passed over.
+def listed(top: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what a cache made in the folder of one format, foreign names passed over.
 
     Raises:
         CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
     """
-    top = directory / layout.FORMAT_FOLDER
     try:
-        for folder in _names(top):
-            if not layout.is_folder_name(folder):
-                continue
-            for name in _names(top / folder):
-                path = top / folder / name
-                entry, temp = layout.is_entry_name(name), layout.is_temp_name(name)
-                found = _examine(directory, path, read=entry) if entry or temp else None
-                if found is not None:
-                    yield found
+        for folder in _entries(top):
+            if layout.is_folder_name(folder.name):
+                for entry in _entries(folder.path):
+                    if layout.is_entry_name(entry.name) or layout.is_temp_name(entry.name):
+                        yield entry
     except OSError as error:
-        raise trouble.unavailable(error, directory) from error
+        raise trouble.unavailable(error, top.parent) from error
 
 
-def _names(folder: Path) -> list[str]:
+def walk(directory: Path) -> Iterator[Found]:
+    """Yield every file that a cache made in ``directory``, examined; foreign ones are passed over.
+
+    Raises:
+        CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
+    """
+    for entry in listed(directory / layout.FORMAT_FOLDER):
+        found = examine(directory, Path(entry.path))
+        if found is not None:
+            yield found
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208 - names, not a Path object for each of many thousand
+        with os.scandir(folder) as found:
+            return list(found)
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def _examine(directory: Path, path: Path, *, read: bool) -> Found | None:
+def examine(directory: Path, path: Path) -> Found | None:
+    """Return what a file named like one of ours is; None: it is gone, or not a file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -156,7 +160,7 @@ def _examine(directory: Path, path: Path, *, read: bool) -> Found | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        header = _read_header(fd) if read else None
+        header = None if layout.is_temp_name(path.name) else read_header(fd)
         if header is not None:
             moved = layout.file_path(directory, header.ref) != path
             header = None if moved or status.st_size != header.file_bytes else header
@@ -165,23 +169,16 @@ def _examine(directory: Path, path: Path, *, read: bool) -> Found | None:
         os.close(fd)
 
 
-def _read_header(fd: int) -> Header | None:
+def read_header(fd: int) -> Header | None:
+    """Return what the header of an open file says; None where it is torn or unreadable: to be fetched again."""
     try:
         page = os.pread(fd, layout.PAGE_BYTES, 0)
         size = layout.header_bytes(page)
         if size is not None and size > len(page):
             page = os.pread(fd, size, 0)
     except OSError:
-        return None  # unreadable is broken: it will be fetched again
+        return None
     return layout.unpack_header(page)
-
-
-def _is_whole(path: Path, size_bytes: int) -> bool:
-    try:
-        status = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - once per acquired shard: no Path overhead
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
 
 
 def _free_or_zero(directory: Path) -> int:

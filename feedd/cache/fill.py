@@ -1,78 +1,71 @@
-"""One fill: space on disk, the object's bytes into it, a header, a name."""
+"""One fill: space in a place, the object's bytes into it with their checksums, then its publication."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING
 
-from feedd.cache import files, layout, trouble
-from feedd.cache.trouble import DiskFull
+from feedd.cache import layout, trouble
+from feedd.cache.blocks import BlockSums
+from feedd.cache.trouble import PlaceFull
 from feedd.errors import FeeddError, StoreUnavailable
 from feedd.units import format_duration
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from feedd.cache.disk_thread import DiskThread
-    from feedd.cache.durability import RunLedger
-    from feedd.cache.options import CacheOptions
+    from feedd.cache.place import Draft, Place
     from feedd.protocols import ShardFetcher
-    from feedd.values import ObjectRef
+    from feedd.values import ByteRange, ObjectRef
+
+
+class FillWatch:
+    """What a fetch may know of the fill it is for: a ``FetchWatch``."""
+
+    def __init__(self, urgency: Callable[[], float], sums: BlockSums) -> None:
+        self._urgency = urgency
+        self._sums = sums
+
+    def urgency(self) -> float:
+        """Position at which the object is needed; -inf: somebody waits for it now."""
+        return self._urgency()
+
+    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+        """Take the checksums of a part while it is hot."""
+        self._sums.take(span, piece)
 
 
 class Filler:
-    """Brings objects into the cache directory and takes them out; keeps no books."""
+    """Brings objects into a place; keeps no books.
 
-    def __init__(self, options: CacheOptions, fetcher: ShardFetcher, disk: DiskThread, ledger: RunLedger) -> None:
-        self._options = options
+    Attributes:
+        place: where to.
+    """
+
+    def __init__(self, place: Place, fetcher: ShardFetcher, deadline_s: float) -> None:
+        self.place = place
         self._fetcher = fetcher
-        self._disk = disk
-        self._ledger = ledger
+        self._deadline_s = deadline_s
 
-    def path(self, ref: ObjectRef) -> Path:
-        """Return where the object's file is once it is whole."""
-        return layout.file_path(self._options.directory, ref)
-
-    def remove(self, refs: Iterable[ObjectRef]) -> None:
-        """Hand the removal of files over; done before any space asked for later is allocated."""
-        paths = [self.path(ref) for ref in refs]
-        if paths:
-            self._disk.post(files.remove, *paths)
-
-    async def vanished(self, refs: Sequence[ObjectRef]) -> list[bool]:
-        """Tell for each object whether its file is gone or has another length.
-
-        Raises:
-            CacheUnavailable: the disk did not answer in time.
-        """
-        wanted = [(self.path(ref), layout.data_at(ref) + ref.size_bytes) for ref in refs]
-        try:
-            async with asyncio.timeout(self._options.fill_deadline_s):
-                return [not whole for whole in await self._disk.look(files.whole, wanted)]
-        except TimeoutError as error:
-            raise trouble.stalled(self._options.directory, self._options.fill_deadline_s) from error
-
-    async def fill(self, ref: ObjectRef, make_room: Callable[[DiskFull], bool]) -> None:
-        """Fetch ``ref`` into its file; cancelled or failed it leaves no file.
+    async def fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
+        """Fetch ``ref`` into its place; cancelled or failed it leaves nothing.
 
         Args:
             ref: the object.
-            make_room: called when the disk is full; hands evictions to the disk thread, or says False.
+            urgency: position of the future at which it is needed, whenever asked.
+            make_room: called when the place is full; hands evictions over, or says False.
 
         Raises:
-            CacheUnavailable: the directory cannot be written, or the disk is full.
+            CacheUnavailable: the place cannot be written, or is full.
             StoreUnavailable: it took longer than its deadline.
             Whatever the fetcher raises, with the object's URL where it named none.
         """
-        deadline_s = self._options.fill_deadline_s
+        deadline_s = self._deadline_s
         scope = asyncio.timeout(deadline_s)
         try:
             async with scope:
-                await self._fill(ref, make_room)
+                await self._fill(ref, urgency, make_room)
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -86,44 +79,35 @@ class Filler:
             error.object = error.object or ref.url
             raise
 
-    async def _fill(self, ref: ObjectRef, make_room: Callable[[DiskFull], bool]) -> None:
-        final = self.path(ref)
-        temp = layout.temp_path(final)
-        leftovers = [temp]
+    async def _fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
+        draft = await self._create(ref, make_room)
         try:
-            mapping = await self._allocate(ref, temp, make_room)
-            try:
-                await self._fetch(ref, mapping)
-            except BaseException:
-                self._disk.post(files.unmap, mapping)
-                raise
-            header = layout.pack_header(ref, self._ledger.boot, self._ledger.run)
-            leftovers.append(final)
-            await self._disk.change(files.publish, mapping, header, temp, final)
+            sums = BlockSums(ref.size_bytes)
+            await self._fetch(draft, FillWatch(urgency, sums))
+            await self.place.publish(draft, sums)
         except BaseException:
-            # runs after the jobs above in the disk thread, whether or not we saw them end
-            self._disk.post(files.remove, *leftovers)
+            self.place.abandon(draft)
             raise
 
-    async def _allocate(self, ref: ObjectRef, temp: Path, make_room: Callable[[DiskFull], bool]) -> mmap.mmap:
-        size_bytes = layout.data_at(ref) + ref.size_bytes
-        create = partial(files.create, temp, size_bytes, self._options.free_reserve_bytes)
+    async def _create(self, ref: ObjectRef, make_room: Callable[[PlaceFull], bool]) -> Draft:
         try:
-            return await self._disk.change(create)
-        except DiskFull as full:
+            return await self.place.create(ref)
+        except PlaceFull as full:
             if not make_room(full):
-                raise trouble.disk_full(full, self._options.directory) from full
+                raise trouble.place_full(full, self.place.names) from full
         try:
-            return await self._disk.change(create)
-        except DiskFull as full:
-            raise trouble.disk_full(full, self._options.directory) from full
+            return await self.place.create(ref)
+        except PlaceFull as full:
+            raise trouble.place_full(full, self.place.names) from full
 
-    async def _fetch(self, ref: ObjectRef, mapping: mmap.mmap) -> None:
+    async def _fetch(self, draft: Draft, watch: FillWatch) -> None:
+        ref = draft.ref
         if not ref.size_bytes:
             return  # no range of an empty object can be asked for
-        target = memoryview(mapping)[layout.data_at(ref) :]
+        start = layout.data_at(ref)
+        target = memoryview(draft.mapping)[start : start + ref.size_bytes]
         try:
-            await self._fetcher.fetch(ref, target)
+            await self._fetcher.fetch(ref, target, watch)
         finally:
             # a failed fetch's traceback may still hold arrays over it; they end with the traceback
             with contextlib.suppress(BufferError):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from feedd.cache.index import CacheIndex
     from feedd.cache.order import Entry
     from feedd.cache.tally import Tally
-    from feedd.cache.trouble import DiskFull
+    from feedd.cache.trouble import PlaceFull
     from feedd.protocols import Clock
 
 
@@ -40,6 +40,7 @@ class Fills:
     ) -> None:
         self._index = index
         self._filler = filler
+        self._place = filler.place
         self._tally = tally
         self._clock = clock
         self._ended = ended
@@ -67,9 +68,9 @@ class Fills:
                 result.result()
 
     def evict(self, entries: Iterable[Entry]) -> None:
-        """Remove the files of entries that the index has just evicted."""
+        """Remove from the place what the index has just evicted."""
         victims = tuple(entries)
-        self._filler.remove(entry.ref for entry in victims)
+        self._place.remove(entry.ref for entry in victims)
         self._tally.count(CACHE_EVICTIONS, len(victims))
 
     async def cancel_all(self) -> None:
@@ -78,13 +79,13 @@ class Fills:
 
     async def _fill(self, entry: Entry) -> None:
         started_s = self._clock.monotonic_s()
-        await self._filler.fill(entry.ref, partial(self._make_room, entry))
+        await self._filler.fill(entry.ref, partial(_urgency, entry), partial(self._make_room, entry))
         self._tally.fill_s += self._clock.monotonic_s() - started_s
         self._tally.filled_bytes += entry.ref.size_bytes
 
-    def _make_room(self, entry: Entry, full: DiskFull) -> bool:
+    def _make_room(self, entry: Entry, full: PlaceFull) -> bool:
         self._tally.error("full")
-        after = -math.inf if entry.pins else entry.next_use  # nobody waits: the rule of prefetching holds here too
+        after = _urgency(entry)  # where nobody waits, the rule of prefetching holds here too
         evicted = self._index.make_room(full.wanted_bytes, after)
         self.evict(evicted)
         return bool(evicted)
@@ -100,5 +101,10 @@ class Fills:
                 self._tally.error("disk")
         replaced = entry.generation > 0  # then a broken file of that name may still be there
         if not whole and (error is None or replaced) and self._index.find(entry.ref) is None:
-            self._filler.remove((entry.ref,))
+            self._place.remove((entry.ref,))
         self._ended(entry, error)
+
+
+def _urgency(entry: Entry) -> float:
+    """Somebody who holds a pin on an entry under way waits for it now."""
+    return -math.inf if entry.pins else entry.next_use

@@ -1,11 +1,12 @@
 """How an entry lies on disk: one file, a header of whole pages, then the object's bytes. Pure.
 
-``<directory>/v1/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. While it is being
+``<directory>/v2/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. While it is being
 filled the file is called ``.tmp-<32 hex>`` in the same folder; its header is written last.
 
-Header, little-endian: magic[8], version u32, crc32 u32 (of the whole header with this field zero), data_at u64,
-data_bytes u64, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16, then root, key and etag as UTF-8,
-then zeros up to data_at.
+Header, little-endian: magic[8], version u32, crc32c u32 (of the whole header with this field zero), data_at u64,
+data_bytes u64, block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16, then root, key and
+etag as UTF-8, then one crc32c u32 per block of data, then zeros up to data_at. How many blocks there are, and with
+them data_at, follows from the object's size alone.
 """
 
 from __future__ import annotations
@@ -14,23 +15,28 @@ import hashlib
 import re
 import secrets
 import struct
-import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from awscrt.checksums import crc32c
+
+from feedd.units import MIB
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAGE_BYTES = 4096
-FORMAT_VERSION = 1
-FORMAT_FOLDER = f"v{FORMAT_VERSION}"
+PAGE_BYTES: Final = 4096
+FORMAT_VERSION: Final = 2
+FORMAT_FOLDER: Final = f"v{FORMAT_VERSION}"
+OLD_FOLDERS: Final = ("v1",)  # of earlier versions: nothing in them can be used
 
 _MAGIC = b"feeddshd"
-_FIXED = struct.Struct("<8sIIQQ16s16sHHH")
+_FIXED = struct.Struct("<8sIIQQI16s16sHHH")
 _CRC_AT = 12
-_HEADER_BYTES_MAX = 64 * PAGE_BYTES  # three texts of at most 65,535 bytes
+_SUM_BYTES = 4
+_BLOCKS_MAX = 1 << 18  # 1 MiB of sums; a larger object than 256 GiB gets larger blocks
+_HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX  # three texts of at most 65,535 bytes, and the sums
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.shard")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{32}")
 _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
@@ -45,12 +51,14 @@ class Header:
         data_at: offset of its first byte in the file.
         boot: 16 bytes naming the kernel's boot it was written in.
         run: 16 bytes naming the cache's run that wrote it.
+        sums: CRC32C of each block, little-endian u32 one after another.
     """
 
     ref: ObjectRef
     data_at: int
     boot: bytes
     run: bytes
+    sums: bytes
 
     @property
     def file_bytes(self) -> int:
@@ -64,18 +72,33 @@ def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
     return root, key, etag
 
 
-def _whole_pages(size_bytes: int) -> int:
+def whole_pages(size_bytes: int) -> int:
+    """Round up to what a file of that size takes on disk."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
+def block_bytes(size_bytes: int) -> int:
+    """Return the size of the blocks that have a checksum each: 1 MiB, more only for objects above 256 GiB."""
+    size = MIB
+    while size * _BLOCKS_MAX < size_bytes:
+        size *= 2
+    return size
+
+
+def block_count(size_bytes: int) -> int:
+    """Return how many blocks an object of that size has; the last one may be short."""
+    return -(-size_bytes // block_bytes(size_bytes))
+
+
 def data_at(ref: ObjectRef) -> int:
-    """Return where the object's bytes start: one page in, more only for paths too long for one page."""
-    return _whole_pages(_FIXED.size + sum(map(len, _texts(ref))))
+    """Return where the object's bytes start: one page in for objects below about 900 MiB, later for larger ones."""
+    texts_bytes = sum(map(len, _texts(ref)))
+    return whole_pages(_FIXED.size + texts_bytes + _SUM_BYTES * block_count(ref.size_bytes))
 
 
 def disk_bytes(ref: ObjectRef) -> int:
     """Return what the entry takes on disk: header and data in whole pages."""
-    return data_at(ref) + _whole_pages(ref.size_bytes)
+    return data_at(ref) + whole_pages(ref.size_bytes)
 
 
 def file_path(directory: Path, ref: ObjectRef) -> Path:
@@ -106,13 +129,19 @@ def is_temp_name(name: str) -> bool:
     return _TEMP_NAME.fullmatch(name) is not None
 
 
-def pack_header(ref: ObjectRef, boot: bytes, run: bytes) -> bytes:
+def entry_name(path_name: str) -> str:
+    """Return the 64 hexadecimal digits of an entry's file name."""
+    return path_name[: -len(".shard")]
+
+
+def pack_header(ref: ObjectRef, boot: bytes, run: bytes, sums: bytes) -> bytes:
     """Return the header of ``ref``'s entry, ``data_at(ref)`` bytes long."""
+    assert len(sums) == _SUM_BYTES * block_count(ref.size_bytes), "one checksum per block"
     texts = _texts(ref)
-    start = data_at(ref)
-    fixed = _FIXED.pack(_MAGIC, FORMAT_VERSION, 0, start, ref.size_bytes, boot, run, *map(len, texts))
-    page = bytearray((fixed + b"".join(texts)).ljust(start, b"\0"))
-    struct.pack_into("<I", page, _CRC_AT, zlib.crc32(page))
+    start, block = data_at(ref), block_bytes(ref.size_bytes)
+    fixed = _FIXED.pack(_MAGIC, FORMAT_VERSION, 0, start, ref.size_bytes, block, boot, run, *map(len, texts))
+    page = bytearray((fixed + b"".join(texts) + sums).ljust(start, b"\0"))
+    struct.pack_into("<I", page, _CRC_AT, crc32c(page))
     return bytes(page)
 
 
@@ -130,8 +159,8 @@ def unpack_header(page: bytes) -> Header | None:
     start = header_bytes(page)
     if start is None or start != len(page):
         return None
-    _, _, crc, _, size_bytes, boot, run, *lengths = _FIXED.unpack_from(page)
-    if zlib.crc32(page[:_CRC_AT] + bytes(4) + page[_CRC_AT + 4 :]) != crc:
+    _, _, crc, _, size_bytes, block, boot, run, *lengths = _FIXED.unpack_from(page)
+    if crc32c(page[:_CRC_AT] + bytes(4) + page[_CRC_AT + 4 :]) != crc or block != block_bytes(size_bytes):
         return None
     texts = []
     at = _FIXED.size
@@ -139,4 +168,5 @@ def unpack_header(page: bytes) -> Header | None:
         texts.append(page[at : at + length].decode("utf-8", "surrogatepass"))
         at += length
     root, key, etag = texts
-    return Header(ObjectRef(root, key, size_bytes, etag), start, boot, run)
+    sums = page[at : at + _SUM_BYTES * block_count(size_bytes)]
+    return Header(ObjectRef(root, key, size_bytes, etag), start, boot, run, sums)

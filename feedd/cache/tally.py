@@ -38,6 +38,7 @@ class Tally:
         self.space_wait_s = 0.0
         self._recorder = recorder
         self._counts: Counter[str] = Counter()
+        self._published: Counter[str] = Counter()
 
     def count(self, metric: Metric, amount: int = 1) -> None:
         """Add to one of the unlabelled counters."""
@@ -46,7 +47,7 @@ class Tally:
             self._recorder.count(metric, amount)
 
     def error(self, reason: str, amount: int = 1) -> None:
-        """Count a failed operation: vanished, broken, full, disk, prefetch or unflushed."""
+        """Count a failed operation: vanished, torn, unreadable, broken, full, disk, prefetch or unflushed."""
         if amount:
             self._recorder.count(CACHE_ERRORS, amount, reason=reason)
 
@@ -68,8 +69,20 @@ class Tally:
         )
 
     def publish(self, index: CacheIndex) -> None:
-        """Set all gauges."""
-        self._recorder.gauge(CACHE_BYTES, index.committed_bytes)
-        self._recorder.gauge(CACHE_ENTRIES, index.committed_count)
-        self._recorder.gauge(CACHE_RESERVED, index.reserved_bytes)
-        self._recorder.gauge(CACHE_PINS, index.pin_count)
+        """Bring all gauges up to date."""
+        self._move(CACHE_BYTES, index.committed_bytes)
+        self._move(CACHE_ENTRIES, index.committed_count)
+        self._move(CACHE_RESERVED, index.reserved_bytes)
+        self._move(CACHE_PINS, index.pin_count)
+
+    def retire(self) -> None:
+        """Take our part out of all gauges: the cache is closed."""
+        for metric in (CACHE_BYTES, CACHE_ENTRIES, CACHE_RESERVED, CACHE_PINS):
+            self._move(metric, 0)
+
+    def _move(self, metric: Metric, value: int) -> None:
+        """Change a gauge by what changed since: caches that share a recorder add up."""
+        delta = value - self._published[metric.name]
+        if delta:
+            self._published[metric.name] = value
+            self._recorder.move(metric, delta)

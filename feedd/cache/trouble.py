@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
+from feedd.cache import quota
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining
 from feedd.units import format_duration, format_size
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from feedd.cache.options import CacheOptions
+    from feedd.cache.index import TooLarge
+    from feedd.cache.place import Names
     from feedd.values import ObjectRef
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -30,12 +32,12 @@ _HINTS = {
 }
 
 
-class DiskFull(Exception):
-    """The file system has no room for a file; stays inside the cache, which evicts and tries again.
+class PlaceFull(Exception):
+    """There is no room for a file; stays inside the cache, which evicts and tries again.
 
     Attributes:
         wanted_bytes: size of the file.
-        free_bytes: what an unprivileged user may still write.
+        free_bytes: what may still be taken.
         reserve_bytes: how much of that is to be left to others.
     """
 
@@ -61,14 +63,21 @@ def unavailable(error: OSError, path: Path) -> CacheUnavailable:
     )
 
 
-def disk_full(full: DiskFull, directory: Path) -> CacheUnavailable:
+def unusable(error: OSError, names: Names) -> CacheUnavailable:
+    """Return what to raise, from ``error``, where memory was refused for another reason than want of it."""
+    reason = (error.strerror or type(error).__name__).lower()
+    hint = _HINTS.get(error.errno or 0, names.free_hint)
+    return CacheUnavailable(f"expected {names.space}, got {reason}", object=names.where, hint=hint, stage="cache")
+
+
+def place_full(full: PlaceFull, names: Names) -> CacheUnavailable:
     """Return what to raise where even eviction left no room on the disk."""
     return CacheUnavailable(
-        f"expected {format_size(full.wanted_bytes)} of free disk space beside a reserve of "
+        f"expected {format_size(full.wanted_bytes)} of free {names.space} beside a reserve of "
         f"{format_size(full.reserve_bytes)}, got {format_size(full.free_bytes)} free "
         "and nothing left to evict",
-        object=str(directory),
-        hint="free disk space, or lower --cache-size below what the disk can hold",
+        object=names.where,
+        hint=names.free_hint,
         stage="cache",
     )
 
@@ -83,14 +92,15 @@ def stalled(directory: Path, waited_s: float) -> CacheUnavailable:
     )
 
 
-def too_small(refs: Sequence[ObjectRef], needed_bytes: int, limit_bytes: int, options: CacheOptions) -> CacheTooSmall:
+def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> CacheTooSmall:
     """Return what to raise where ``refs`` could not be held together even by an empty cache."""
-    by_disk = limit_bytes < options.size_bytes
+    if too_large.quota:
+        return quota.too_small(refs, too_large.quota, too_large.needed_bytes, too_large.limit_bytes)
     return CacheTooSmall(
-        f"expected {len(refs)} shards of {format_size(needed_bytes)} to fit into the cache together, "
-        f"got a limit of {format_size(limit_bytes)}",
-        object=refs[0].url if len(refs) == 1 else str(options.directory),
-        hint=("use a larger disk" if by_disk else "raise --cache-size") + " or shrink the shuffle window",
+        f"expected {len(refs)} shards of {format_size(too_large.needed_bytes)} to fit into the cache together, "
+        f"got a limit of {format_size(too_large.limit_bytes)}",
+        object=refs[0].url if len(refs) == 1 else names.where,
+        hint=f"{names.grow_hint} or shrink the shuffle window",
         stage="cache",
     )
 

@@ -1,0 +1,168 @@
+"""A place for entries on disk: whole files in one directory, owned while open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd.cache import boot, files, layout, looking, trouble
+from feedd.cache.disk_thread import DiskThread
+from feedd.cache.journal import record_of
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.place import Draft, Names
+from feedd.errors import CacheUnavailable
+from feedd.values import ShardFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from feedd.cache.blocks import BlockSums
+    from feedd.cache.options import CacheOptions
+    from feedd.cache.place import Depth, Finding, Opened, Stray
+    from feedd.values import ObjectRef
+
+_OPEN_DEADLINE_S = 300.0
+_LOOK_FLOOR_S = 30.0  # and as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
+_LOOK_BYTES_PER_S = 8 << 20
+_log = structlog.get_logger(__name__)
+
+
+class DirectoryPlace:
+    """Files of ``options.directory``: a ``Place``. One thread changes the directory, a few look at it."""
+
+    def __init__(self, options: CacheOptions) -> None:
+        self._options = options
+        self._lock = DirectoryLock(options.directory)
+        self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by others than this run
+
+    @property
+    def names(self) -> Names:
+        """For messages."""
+        return Names(
+            where=str(self._options.directory),
+            space="disk space",
+            free_hint="free disk space, or lower --cache-size below what the disk can hold",
+            grow_hint="raise --cache-size, use a larger disk",
+        )
+
+    @property
+    def shared(self) -> bool:
+        """Anybody may change files."""
+        return True
+
+    async def open(self, failed: Callable[[BaseException], None]) -> Opened:
+        """Take the directory over.
+
+        Raises:
+            CacheUnavailable: somebody else owns it, it cannot be written, the disk has no room for a cache, or does
+                not answer.
+        """
+        self._disk = DiskThread(failed)
+        try:
+            async with asyncio.timeout(_OPEN_DEADLINE_S):
+                taken = await self._disk.change(boot.open_directory, self._options, self._lock)
+        except BaseException as error:
+            self._disk.post(self._lock.__exit__)
+            await self._disk.close(_LOOK_FLOOR_S)
+            if isinstance(error, TimeoutError):
+                raise trouble.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
+            raise
+        self._ledger = taken.ledger
+        self._journal = taken.journal
+        self._runs = taken.runs
+        return taken.opened
+
+    def file(self, ref: ObjectRef) -> ShardFile:
+        """Return how to open an entry."""
+        return ShardFile(ref, str(self._path(ref)), layout.data_at(ref))
+
+    async def create(self, ref: ObjectRef) -> Draft:
+        """Allocate and map a file."""
+        temp = layout.temp_path(self._path(ref))
+        size_bytes = layout.data_at(ref) + ref.size_bytes
+        try:
+            mapping = await self._disk.change(files.create, temp, size_bytes, self._options.free_reserve_bytes)
+        except asyncio.CancelledError:
+            self._disk.post(files.remove, temp)
+            raise
+        return Draft(ref, mapping, temp)
+
+    async def publish(self, draft: Draft, sums: BlockSums) -> None:
+        """Write the header, rename the file, list it."""
+        draft.published = True
+        await self._disk.change(self._publish, draft, sums)
+
+    def abandon(self, draft: Draft) -> None:
+        """Unmap and unlink; runs after what was handed over before, whether or not we saw that end."""
+        assert draft.temp is not None, "drafts of a directory have a file"
+        self._disk.post(files.unmap, draft.mapping)
+        self._disk.post(files.remove, draft.temp, *([self._path(draft.ref)] if draft.published else []))
+
+    def remove(self, refs: Iterable[ObjectRef]) -> None:
+        """Unlink files."""
+        gone = tuple(refs)
+        for ref in gone:
+            self._runs.pop(ref, None)
+        if gone:
+            self._disk.post(files.remove, *map(self._path, gone))
+
+    async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
+        """Look at files in threads of their own."""
+        wanted = [(self._path(ref), ref) for ref in refs]
+        deadline_s = _LOOK_FLOOR_S + sum(ref.size_bytes for ref in refs) / _LOOK_BYTES_PER_S
+        deadline_s = min(deadline_s, self._options.fill_deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._disk.look(looking.look, wanted, depth, self._ledger.believes)
+        except TimeoutError as error:
+            raise trouble.stalled(self._options.directory, deadline_s) from error
+
+    async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
+        """Read the headers of files the list did not know.
+
+        In the thread for changes: a file found broken must not have been replaced by a good one when it is removed.
+        """
+        headers = await self._disk.change(boot.identify, self._options.directory, self._ledger, strays)
+        for header in headers:
+            self._runs[header.ref] = header.boot, header.run
+        return [header.ref for header in headers]
+
+    async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
+        """Flush, write the list, give the lock back."""
+        try:
+            return await self._flush(entries, deadline_s)
+        finally:
+            self._disk.post(self._journal.close)
+            self._disk.post(self._lock.__exit__)
+            await self._disk.close(deadline_s)
+
+    async def _flush(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._disk.change(self._list, entries)
+                await self._disk.change(self._ledger.flush, {run for _, run in self._runs.values()})
+        except (CacheUnavailable, TimeoutError) as error:
+            _log.warning("cache not flushed: a power cut would empty it", error=str(error) or "timed out")
+            return False
+        return True
+
+    def _publish(self, draft: Draft, sums: BlockSums) -> None:
+        ref, final = draft.ref, self._path(draft.ref)
+        start = layout.data_at(ref)
+        assert draft.temp is not None, "drafts of a directory have a file"
+        with memoryview(draft.mapping) as view, view[start:] as data:
+            table = sums.finish(data)
+        header = layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
+        files.publish(draft.mapping, header, draft.temp, final)
+        self._runs.pop(ref, None)
+        self._journal.add(record_of(ref, final, self._ledger.boot, self._ledger.run))
+
+    def _list(self, entries: Sequence[ObjectRef]) -> None:
+        own = self._ledger.boot, self._ledger.run
+        self._journal.start(record_of(ref, self._path(ref), *self._runs.get(ref, own)) for ref in entries)
+
+    def _path(self, ref: ObjectRef) -> Path:
+        return layout.file_path(self._options.directory, ref)
