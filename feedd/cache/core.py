@@ -177,6 +177,14 @@ class PlacedCache:
         entry = self._index.find(ref)
         return entry is not None and entry.state is EntryState.COMMITTED and not entry.damaged
 
+    def knows(self, ref: ObjectRef) -> bool:
+        """Whether an object is here, or a fill of it under way."""
+        return self._index.find(ref) is not None
+
+    def price(self, refs: Iterable[ObjectRef]) -> float:
+        """Return the next use that would have to give way for ``refs``, none of them known; see ``Room.price``."""
+        return self._index.room.price(refs)
+
     @property
     def limit_bytes(self) -> int:
         """Upper limit of what the cache holds: the configured size, or less where the place is smaller."""
