@@ -11,6 +11,7 @@ from feedd.cache.durability import RunLedger
 from feedd.cache.index import CacheIndex
 from feedd.cache.journal import Journal, Record
 from feedd.cache.place import Opened, Stray
+from feedd.cache.quota import Quotas
 from feedd.errors import CacheUnavailable
 from feedd.units import format_size
 
@@ -67,12 +68,13 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
         files.remove(layout.file_path(options.directory, record.ref))
     for stray in found.strays[: len(found.strays) - len(strays)]:
         files.remove(stray.path)
-    index = CacheIndex(limit_bytes)
-    for record in kept:
-        index.adopt(record.ref)
+    index = CacheIndex(limit_bytes, Quotas(options.quotas))
+    refused = [record for record in kept if not index.adopt(record.ref)]  # by a quota that is smaller now
+    for record in refused:
+        files.remove(layout.file_path(options.directory, record.ref))
     listing.resume(kept)
     runs = {record.ref: (record.boot, record.run) for record in kept}
-    return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count), ledger, listing, runs)
+    return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs)
 
 
 def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> list[layout.Header]:

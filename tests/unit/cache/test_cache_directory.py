@@ -18,12 +18,15 @@ from feedd.cache.disk import DiskCache
 from feedd.cache.durability import RunLedger
 from feedd.cache.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
+from feedd.cache.place import Depth
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import PAGE, SLOT_BYTES, CacheRig
+from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
+    from feedd.cache.place import Finding
     from feedd.values import ObjectRef
 
 
@@ -48,7 +51,7 @@ async def test_only_the_owner_may_look(rig: CacheRig) -> None:
     assert stat.S_IMODE(rig.directory.stat().st_mode) == 0o700
     for path in rig.directory.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
-    assert {path.name for path in rig.directory.iterdir()} == {"lock", "flushed", "v1"}
+    assert {path.name for path in rig.directory.iterdir()} == {"lock", "flushed", "index", "v2"}
 
 
 async def test_files_are_fully_allocated(rig: CacheRig) -> None:
@@ -60,8 +63,9 @@ async def test_files_are_fully_allocated(rig: CacheRig) -> None:
         assert status.st_blocks * 512 >= status.st_size
 
 
-async def test_broken_entries_are_misses_and_removed(rig: CacheRig) -> None:
-    """Torn headers, short and long files, swapped names and leftovers go at the next start; whole ones stay."""
+@pytest.mark.parametrize("listed", [True, False])
+async def test_broken_entries_are_misses_and_removed(rig: CacheRig, listed: bool) -> None:  # noqa: FBT001 - a parameter
+    """Torn headers, short and long files, swapped names and leftovers are never served; whole ones stay."""
     await fill(rig, 6)
     flipped, short, longer, swapped, zeroed, whole = rig.entry_files()
     with flipped.open("r+b") as file:
@@ -72,13 +76,17 @@ async def test_broken_entries_are_misses_and_removed(rig: CacheRig) -> None:
     os.truncate(zeroed, 0)
     shutil.copy(whole, swapped)
     (whole.parent / f".tmp-{'0' * 32}").write_bytes(b"half")
+    if not listed:
+        (rig.directory / "index").unlink()
     async with rig.open() as cache:
-        assert cache.stats.entry_count == 1
-        assert rig.entry_files() == [whole]
-        assert rig.recorder.total(CACHE_ERRORS, reason="broken") == 6
+        assert not rig.temp_files()
         refs = rig.shards(6)
+        if not listed:
+            await until(lambda: rig.recorder.total(CACHE_ERRORS, reason="broken") == 6)
+            assert rig.entry_files() == [whole]
         with await cache.acquire(refs) as pins:
             rig.check(pins, refs)
+    assert rig.recorder.total(CACHE_ERRORS) == 6
     assert rig.fetcher.calls.total() == 6 + 5
 
 
@@ -86,7 +94,7 @@ async def test_foreign_files_are_left_alone(rig: CacheRig) -> None:
     """Whatever is not named as only the cache names things stays, and does not disturb."""
     await fill(rig, 1)
     (entry,) = rig.entry_files()
-    top = rig.directory / "v1"
+    top = rig.directory / "v2"
     outside = rig.directory.parent / "outside.shard"
     outside.write_bytes(b"precious")
     foreign = [rig.directory / "notes.txt", top / "README", entry.parent / "x.shard", entry.parent / ".tmp-mine"]
@@ -107,18 +115,21 @@ async def test_foreign_files_are_left_alone(rig: CacheRig) -> None:
     assert outside.read_bytes() == b"precious"
 
 
-async def test_smaller_limit_evicts_the_oldest_at_start(rig: CacheRig) -> None:
-    """Entries beyond a limit that was lowered go at start, least recently written first."""
+@pytest.mark.parametrize("listed", [True, False])
+async def test_smaller_limit_evicts_the_oldest_at_start(rig: CacheRig, listed: bool) -> None:  # noqa: FBT001 - a parameter
+    """Entries beyond a limit that was lowered go at start, least recently used (or, unlisted, written) first."""
     refs = rig.shards(5)
     async with rig.open() as cache:
         for ref in refs:
             with await cache.acquire([ref]):
                 pass
-    for age, ref in enumerate(reversed(refs)):
-        path = layout.file_path(rig.directory, ref)
-        os.utime(path, (1_000_000 - age, 1_000_000 - age))
+    if not listed:
+        (rig.directory / "index").unlink()
+        for age, ref in enumerate(reversed(refs)):
+            path = layout.file_path(rig.directory, ref)
+            os.utime(path, (1_000_000 - age, 1_000_000 - age))
     async with rig.open(capacity=2) as cache:
-        assert {entry.url for entry in cache.entries()} == {ref.url for ref in refs[3:]}
+        await until(lambda: {entry.url for entry in cache.entries()} == {ref.url for ref in refs[3:]})
         assert rig.recorder.total(CACHE_EVICTIONS) == 3
         with await cache.acquire([refs[0]]):  # and the older one of those goes first later
             assert {entry.url for entry in cache.entries()} == {refs[0].url, refs[4].url}
@@ -156,7 +167,7 @@ async def test_refused_owner_does_not_hurt_the_first(rig: CacheRig) -> None:
 async def test_file_in_the_way(tmp_path: Path, where: str) -> None:
     """A file where a folder should be is named, with what to do about it; no thread is left behind."""
     directory = tmp_path / "parent" / "cache"
-    blocker = {"cache": directory, "parent": directory.parent, "format": directory / "v1"}[where]
+    blocker = {"cache": directory, "parent": directory.parent, "format": directory / "v2"}[where]
     blocker.parent.mkdir(parents=True, exist_ok=True)
     blocker.write_text("I was here first")
     rig = CacheRig(directory)
@@ -214,20 +225,20 @@ async def test_vanished_files_are_fetched_again(rig: CacheRig) -> None:
 async def test_file_seen_a_moment_ago_is_not_looked_at_again(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acquiring a shard again and again does not go to the disk each time, but does so once in a while."""
     (ref,) = rig.shards(1)
-    looks: list[int] = []
+    looks: list[Depth] = []
     async with rig.open() as cache:
-        real = cache._filler.vanished
+        real = cache._place.look
 
-        async def counted(refs: list[ObjectRef]) -> list[bool]:
-            looks.append(len(refs))
-            return await real(refs)
+        async def counted(refs: list[ObjectRef], depth: Depth) -> list[Finding]:
+            looks.append(depth)
+            return await real(refs, depth)
 
-        monkeypatch.setattr(cache._filler, "vanished", counted)
+        monkeypatch.setattr(cache._place, "look", counted)
         for step_s in (0.0, 0.5, 0.25, 2.0, 0.5, 2.0):
             rig.clock.now_s += step_s
             with await cache.acquire([ref]) as pins:
                 rig.check(pins, [ref])
-    assert looks == [1, 1]
+    assert looks == [Depth.LENGTH, Depth.LENGTH]
 
 
 async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +271,7 @@ async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: 
 def test_unreadable_list_of_flushed_runs_means_nothing_is_believed(tmp_path: Path) -> None:
     """A damaged list costs refetches, never wrong bytes."""
     (tmp_path / "flushed").write_bytes(b"\xffnot hex")
-    header = layout.Header(CacheRig(tmp_path).shard("a"), PAGE, boot=b"x" * 16, run=b"y" * 16)
+    header = layout.Header(CacheRig(tmp_path).shard("a"), PAGE, boot=b"x" * 16, run=b"y" * 16, sums=bytes(4))
     assert not RunLedger(tmp_path, boot=b"z" * 16).believes(header)
     assert RunLedger(tmp_path, boot=b"x" * 16).believes(header)
 
@@ -296,9 +307,9 @@ async def test_listing_beside_a_running_cache(rig: CacheRig) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("size_bytes", 0), ("free_reserve_bytes", -1), ("fill_deadline_s", 0.0), ("prefetch_fills", -1)],
+    [("size_bytes", 0), ("free_reserve_bytes", -1), ("fill_deadline_s", 0.0), ("prefetch_fills", -1), ("verify", "maybe"), ("verified_for_s", -1.0)],
 )
-def test_impossible_options(name: str, value: float) -> None:
+def test_impossible_options(name: str, value: object) -> None:
     """Options that cannot be meant are refused where they are made."""
     arguments: dict[str, object] = {"directory": Path("/cache"), "size_bytes": 1, name: value}
     with pytest.raises(ValueError, match=name):
@@ -313,8 +324,10 @@ async def test_scan_holds_at_most_the_limit(rig: CacheRig) -> None:
             pass
     options = rig.options(capacity=3)
     lock = DirectoryLock(rig.directory)
-    opened = boot.open_directory(options, lock)
+    taken = boot.open_directory(options, lock)
+    taken.journal.close()
     lock.__exit__()
+    opened = taken.opened
     assert opened.index.committed_bytes <= options.size_bytes
     assert opened.evicted_count == 7 - opened.index.committed_count > 0
     assert all(math.isinf(entry.next_use) and not entry.pins for entry in opened.index)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from feedd.cache import layout
+from feedd.units import MIB
 from feedd.values import ObjectRef
 
 BOOT, RUN = bytes(range(16)), bytes(range(16, 32))
@@ -19,16 +20,30 @@ KEYS = ["a" * 1024, "new\nline\r\0tab\t" * 70, "\U0001f600" * 256, "ä/ü %2F", 
 @pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
 def test_any_key_fits_one_page(key: str) -> None:
     """Keys of 1,024 bytes, with whatever characters, come back as they were, from a header of one page."""
-    ref = ObjectRef("s3://" + "b" * 63, key, 1 << 40, "e" * 64)
-    page = layout.pack_header(ref, BOOT, RUN)
+    ref = ObjectRef("s3://" + "b" * 63, key, 600 << 20, "e" * 64)
+    sums = bytes(range(240)) * 10
+    page = layout.pack_header(ref, BOOT, RUN, sums)
     assert len(page) == layout.data_at(ref) == layout.PAGE_BYTES
-    assert layout.unpack_header(page) == layout.Header(ref, 4096, BOOT, RUN)
+    assert layout.unpack_header(page) == layout.Header(ref, 4096, BOOT, RUN, sums)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, MIB, MIB + 1, 5 << 30, 256 << 30, (256 << 30) + 1, 6 << 40])
+def test_header_grows_with_the_object_within_bounds(size_bytes: int) -> None:
+    """Every size has a checksum per block; those of an object of 6 TiB take a megabyte at most."""
+    ref = ObjectRef("s3://bucket", "k", size_bytes, "e")
+    assert layout.block_count(size_bytes) * layout.block_bytes(size_bytes) >= size_bytes
+    assert layout.block_bytes(size_bytes) == MIB or size_bytes > 256 << 30
+    assert layout.data_at(ref) <= MIB + 4096
+    header = layout.pack_header(ref, BOOT, RUN, bytes(4 * layout.block_count(size_bytes)))
+    found = layout.unpack_header(header)
+    assert found is not None
+    assert (found.ref, found.data_at, len(header)) == (ref, layout.data_at(ref), layout.data_at(ref))
 
 
 def test_path_too_long_for_a_page_takes_another() -> None:
     """A local path of the longest length there is still has a place; data then begins a page later."""
     ref = ObjectRef("file://", "/" + "d/" * 2047, 10, "size-mtime")
-    page = layout.pack_header(ref, BOOT, RUN)
+    page = layout.pack_header(ref, BOOT, RUN, bytes(4))
     assert len(page) == layout.data_at(ref) == 2 * layout.PAGE_BYTES
     assert layout.header_bytes(page[:4096]) == len(page)
     header = layout.unpack_header(page)
@@ -40,7 +55,7 @@ def test_path_too_long_for_a_page_takes_another() -> None:
 @given(at=st.integers(0, 4095), flip=st.integers(1, 255))
 def test_every_damaged_byte_is_noticed(at: int, flip: int) -> None:
     """A header with any one byte changed is none."""
-    page = bytearray(layout.pack_header(REF, BOOT, RUN))
+    page = bytearray(layout.pack_header(REF, BOOT, RUN, b"sums"))
     page[at] ^= flip
     assert layout.unpack_header(bytes(page)) is None
 
@@ -75,7 +90,7 @@ def test_names_are_recognised_and_foreign_ones_are_not() -> None:
     """Only names the cache makes itself are ever touched."""
     path = layout.file_path(Path("/cache"), REF)
     temp = layout.temp_path(path)
-    assert path.parts[:3] == ("/", "cache", "v1")
+    assert path.parts[:3] == ("/", "cache", "v2")
     assert path.parent.name == path.name[:2]
     assert temp.parent == path.parent
     assert layout.is_entry_name(path.name)
