@@ -22,7 +22,7 @@ from feedd.errors import (
     StoreUnavailable,
     Throttled,
 )
-from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_RETRIES
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
 from tests.fakes.tally import TallyRecorder
@@ -202,13 +202,6 @@ async def test_first_hopeless_part_stops_its_siblings(server: S3Server, rig: Rig
     async with asyncio.timeout(4):
         with pytest.raises(PermissionDenied):
             await rig.fetch_ref(ref)
-
-
-async def test_expired_token_is_refreshed_once(server: S3Server, rig: Rig) -> None:
-    """Credentials that ran out are read again, and the request repeated, without a retry."""
-    server.script("bucket", "key", fault.expired_token())  # one: of several, one part could meet two
-    assert await rig.fetch() == DATA
-    assert rig.recorder.total(SOURCE_REQUESTS, op="read", outcome="ok") >= 6
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from feedd.errors import BadResponse, ObjectChanged
 from feedd.source.hints import CHANGED_HINT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from feedd.source.s3.errors import Asked
     from feedd.values import ByteRange, ObjectRef
 
@@ -40,6 +42,11 @@ def plain_etag(header: str, asked: Asked) -> str:
     if not etag:
         raise BadResponse("expected an ETag header, got none", object=asked.url, stage="source")
     return etag
+
+
+def answered_by(headers: Mapping[str, str], address: str) -> str:
+    """Return who sent an answer, as S3's support and our own messages want it named."""
+    return f"request id {headers.get('x-amz-request-id', 'unknown')}, address {address or 'unknown'}"
 
 
 def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: Asked) -> None:

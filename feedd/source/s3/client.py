@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import structlog
 from aiobotocore.config import AioConfig
 from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredRefreshableCredentials
 from aiobotocore.session import AioSession
@@ -21,7 +22,10 @@ from botocore.utils import parse_timestamp
 
 from feedd.errors import BadConfig
 from feedd.source.once import Once
-from feedd.source.s3.errors import EXPIRED, FOREIGN, Asked, code_of, translate
+from feedd.source.s3.credentials import keep_until_expiry
+from feedd.source.s3.errors import FOREIGN, RENEWABLE, SKEWED, Asked, code_of, date_of, translate
+from feedd.source.s3.skew import ClockOffset
+from feedd.source.s3.transports import ClosingSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
     from feedd.source.options import S3Options, SourceOptions
 
 T = TypeVar("T")
+_log = structlog.get_logger(__name__)
 _SESSION_NAME = "feedd"
-_TLS_CLOSE_S = 0.1
 
 
 async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
@@ -43,8 +47,10 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
     session = AioSession(profile=s3.profile)
     session.register_component("data_loader", _loader())
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
-    if s3.role_arn and not s3.anonymous:
-        await _assume(session, s3.role_arn)
+    if not s3.anonymous:
+        if s3.role_arn:
+            await _assume(session, s3.role_arn)
+        keep_until_expiry(await session.get_credentials())
     config = AioConfig(
         connect_timeout=limits.connect_timeout_s,
         read_timeout=limits.read_timeout_s,
@@ -57,6 +63,7 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
         request_checksum_calculation="when_required",
         # loads the service model in a thread: it is megabytes of JSON
         warm_up_loader_caches=True,
+        http_session_cls=ClosingSession,
         user_agent_extra="feedd",
     )
     client = session.create_client(
@@ -103,6 +110,7 @@ async def _assume(session: AioSession, role_arn: str) -> None:
     source = await session.get_credentials()
     if source is None:
         raise NoCredentialsError
+    keep_until_expiry(source)
     fetcher = AioAssumeRoleCredentialFetcher(
         session.create_client, source, role_arn, extra_args={"RoleSessionName": _SESSION_NAME}
     )
@@ -130,6 +138,7 @@ class S3Clients:
     def __init__(self, s3: S3Options, limits: SourceOptions) -> None:
         self._s3 = s3
         self._limits = limits
+        self._clock = ClockOffset()
         self._current: Once[_Generation] = Once(self._open)
 
     @contextlib.asynccontextmanager
@@ -144,22 +153,27 @@ class S3Clients:
             await self._close_unused(generation)
 
     async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
-        """Run ``ask`` with a client, and once more with a new one where its credentials had run out.
+        """Run ``ask`` with a client, and once more where that helps.
+
+        That is after its credentials had run out, with a new client, and after its time was not the store's, with that.
 
         Raises:
             FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
         """
+        tried: set[str] = set()
         try:
             async with asyncio.timeout(deadline_s):
-                async with self.lend() as client:
-                    try:
-                        return await ask(client)
-                    except FOREIGN as error:
-                        if code_of(error) not in EXPIRED:
-                            raise
-                await self.renew(client)
-                async with self.lend() as client:
-                    return await ask(client)
+                while True:
+                    async with self.lend() as client:
+                        try:
+                            return await ask(client)
+                        except FOREIGN as error:
+                            remedy = self._remedy(error, asked)
+                            if not remedy or remedy in tried:
+                                raise
+                    tried.add(remedy)
+                    if remedy == "renew":
+                        await self.renew(client)
         except FOREIGN as error:
             raise translate(error, asked) from error
 
@@ -167,22 +181,31 @@ class S3Clients:
         """Replace the client ``stale`` unless somebody did already."""
         generation = self._current.value
         if generation is not None and generation.client is stale:
-            generation.retired = True
-            self._current = Once(self._open)
-            await self._close_unused(generation)
+            _log.info("credentials are no longer accepted, looking for others")
+            await self._retire(generation)
 
     async def aclose(self) -> None:
         """Close the current client; idempotent."""
         generation = self._current.value
         if generation is not None:
-            await self.renew(generation.client)
-            # aiohttp returns before its TLS transports are closed and offers nothing to wait for
-            await asyncio.sleep(_TLS_CLOSE_S)
+            await self._retire(generation)
+
+    def _remedy(self, error: BaseException, asked: Asked) -> str:
+        code = code_of(error)
+        if code in RENEWABLE and not self._s3.anonymous:
+            return "renew"
+        return "clock" if code in SKEWED and self._clock.learn(date_of(error), asked.url) else ""
+
+    async def _retire(self, generation: _Generation) -> None:
+        generation.retired = True
+        self._current = Once(self._open)
+        await self._close_unused(generation)
 
     async def _open(self) -> _Generation:
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(self._limits.connect_timeout_s + self._limits.read_timeout_s):
                 client = await open_client(stack, self._s3, self._limits)
+            self._clock.attach(client)
             return _Generation(client, stack.pop_all())
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from feedd.errors import (
     NotFound,
     ObjectChanged,
     PermissionDenied,
+    ResourceExhausted,
     StoreUnavailable,
     Throttled,
 )
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+
+RENEWABLE = EXPIRED | {"InvalidToken"}
+"""After these other credentials may help."""
+SKEWED = frozenset({"RequestTimeTooSkewed"})
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "404", "MethodNotAllowed", "405", "NoSuchVersion"})
 _DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
@@ -59,6 +65,11 @@ _BAD_CONFIG = (
     boto.InvalidRegionError,
     boto.InvalidS3AddressingStyleError,
     boto.UnknownRegionError,
+    boto.EndpointProviderError,
+    boto.UnsupportedS3ArnError,
+    boto.UnsupportedS3ConfigurationError,
+    boto.UnsupportedS3AccesspointConfigurationError,
+    boto.MissingDependencyException,
 )
 
 CREDENTIALS_HINT = (
@@ -76,12 +87,14 @@ class Asked:
         url: object or prefix.
         endpoint: the store's address as configured, or ``AWS``.
         etag: version wanted; empty where any.
+        pays: we accept to be charged.
     """
 
     op: str
     url: str
     endpoint: str
     etag: str = ""
+    pays: bool = False
 
 
 def code_of(error: BaseException) -> str:
@@ -89,6 +102,14 @@ def code_of(error: BaseException) -> str:
     if not isinstance(error, boto.ClientError):
         return ""
     return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def date_of(error: BaseException) -> str:
+    """Return the Date header of the answer that ``error`` tells of; empty where it has none."""
+    if not isinstance(error, boto.ClientError):
+        return ""
+    meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
+    return str(meta.get("HTTPHeaders", {}).get("date", ""))
 
 
 def translate(error: BaseException, asked: Asked) -> FeeddError:
@@ -109,6 +130,10 @@ def translate(error: BaseException, asked: Asked) -> FeeddError:
 
 
 def _transport(error: BaseException, asked: Asked) -> FeeddError:
+    if _errno(error) in {errno.EMFILE, errno.ENFILE}:
+        hint = "raise the limit of open files (ulimit -n)"
+        message = f"expected a free descriptor for a connection, got {_cause(error)}"
+        return ResourceExhausted(message, object=asked.url, hint=hint, stage="source")
     if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         hint = "set ca_bundle to the store's certificate authority"
         return BadConfig(
@@ -144,10 +169,10 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code in _CREDENTIALS:
         return PermissionDenied(f"expected valid credentials, got {said}", hint=CREDENTIALS_HINT, **where)
     if code == "InvalidObjectState":
-        return PermissionDenied("expected a readable object, got an archived one", hint="restore it first", **where)
-    if code in _DENIED or status in {401, 403}:
-        hint = f"grant {_PERMISSIONS[asked.op]} (and kms:Decrypt where the bucket has its own key) to these credentials"
-        return PermissionDenied(f"expected access, got {said}", hint=hint, **where)
+        hint = "restore it first (aws s3api restore-object), or leave it out"
+        return PermissionDenied("expected a readable object, got an archived one", hint=hint, **where)
+    if code in _DENIED or code.startswith("KMS.") or status in {401, 403}:
+        return PermissionDenied(f"expected access, got {said}", hint=_grant(error, code, asked), **where)
     if code in _CHANGED:
         got = headers.get("etag", "").strip('"') or "another"
         return ObjectChanged(f"expected etag {asked.etag}, got {got} ({said})", hint=CHANGED_HINT, **where)
@@ -156,6 +181,13 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code in _TRANSIENT or not 400 <= status < 500:
         return StoreUnavailable(f"expected an answer, got {said}", **where)
     return BadRequest(f"expected the store to accept the request, got {said}: {_line(error)}", **where)
+
+
+def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
+    if code.startswith("KMS.") or "kms:" in str(error):
+        return f"grant kms:Decrypt on the object's key to these credentials ({_line(error)})"
+    hint = f"grant {_PERMISSIONS[asked.op]} (and kms:Decrypt where the bucket has its own key) to these credentials"
+    return hint if asked.pays else f"{hint}; where the bucket is requester-pays, set requester_pays = true"
 
 
 def _missing(code: str, asked: Asked) -> NotFound:
@@ -174,6 +206,16 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _inner(error: BaseException) -> BaseException:
+    inner = error.kwargs.get("error") if isinstance(error, boto.BotoCoreError) else None
+    return inner if isinstance(inner, BaseException) else error
+
+
+def _errno(error: BaseException) -> int | None:
+    inner = _inner(error)
+    return inner.errno if isinstance(inner, OSError) else None
 
 
 def _cause(error: BaseException) -> str:

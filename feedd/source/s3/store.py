@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
-from feedd.errors import BadResponse
-from feedd.source.s3.answer import RangeHead, check_head, plain_etag
+from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable
+from feedd.source.hints import CHANGED_HINT
+from feedd.source.s3.answer import RangeHead, answered_by, check_head, plain_etag
 from feedd.source.s3.checksums import S3Checksums
 from feedd.source.s3.client import S3Clients
 from feedd.source.s3.errors import Asked
 from feedd.source.s3.listing import list_pages
-from feedd.values import ObjectRef
+from feedd.values import ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from feedd.source.options import SourceOptions
-    from feedd.values import ByteRange, ObjectChecksum, ReadProgress
+    from feedd.values import ByteRange, ObjectChecksum
 
 
 class S3Store:
@@ -74,6 +76,7 @@ class S3Store:
         if not span.size_bytes:
             return
         asked = self.asked("read", ref.key, ref.etag)
+        noted = progress or ReadProgress()
 
         async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
             answer = await client.get_object(
@@ -85,6 +88,7 @@ class S3Store:
             )
             raw = answer["Body"].raw_stream
             try:
+                noted.answered_by = _sender(answer["ResponseMetadata"]["HTTPHeaders"], raw)
                 head = RangeHead(
                     answer["ResponseMetadata"]["HTTPStatusCode"],
                     str(answer.get("ETag", "")),
@@ -92,12 +96,18 @@ class S3Store:
                     answer.get("ContentLength"),
                 )
                 check_head(head, ref, span, asked)
-                await _receive(raw.content, target, asked)
+                await _receive(raw.content, target, asked, noted)
             except BaseException:
                 raw.close()  # the rest of the body is unread: this connection cannot serve another request
                 raise
 
-        await self.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+        try:
+            await self.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+        except BadResponse:
+            noted.filled_bytes = 0
+            raise
+        except ObjectChanged as changed:
+            raise await self.explained(changed, ref) from changed.__cause__
 
     async def close(self) -> None:
         """Close connections; idempotent."""
@@ -105,16 +115,41 @@ class S3Store:
 
     def asked(self, op: str, key: str, etag: str = "") -> Asked:
         """Return what to tell of a request when it fails."""
-        return Asked(op, f"{self.root}/{key}", self._endpoint, etag)
+        return Asked(op, f"{self.root}/{key}", self._endpoint, etag, pays=self._s3.requester_pays)
+
+    async def explained(self, changed: ObjectChanged, ref: ObjectRef) -> FeeddError:
+        """Return what to raise for a version that is gone: what there is now, which a refused GET does not tell."""
+        if changed.__cause__ is None:
+            return changed  # the answer was another version's, and named it
+        try:
+            now = await self.head(ref.key)
+        except NotFound as gone:
+            return gone
+        except FeeddError:
+            return changed
+        if (now.etag, now.size_bytes) == (ref.etag, ref.size_bytes):
+            message = f"expected a range of the object, got {changed.__cause__} although it is unchanged"
+            return BadResponse(message, object=ref.url, stage="source")
+        said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
+        return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
 
 
-async def _receive(body: Any, target: memoryview, asked: Asked) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
     at, size_bytes = 0, target.nbytes
     async for chunk, _ in body.iter_chunks():  # chunk by chunk as they came: joining them would copy once more
+        if not at:
+            noted.first_byte_s = time.monotonic()
         end = at + len(chunk)
         if end > size_bytes:
             raise BadResponse(f"expected {size_bytes} bytes, got more", object=asked.url, stage="source")
         target[at:end] = chunk
-        at = end
+        at = noted.filled_bytes = end
     if at != size_bytes:
-        raise BadResponse(f"expected {size_bytes} bytes, got {at}", object=asked.url, stage="source")
+        # not a BadResponse: what came is the object's, and the rest can be asked for
+        raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=asked.url, stage="source")
+
+
+def _sender(headers: Mapping[str, str], raw: Any) -> str:  # noqa: ANN401 - aiohttp's ClientResponse
+    connection = raw.connection  # None where the whole body came with the head
+    peer = None if connection is None else connection.transport.get_extra_info("peername")
+    return answered_by(headers, peer[0] if peer else "")

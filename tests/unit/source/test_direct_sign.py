@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
 from botocore.exceptions import NoCredentialsError
 
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.client import open_client
 from feedd.source.s3.direct.sign import catch_template
+from feedd.source.s3.skew import ClockOffset
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -27,16 +33,57 @@ KEYS = [
     "./c",
     "~-._!*'()&=@:,;$?#",
 ]
+ARN = "arn:aws:s3:us-west-2:123456789012:accesspoint/mine"
+MULTI_REGION = "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap"
+DIRECTORY = "mine--use1-az4--x-s3"
+DUAL_STACK = {"AWS_USE_DUALSTACK_ENDPOINT": "true"}
+FIPS = {"AWS_USE_FIPS_ENDPOINT": "true"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to address a bucket."""
+
+    s3: S3Options
+    bucket: str = "bucket"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+AWS = S3Options(region="us-east-1")
 WAYS = {
-    "path": S3Options(endpoint_url="http://127.0.0.1:9000", region="eu-north-1"),
-    "virtual": S3Options(region="eu-north-1"),
-    "virtual at an endpoint": S3Options(endpoint_url="https://s3.example.com", addressing_style="virtual"),
-    "path on aws": S3Options(region="us-west-2", addressing_style="path"),
-    "endpoint with a path": S3Options(endpoint_url="https://example.com:443/store", region="x"),
-    "ipv6": S3Options(endpoint_url="http://[::1]:9000"),
-    "anonymous": S3Options(endpoint_url="http://127.0.0.1:9000", anonymous=True),
-    "requester pays": S3Options(region="eu-north-1", requester_pays=True),
+    "path": Way(S3Options(endpoint_url="http://127.0.0.1:9000", region="eu-north-1")),
+    "virtual": Way(S3Options(region="eu-north-1")),
+    "virtual at an endpoint": Way(S3Options(endpoint_url="https://s3.example.com", addressing_style="virtual")),
+    "path on aws": Way(S3Options(region="us-west-2", addressing_style="path")),
+    "endpoint with a path": Way(S3Options(endpoint_url="https://example.com:443/store", region="x")),
+    "ipv6": Way(S3Options(endpoint_url="http://[::1]:9000")),
+    "anonymous": Way(S3Options(endpoint_url="http://127.0.0.1:9000", anonymous=True)),
+    "requester pays": Way(S3Options(region="eu-north-1", requester_pays=True)),
+    "dots over tls": Way(S3Options(region="eu-north-1"), "a.bucket.with.dots"),
+    "dots asked to be virtual": Way(S3Options(region="eu-north-1", addressing_style="virtual"), "a.bucket.with.dots"),
+    "access point": Way(AWS, ARN),
+    "access point with colons": Way(AWS, ARN.replace("/", ":")),
+    "access point at an endpoint": Way(S3Options(endpoint_url="https://example.com", region="us-west-2"), ARN),
+    "access point by alias": Way(AWS, "mine-abcdefghijklmnop-s3alias"),
+    "access point in every region": Way(AWS, MULTI_REGION),
+    "directory": Way(AWS, DIRECTORY),
+    "directory at an endpoint": Way(S3Options(endpoint_url="http://127.0.0.1:9000"), DIRECTORY),
+    "dual-stack": Way(AWS, environment=DUAL_STACK),
+    "dual-stack by path": Way(S3Options(region="us-west-2", addressing_style="path"), environment=DUAL_STACK),
+    "fips": Way(AWS, environment=FIPS),
+    "fips and dual-stack": Way(AWS, environment=FIPS | DUAL_STACK),
+    "fips access point": Way(S3Options(region="us-west-2"), ARN, FIPS),
+    "dual-stack directory": Way(AWS, DIRECTORY, DUAL_STACK),
 }
+HOSTS = {
+    "dots over tls": "s3.eu-north-1.amazonaws.com",
+    "access point": "mine-123456789012.s3-accesspoint.us-west-2.amazonaws.com",
+    "access point in every region": "mfzwi23gnjvgw.mrap.accesspoint.s3-global.amazonaws.com",
+    "directory": "mine--use1-az4--x-s3.s3express-use1-az4.us-east-1.amazonaws.com",
+    "dual-stack": "bucket.s3.dualstack.us-east-1.amazonaws.com",
+    "fips and dual-stack": "bucket.s3-fips.dualstack.us-east-1.amazonaws.com",
+}
+NOW = datetime.now(UTC)
 HEADERS = {"Range": "bytes=5-9", "If-Match": '"an-etag"'}
 
 
@@ -47,17 +94,50 @@ class _Sent(Exception):
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> None:
     """Time stands still, so that two signatures of the same request are the same."""
-    now = datetime.now(UTC).replace(tzinfo=None)
-    monkeypatch.setattr("botocore.auth.get_current_datetime", lambda *_, **__: now)
+    for signers in ("botocore.auth", "botocore.crt.auth"):
+        monkeypatch.setattr(
+            f"{signers}.get_current_datetime",
+            lambda *, remove_tzinfo=True: NOW.replace(tzinfo=None) if remove_tzinfo else NOW,
+        )
+
+
+@pytest.fixture(params=["native", "python"])
+def _signers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Botocore's signers with awscrt, and those it has without."""
+    assert "s3v4a" in AUTH_TYPE_MAPS, "expected awscrt"
+    if request.param == "python":
+        monkeypatch.setitem(AUTH_TYPE_MAPS, "s3v4", S3SigV4Auth)
+
+
+async def _session_of_directory(**_: Any) -> Any:
+    """Answer CreateSession."""
+    ends = datetime.now(UTC) + timedelta(minutes=5)
+    found = {"AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "session-token", "Expiration": ends}
+    return {"Credentials": found}
 
 
 @contextlib.asynccontextmanager
 async def _client(s3: S3Options) -> AsyncIterator[Any]:
     async with contextlib.AsyncExitStack() as stack:
-        yield await open_client(stack, s3, SourceOptions())
+        client = await open_client(stack, s3, SourceOptions())
+        client.create_session = _session_of_directory
+        yield client
 
 
-async def _theirs(client: Any, s3: S3Options, key: str) -> Any:
+@contextlib.asynccontextmanager
+async def _plain_client(s3: S3Options) -> AsyncIterator[Any]:
+    """Open a client as anybody would: nothing of ours is in it."""
+    style = {} if s3.addressing_style == "auto" else {"addressing_style": s3.addressing_style}
+    version = UNSIGNED if s3.anonymous else None
+    config = AioConfig(s3=style, signature_version=version, response_checksum_validation="when_required")
+    session = AioSession()
+    made = session.create_client("s3", region_name=s3.region, endpoint_url=s3.endpoint_url, config=config)
+    async with made as client:
+        client.create_session = _session_of_directory
+        yield client
+
+
+async def _theirs(client: Any, way: Way, key: str) -> Any:
     """Return botocore's own request, as it would go out."""
     sent: list[Any] = []
 
@@ -66,11 +146,15 @@ async def _theirs(client: Any, s3: S3Options, key: str) -> Any:
         raise _Sent
 
     client.meta.events.register("before-send.s3.GetObject", before_send)
-    payer = {"RequestPayer": "requester"} if s3.requester_pays else {}
+    wanted = {"Range": HEADERS["Range"], "IfMatch": HEADERS["If-Match"], **_more(way)}
     with contextlib.suppress(_Sent):
-        await client.get_object(Bucket="bucket", Key=key, Range=HEADERS["Range"], IfMatch=HEADERS["If-Match"], **payer)
+        await client.get_object(Bucket=way.bucket, Key=key, **wanted)
     client.meta.events.unregister("before-send.s3.GetObject", before_send)
     return sent[0]
+
+
+def _more(way: Way) -> dict[str, str]:
+    return {"RequestPayer": "requester"} if way.s3.requester_pays else {}
 
 
 def _parsed(request: bytes) -> tuple[str, Mapping[str, str]]:
@@ -83,37 +167,74 @@ def _parsed(request: bytes) -> tuple[str, Mapping[str, str]]:
     return path, {name.lower(): value for name, value in headers}
 
 
-@pytest.mark.parametrize("s3", WAYS.values(), ids=WAYS.keys())
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
+    """Compare headers; a signature by elliptic curve has a random part, so only what it is of is compared."""
+    if "ECDSA" in ours.get("authorization", ""):
+        cut = [{**one, "authorization": one["authorization"].partition(", Signature=")[0]} for one in (ours, theirs)]
+        return cut[0] == cut[1]
+    return ours == theirs
+
+
+@pytest.mark.usefixtures("_signers")
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("token", ["", "a-session-token"])
-async def test_same_as_botocores(s3: S3Options, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every addressing, credential and key: the same target, the same headers, the same signature."""
+async def test_same_as_botocores(name: str, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every addressing, credential, signer and key: the same target, the same headers, the same signature."""
+    way = WAYS[name]
+    for variable, value in way.environment.items():
+        monkeypatch.setenv(variable, value)
     if token:
         monkeypatch.setenv("AWS_SESSION_TOKEN", token)
-    async with _client(s3) as client:
-        template = await catch_template(client, "bucket", requester_pays=s3.requester_pays)
+    async with _client(way.s3) as client, _plain_client(way.s3) as plain:
+        template = await catch_template(client, way.bucket, _more(way))
         assert not template.obstacle
         for key in KEYS:
-            theirs = await _theirs(client, s3, key)
+            theirs = await _theirs(plain, way, key)
             path, headers = _parsed(await template.sign(key, HEADERS))
             ours = dict(headers)
             host = ours.pop("host")
+            assert host == HOSTS.get(name, host)
             assert ours.pop("accept-encoding") == "identity"  # their transport adds it to every request as well
             assert f"{template.scheme}://{host}{path}" == theirs.url.replace("example.com:443", "example.com")
-            if "host" in theirs.headers:  # set by the signer that botocore takes where awscrt is installed
-                assert theirs.headers["host"] == host
-            assert ours == {
-                name.lower(): value.decode() if isinstance(value, bytes) else value
-                for name, value in theirs.headers.items()
-                if name not in {"amz-sdk-invocation-id", "amz-sdk-request", "host"}  # its own statistics, not signed
-            }
-            assert ("authorization" in ours) == (not s3.anonymous)
-            assert ("x-amz-security-token" in ours) == (bool(token) and not s3.anonymous)
+            expected = {name.lower(): _text(value) for name, value in theirs.headers.items()}
+            assert expected.pop("host", host) == host  # set by the native signers
+            for statistics in ("amz-sdk-invocation-id", "amz-sdk-request", "user-agent"):  # none of them is signed
+                expected.pop(statistics)
+                ours.pop(statistics, None)
+            assert _same(ours, expected)
+            assert ("authorization" in ours) == (not way.s3.anonymous)
+            session = ours.get("x-amz-s3session-token", ours.get("x-amz-security-token", ""))
+            assert session == ("session-token" if way.bucket == DIRECTORY else "" if way.s3.anonymous else token)
+
+
+@pytest.mark.parametrize("name", ["virtual", "directory", "access point", "path"])
+async def test_signed_at_the_stores_time(name: str) -> None:
+    """With a clock that is off by 20 minutes the signature is the one that the right time would give."""
+    way, off = WAYS[name], timedelta(minutes=20)
+    async with _client(way.s3) as client, _plain_client(way.s3) as plain:
+        clock = ClockOffset()
+        clock.attach(client)
+        clock.offset_s = off.total_seconds()
+        template = await catch_template(client, way.bucket, {})
+        assert not template.obstacle
+        ours = _parsed(await template.sign("key", HEADERS))[1]
+        there = NOW.replace(tzinfo=None) + off
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("botocore.auth.get_current_datetime", lambda: there)
+            patched.setitem(AUTH_TYPE_MAPS, "s3v4", S3SigV4Auth)
+            theirs = await _theirs(plain, way, "key")
+        for header in ("x-amz-date", "authorization"):
+            assert ours[header] == _text(theirs.headers[header])
 
 
 async def test_signed_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranges have two signatures, and requests made from one template leave no trace in it."""
-    async with _client(WAYS["path"]) as client:
-        template = await catch_template(client, "bucket", requester_pays=False)
+    async with _client(WAYS["path"].s3) as client:
+        template = await catch_template(client, "bucket", {})
         first = await template.sign("a", HEADERS)
         second = await template.sign("a", {**HEADERS, "Range": "bytes=0-4"})
         assert _parsed(first)[1]["authorization"] != _parsed(second)[1]["authorization"]
@@ -122,8 +243,8 @@ async def test_signed_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_catching_leaves_the_client_usable() -> None:
     """After a template was caught the client's own requests go out as before."""
-    async with _client(WAYS["path"]) as client:
-        await catch_template(client, "bucket", requester_pays=False)
+    async with _client(WAYS["path"].s3) as client:
+        await catch_template(client, "bucket", {})
         assert (await _theirs(client, WAYS["path"], "k")).url.endswith("/bucket/k")
 
 
@@ -131,8 +252,8 @@ async def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody's requests are not sent unsigned: the error is botocore's."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    async with _client(WAYS["path"]) as client:
-        template = await catch_template(client, "bucket", requester_pays=False)
+    async with _client(WAYS["path"].s3) as client:
+        template = await catch_template(client, "bucket", {})
         with pytest.raises(NoCredentialsError):
             await template.sign("a", HEADERS)
 
@@ -142,12 +263,13 @@ async def test_proxy_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     for no_proxy, proxied in (("", True), ("127.0.0.1", False)):
         monkeypatch.setenv("no_proxy", no_proxy)
-        async with _client(WAYS["path"]) as client:
-            assert (await catch_template(client, "bucket", requester_pays=False)).proxied is proxied
+        async with _client(WAYS["path"].s3) as client:
+            assert (await catch_template(client, "bucket", {})).proxied is proxied
 
 
 async def test_other_signatures_are_an_obstacle() -> None:
     """Versions of the signature that we cannot vouch for are left to the SDK."""
-    async with _client(S3Options(region="us-east-1")) as client:
-        template = await catch_template(client, "bucket--use1-az4--x-s3", requester_pays=False)
-        assert template.obstacle == "requests are signed by v4-s3express"
+    async with _client(AWS) as client:
+        client.meta.events.register_first("choose-signer.s3", lambda **_: "s3")
+        template = await catch_template(client, "bucket", {})
+        assert template.obstacle == "requests are signed by s3"

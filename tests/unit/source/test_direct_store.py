@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
 from feedd.clock import SystemClock
-from feedd.errors import BadConfig, BadResponse, FeeddError, StoreUnavailable
+from feedd.errors import BadConfig, BadResponse, StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.sources import Sources
@@ -94,28 +93,6 @@ async def test_sdk_on_request(server: S3Server) -> None:
         (ref,) = await sources.resolve(["s3://bucket/key"])
         await sources.fetcher.fetch(ref, memoryview(bytearray(len(DATA))))
     assert by_sdk(server) == [True]
-
-
-@pytest.mark.parametrize("bucket", ["arn:aws:s3:us-east-1:123456789012:accesspoint:a", "b--use1-az4--x-s3"])
-async def test_special_buckets_are_left_to_the_sdk(server: S3Server, bucket: str) -> None:
-    """Access points and directory buckets are addressed by the SDK, whatever is configured."""
-    access = S3Options(endpoint_url=server.url, anonymous=True, region="us-east-1")
-    store = DirectStore(bucket, SourceOptions(transport="direct", s3={"*": access}, connect_timeout_s=0.2))
-    with capture_logs() as logs, contextlib.suppress(FeeddError):  # the server knows no such buckets
-        await read(store, ObjectRef(store.root, "key", 20, "etag"))
-    assert [entry["bucket"] for entry in logs] == [bucket]
-    await store.close()
-
-
-async def test_redirect_is_left_to_the_sdk(server: S3Server) -> None:
-    """The SDK follows a redirect, and what it learned holds for our requests from then on."""
-    server.script("bucket", "key", fault.moved("eu-north-1"))
-    async with opened(server.url) as store:
-        with capture_logs() as logs:
-            ref = await store.head("key")
-            assert [await read(store, ref) for _ in range(3)] == [DATA[1:10]] * 3
-        assert by_sdk(server) == [False, True, False, False]
-        assert [entry["reason"] for entry in logs] == ["the bucket is elsewhere"]
 
 
 async def test_etag_that_fits_no_header(server: S3Server) -> None:

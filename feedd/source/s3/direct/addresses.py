@@ -1,41 +1,114 @@
-"""Which address of an endpoint to connect to next. Pure."""
+"""Which address of an endpoint to connect to next. Pure: time is handed in."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from feedd.units import MIB
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
+
+QUARANTINE_FIRST_S = 1.0
+QUARANTINE_MAX_S = 60.0
+_SLOW_FACTOR = 4.0  # slower than this times the usual is slow
+_STRIKES_MAX = 3  # in a row: a few late answers of a good address are no reason to leave it
+_WEIGHT = 0.1  # of one answer in what is usual
+
+
+@dataclass(slots=True)
+class _Health:
+    """What is known of one address.
+
+    Attributes:
+        strikes: slow answers in a row.
+        quarantine_s: length of its latest quarantine; 0: it is in good standing.
+        probe_at_s: when somebody is to try it again.
+        probing: somebody does.
+    """
+
+    strikes: int = 0
+    quarantine_s: float = 0.0
+    probe_at_s: float = 0.0
+    probing: bool = False
 
 
 class Addresses:
-    """The addresses a name resolved to; connections are spread over them in turn, failed ones come last."""
+    """The addresses a name resolved to.
+
+    Connections are spread over them. One that is dead, or slow several times in a row, is left alone for a second,
+    then probed by one request, then left alone for twice as long, up to a minute, until it answers as the others do.
+    """
 
     def __init__(self) -> None:
-        self._known: list[str] = []
-        self._failed: set[str] = set()
+        self._known: dict[str, _Health] = {}
         self._turn = 0
+        self._usual_s = 0.0  # per MiB
 
     def __repr__(self) -> str:
-        return f"Addresses({len(self._known)} known, {len(self._failed)} failed)"
+        bad = sum(map(self._quarantined, self._known))
+        return f"Addresses({len(self._known)} known, {bad} in quarantine)"
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def learn(self, found: Iterable[str]) -> None:
         """Take a new resolution; what is not in it is forgotten."""
-        self._known = list(dict.fromkeys(found))
-        self._failed &= set(self._known)
+        self._known = {address: self._known.get(address) or _Health() for address in found}
 
-    def order(self) -> list[str]:
-        """Return all addresses, the one to try first in front; each call begins one further."""
-        if not self._known:
-            return []
-        at = self._turn % len(self._known)
+    def order(self, load: Mapping[str, int], avoid: Collection[str] = ()) -> list[str]:
+        """Return all addresses, the one to try first in front.
+
+        Those in quarantine come last, before them those to ``avoid``, then those with more ``load``; where all that
+        is equal each call begins one further.
+        """
+        known = list(self._known)
+        at = self._turn % max(1, len(known))
         self._turn += 1
-        return sorted(self._known[at:] + self._known[:at], key=self._failed.__contains__)
+        in_turn = known[at:] + known[:at]
+        return sorted(in_turn, key=lambda one: (self._quarantined(one), one in avoid, load.get(one, 0)))
 
-    def failed(self, address: str) -> None:
-        """Note that nobody answered there."""
-        self._failed.add(address)
+    def due(self, now_s: float) -> str | None:
+        """Return an address for the caller to probe: its quarantine is over. Nobody else is sent there meanwhile."""
+        for address, health in self._known.items():
+            if health.quarantine_s and health.probe_at_s <= now_s:
+                health.probe_at_s, health.probing = now_s + health.quarantine_s, True
+                return address
+        return None
 
-    def worked(self, address: str) -> None:
-        """Note that somebody answered there."""
-        self._failed.discard(address)
+    def shunned(self, address: str, avoid: Collection[str] = ()) -> bool:
+        """Tell whether a connection there is not to be used, because there are better addresses."""
+        if not self._quarantined(address) and address not in avoid:
+            return False
+        return any(one not in avoid and not self._quarantined(one) for one in self._known)
+
+    def failed(self, address: str, now_s: float) -> None:
+        """Note that nobody answered there: refused, timed out, or fallen silent."""
+        health = self._known.get(address)
+        if health is None or (health.quarantine_s and not health.probing):
+            return  # of many that fail together only the first says something new
+        health.quarantine_s = min(QUARANTINE_MAX_S, 2 * health.quarantine_s or QUARANTINE_FIRST_S)
+        health.probe_at_s, health.probing, health.strikes = now_s + health.quarantine_s, False, 0
+
+    def timed(self, address: str, size_bytes: int, duration_s: float, now_s: float, *, whole: bool = True) -> None:
+        """Note how long an answer took; one not waited for to its end (not ``whole``) counts where it was slow."""
+        pace_s = duration_s * MIB / max(size_bytes, MIB)
+        usual_s = self._usual_s or pace_s
+        slow = pace_s > _SLOW_FACTOR * usual_s
+        if not slow and not whole:
+            return
+        self._usual_s = usual_s + _WEIGHT * (min(pace_s, _SLOW_FACTOR * usual_s) - usual_s)
+        health = self._known.get(address)
+        if health is None:
+            return
+        if not slow:
+            health.strikes, health.quarantine_s, health.probing = 0, 0.0, False
+            return
+        health.strikes += 1
+        if health.probing or health.strikes >= _STRIKES_MAX:
+            self.failed(address, now_s)
+
+    def _quarantined(self, address: str) -> bool:
+        health = self._known.get(address)
+        return health is not None and health.quarantine_s > 0

@@ -15,12 +15,14 @@ class Answer:
     Attributes:
         status: HTTP status; 0 until the head is in.
         headers: names in lower case; those sent twice are joined by commas.
+        address: where it came from.
         complete: the body of an error has come to its end, or was left where it became too long.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
+        self.address = ""
         self.complete = False
         self._keep_alive = False
         self._surplus = False

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, FeeddError
 from feedd.source.s3.direct.answer import Answer
+from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
 _NOTHING = memoryview(bytearray())
+_NOBODYS = ReadProgress()  # never written: there is no body without somebody who waits for it
 
 
 class StaleConnection(ConnectionError):
@@ -32,9 +35,11 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
         on_lost: called once, when the socket is gone.
+        address: where it leads.
     """
 
-    def __init__(self, read_timeout_s: float, on_lost: Callable[[Connection], object]) -> None:
+    def __init__(self, read_timeout_s: float, on_lost: Callable[[Connection], object], address: str = "") -> None:
+        self.address = address
         self._loop = asyncio.get_running_loop()
         self._check_every_s = read_timeout_s / 2
         self._on_lost = on_lost
@@ -48,6 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self._surplus = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._target = _NOTHING
+        self._progress = _NOBODYS
         self._judge: Callable[[Answer], object] | None = None
         self._answer: Answer | None = None
         self._in_body = False
@@ -61,11 +67,14 @@ class Connection(asyncio.BufferedProtocol):
         """Whether another request can be sent."""
         return self._waiter is None and self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, request: bytes, target: memoryview, judge: Callable[[Answer], object]) -> Answer:
+    async def exchange(
+        self, request: bytes, target: memoryview, judge: Callable[[Answer], object], progress: ReadProgress
+    ) -> Answer:
         """Send ``request``, a head without a body, and return the answer.
 
         Below 300 its body is in ``target``, filled to the end, and ``judge`` has seen its head before a byte of it
-        was received; otherwise the answer has its body itself, and ``target`` is untouched.
+        was received; otherwise the answer has its body itself, and ``target`` is untouched. ``progress`` follows
+        the body as it comes.
 
         Raises:
             BadResponse: no HTTP, or a body that is not delimited by its length.
@@ -74,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
-        self._target, self._judge, self._size = target, judge, target.nbytes
+        self._target, self._judge, self._size, self._progress = target, judge, target.nbytes, progress
         self._watch = self._loop.call_later(self._check_every_s, self._check, (0, 0), 0)
         try:
             self._transport.write(request)
@@ -125,7 +134,10 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: that many bytes went there."""
         if self._in_body:
+            if not self._at:
+                self._progress.first_byte_s = time.monotonic()
             self._at += nbytes
+            self._progress.filled_bytes = self._at
             if self._at == self._size:
                 self._finish()
         elif self._waiter is None or self._waiter.done():
@@ -179,6 +191,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_behind_head(self, answer: Answer, data: bytes) -> None:
         self._answer = answer
+        answer.address = self.address
         if answer.status >= 300:
             self._read_error_body(answer, data)
             return
@@ -191,7 +204,9 @@ class Connection(asyncio.BufferedProtocol):
             got = max(answer.size_bytes, len(data))
             raise BadResponse(f"expected {self._size} bytes, got {got}", stage="source")
         self._target[: len(data)] = data
-        self._at = len(data)
+        self._at = self._progress.filled_bytes = len(data)
+        if data:
+            self._progress.first_byte_s = time.monotonic()
         self._in_body = True
         if self._at == self._size:
             self._finish()
@@ -237,6 +252,7 @@ class Connection(asyncio.BufferedProtocol):
     def _let_go(self) -> None:
         """Offer the kernel nothing of anybody's memory from here on."""
         self._target = _NOTHING
+        self._progress = _NOBODYS
         self._judge = self._answer = None
         self._in_body = False
         self._at = self._size = self._filled = 0

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
+from feedd.errors import ResourceExhausted
 from feedd.source.once import Once
 from feedd.source.s3.direct.addresses import Addresses
 from feedd.source.s3.direct.connection import Connection, StaleConnection
+from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Hashable
 
     from feedd.source.options import SourceOptions
     from feedd.source.s3.direct.answer import Answer
@@ -23,6 +27,9 @@ if TYPE_CHECKING:
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
 _RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds, and wants load spread over them
 _CLOSE_S = 5.0
+_PROBE_SHARE = 8  # of the time for connecting: a probe of an address that was dead delays a part by no more
+_SUBJECTS_MAX = 1024
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +50,22 @@ class Endpoint:
 
 
 class ConnectionPool:
-    """Lends connections, the last used first, to at most ``parts_in_flight`` requests at a time."""
+    """Lends connections, the last used first, to at most ``parts_in_flight`` requests at a time.
+
+    A request that is sent again, because the one before failed or is slow, goes to another address than that one,
+    where there is one. Where the process has no descriptor left, idle connections are given up and others awaited.
+    """
 
     def __init__(self, endpoint: Endpoint, limits: SourceOptions) -> None:
         self._endpoint = endpoint
         self._limits = limits
+        self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.parts_in_flight)
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
+        self._load: Counter[str] = Counter()
+        self._sent_to: OrderedDict[Hashable, str] = OrderedDict()  # where what is not answered yet went last
+        self._given_back = asyncio.Event()
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
         self._closed = False
@@ -58,72 +73,175 @@ class ConnectionPool:
     def __repr__(self) -> str:
         return f"ConnectionPool({self._endpoint.url}, {len(self._idle)} of {len(self._all)} idle)"
 
-    async def request(self, request: bytes, target: memoryview, judge: Callable[[Answer], object]) -> Answer:
+    async def request(
+        self,
+        request: bytes,
+        target: memoryview,
+        judge: Callable[[Answer], object],
+        *,
+        progress: ReadProgress | None = None,
+        subject: Hashable = None,
+    ) -> Answer:
         """Exchange ``request`` for an answer on some connection; see ``Connection.exchange``.
+
+        Requests with the same ``subject`` want the same bytes.
 
         Raises:
             EndpointConnectionError, ConnectTimeoutError: botocore's, where no address could be connected to.
+            ResourceExhausted: no descriptor came free in time.
         """
+        progress = progress or ReadProgress()
+        last = self._sent_to.get(subject)
+        avoid = () if last is None else (last,)
         async with self._permits:
             while True:
-                connection = self._idle.pop() if self._idle else await self._open()
+                connection = await self._take(avoid)
                 connection.unpark()
                 if not connection.reusable:
                     continue
                 try:
-                    answer = await connection.exchange(request, target, judge)
+                    answer = await self._exchange(connection, request, target, judge, progress, subject)
                 except StaleConnection:
                     continue  # each time round there is one idle connection less, and new ones are not stale
-                if connection.reusable and not self._closed:
-                    self._idle.append(connection)
-                    connection.park(_IDLE_S)
-                else:
-                    connection.drop()
+                self._sent_to.pop(subject, None)
                 return answer
 
     async def aclose(self) -> None:
         """Drop all connections and wait until their sockets are closed; idempotent."""
         self._closed = True
-        lost = [connection.lost for connection in self._all]
-        for connection in list(self._all):
-            connection.drop()
-        if lost:
-            await asyncio.wait(lost, timeout=_CLOSE_S)
+        await self._drop(list(self._all))
 
-    async def _open(self) -> Connection:
+    async def _exchange(
+        self,
+        connection: Connection,
+        request: bytes,
+        target: memoryview,
+        judge: Callable[[Answer], object],
+        progress: ReadProgress,
+        subject: Hashable,
+    ) -> Answer:
+        address, loop = connection.address, self._loop
+        self._note(subject, address)
+        self._load[address] += 1
+        sent_s = loop.time()
+        try:
+            answer = await connection.exchange(request, target, judge, progress)
+        except TimeoutError:
+            self._addresses.failed(address, loop.time())
+            raise
+        except asyncio.CancelledError:
+            now_s = loop.time()
+            self._addresses.timed(address, target.nbytes, now_s - sent_s, now_s, whole=False)
+            raise
+        else:
+            now_s = loop.time()
+            if answer.status < 300:
+                self._addresses.timed(address, target.nbytes, now_s - sent_s, now_s)
+            self._take_back(connection)
+            return answer
+        finally:
+            self._load[address] -= 1
+            self._given_back.set()
+
+    def _note(self, subject: Hashable, address: str) -> None:
+        if subject is not None:
+            self._sent_to[subject] = address
+            if len(self._sent_to) > _SUBJECTS_MAX:
+                self._sent_to.popitem(last=False)
+
+    def _take_back(self, connection: Connection) -> None:
+        if connection.reusable and not self._closed and not self._addresses.shunned(connection.address):
+            self._idle.append(connection)
+            connection.park(_IDLE_S)
+        else:
+            connection.drop()
+
+    def _idle_one(self, avoid: Collection[str]) -> Connection | None:
+        """Take the idle connection whose address has the least to do, the last used of several."""
+        for connection in [one for one in self._idle if self._addresses.shunned(one.address)]:
+            self._idle.remove(connection)
+            connection.drop()
+        fit = [one for one in reversed(self._idle) if not self._addresses.shunned(one.address, avoid)]
+        if not fit:
+            return None
+        chosen = min(fit, key=lambda one: self._load[one.address])
+        self._idle.remove(chosen)
+        return chosen
+
+    async def _take(self, avoid: Collection[str]) -> Connection:
+        due = self._addresses.due(self._loop.time())
+        idle = self._idle_one(avoid) if due is None else None
+        if idle is not None:
+            return idle
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                connection = await self._connect()
+                return await self._open(avoid, due)
         except TimeoutError as error:
             raise ConnectTimeoutError(endpoint_url=self._endpoint.url, error="timed out") from error
-        if connection.lost.done():  # before we came to note it
-            raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
-        self._all.add(connection)
-        return connection
 
-    async def _connect(self) -> Connection:
-        await self._resolved()
-        order = self._addresses.order()
-        last: OSError | None = None
-        for address in order:
+    async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
+        while True:
+            if len(self._all) >= self._limits.parts_in_flight:  # the idle ones lead where this one is not to go
+                await self._drop(self._idle[:1])
             try:
-                # one that does not answer leaves time for another
-                async with asyncio.timeout(self._limits.connect_timeout_s / min(2, len(order))):
-                    connection = await self._connect_to(address)
+                connection = await self._connect(avoid, due)
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                await self._free_a_descriptor(error)
+                idle = self._idle_one(())
+                if idle is not None:
+                    return idle
+                continue
+            if connection.lost.done():  # before we came to note it
+                raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
+            self._all.add(connection)
+            return connection
+
+    async def _free_a_descriptor(self, error: OSError) -> None:
+        """Give up idle connections, or wait for one that is in use."""
+        if self._idle:
+            await self._drop(list(self._idle))
+        elif self._all:
+            self._given_back.clear()
+            await self._given_back.wait()
+        else:
+            message = f"expected a free descriptor for a connection, got: {error.strerror}"
+            hint = "raise the limit of open files (ulimit -n)"
+            raise ResourceExhausted(message, object=self._endpoint.url, hint=hint, stage="source") from error
+
+    async def _drop(self, connections: Collection[Connection]) -> None:
+        for connection in connections:
+            connection.drop()
+        if connections:
+            await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_S)
+
+    async def _connect(self, avoid: Collection[str], due: str | None) -> Connection:
+        await self._resolved()
+        order = self._addresses.order(self._load, avoid)
+        # one that does not answer leaves time for another
+        limit_s = self._limits.connect_timeout_s / min(2, len(order) or 1)
+        tries = [(address, limit_s) for address in order]
+        if due is not None:
+            tries.insert(0, (due, self._limits.connect_timeout_s / _PROBE_SHARE))
+        last: OSError | None = None
+        for address, within_s in tries:
+            try:
+                async with asyncio.timeout(within_s):
+                    return await self._connect_to(address)
             except ssl.SSLCertVerificationError:
                 raise
             except OSError as error:  # TimeoutError is one
-                self._addresses.failed(address)
+                if error.errno in _NO_DESCRIPTOR:
+                    raise
+                self._addresses.failed(address, self._loop.time())
                 last = error
-            else:
-                self._addresses.worked(address)
-                return connection
         raise EndpointConnectionError(endpoint_url=self._endpoint.url, error=last) from last
 
     async def _connect_to(self, address: str) -> Connection:
         endpoint = self._endpoint
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(self._limits.read_timeout_s, self._forget),
+        _, connection = await self._loop.create_connection(
+            lambda: Connection(self._limits.read_timeout_s, self._forget, address),
             address,
             endpoint.port,
             ssl=endpoint.tls,
@@ -135,19 +253,23 @@ class ConnectionPool:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+        self._given_back.set()
 
     async def _resolved(self) -> None:
         resolved_at_s = await self._resolution.get()
-        if asyncio.get_running_loop().time() - resolved_at_s > _RESOLVE_EVERY_S:
+        if self._loop.time() - resolved_at_s > _RESOLVE_EVERY_S:
             self._resolution = Once(self._resolve)
             await self._resolution.get()
 
     async def _resolve(self) -> float:
-        loop, endpoint = asyncio.get_running_loop(), self._endpoint
+        """Ask for the addresses; where the answer does not come, the last good ones stay in use."""
+        loop, endpoint = self._loop, self._endpoint
+        within_s = self._limits.connect_timeout_s / 4 if self._addresses else None  # None: the caller's limit
         try:
-            found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            async with asyncio.timeout(within_s):
+                found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            if not self._addresses.order():
+            if not self._addresses:
                 raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
         else:
             self._addresses.learn(str(where[0]) for *_, where in found)

@@ -16,13 +16,14 @@ from botocore import UNSIGNED
 from botocore.awsrequest import AWSRequest
 from botocore.utils import get_environ_proxies, percent_encode
 
+from feedd.source.s3.skew import SIGNATURES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _EVENT = "before-sign.s3.GetObject"
 _KEY = "k"
 _PORTS = {"http": 80, "https": 443}
-_VERSIONS = {"v4", "s3v4"}
 _PER_REQUEST = {"range", "if-match", "amz-sdk-invocation-id", "amz-sdk-request"}
 _caught: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("feedd_caught_request", default=None)
 
@@ -82,24 +83,23 @@ class Template:
         request.context = dict(self.context)  # the signer writes into it
         await self.signer.sign("GetObject", request)
         lines = [f"GET {path} HTTP/1.1", f"Host: {self.authority}", "Accept-Encoding: identity"]
-        # the signer that botocore takes where awscrt is installed sets Host itself
+        # botocore's native signers, which it takes where awscrt is installed, set Host themselves
         lines += [f"{name}: {_text(value)}" for name, value in request.headers.items() if name.lower() != "host"]
         return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
-async def catch_template(client: Any, bucket: str, *, requester_pays: bool) -> Template:  # noqa: ANN401 - see open_client
-    """Let ``client`` make a GET up to its signature, and no further.
+async def catch_template(client: Any, bucket: str, more: Mapping[str, str]) -> Template:  # noqa: ANN401 - see open_client
+    """Let ``client`` make a GET, with ``more`` arguments, up to its signature and no further.
 
     Raises:
         BotoCoreError: as the request would: no region, a bad bucket name, ...
     """
-    payer = {"RequestPayer": "requester"} if requester_pays else {}
     caught: list[Mapping[str, Any]] = []
     token = _caught.set(caught)
     client.meta.events.register_last(_EVENT, _catch)
     try:
         with contextlib.suppress(_Caught):
-            await client.get_object(Bucket=bucket, Key=_KEY, **payer)
+            await client.get_object(Bucket=bucket, Key=_KEY, **more)
     finally:
         client.meta.events.unregister(_EVENT, _catch)
         _caught.reset(token)
@@ -117,7 +117,7 @@ def _template(signing: Mapping[str, Any]) -> Template:
     obstacle = ""
     if parts.query or not parts.path.endswith(f"/{_KEY}"):
         obstacle = "urls of objects do not end in their key"
-    elif version is not UNSIGNED and version not in _VERSIONS:
+    elif version is not UNSIGNED and version not in SIGNATURES:
         obstacle = f"requests are signed by {version}"
     return Template(
         scheme=parts.scheme,

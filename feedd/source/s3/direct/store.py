@@ -6,8 +6,9 @@ botocore still finds credentials and endpoint, signs, lists, and does whatever e
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,16 @@ import structlog
 from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 
-from feedd.errors import BadResponse
+from feedd.errors import BadResponse, ObjectChanged
 from feedd.source.once import Once
 from feedd.source.pages import closing_pages
-from feedd.source.s3.answer import RangeHead, check_head
+from feedd.source.s3.answer import RangeHead, answered_by, check_head
 from feedd.source.s3.client import trusted_authorities
 from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
 from feedd.source.s3.direct.sign import Template, catch_template
 from feedd.source.s3.errors import MOVED, code_of
 from feedd.source.s3.store import S3Store
+from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -31,13 +33,24 @@ if TYPE_CHECKING:
     from feedd.source.options import SourceOptions
     from feedd.source.s3.direct.answer import Answer
     from feedd.source.s3.errors import Asked
-    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One read: what is wanted, where it goes, and what to call it."""
+
+    ref: ObjectRef
+    span: ByteRange
+    target: memoryview
+    progress: ReadProgress
+    asked: Asked
+
+
 class DirectStore:
-    """One bucket. Reads by itself, and hands to an ``S3Store`` what it cannot: listings, HEADs, redirects, proxies.
+    """One bucket. Reads by itself, and hands to an ``S3Store`` what it cannot: listings, HEADs, proxies.
 
     Sends each request once, but for one on a kept connection that the server had closed already.
     """
@@ -47,6 +60,7 @@ class DirectStore:
         self._limits = limits
         self._s3 = limits.for_bucket(bucket)
         self._sdk = S3Store(bucket, limits)
+        self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
         self._tls: Once[ssl.SSLContext] = Once(lambda: asyncio.to_thread(_tls_context, trusted_authorities(self._s3)))
@@ -85,24 +99,31 @@ class DirectStore:
         if not ref.etag.isascii() or not ref.etag.isprintable():
             raise BadResponse(f"expected an etag fit for a header, got {ref.etag!r}", object=asked.url, stage="source")
 
-        async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
-            return await self._read(client, ref, span, target, asked)
+        noted = progress or ReadProgress()
 
-        obstacle = _bucket_obstacle(self._bucket)
-        if not obstacle:
+        async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
+            return await self._read(client, _Part(ref, span, target, noted, asked))
+
+        try:
             obstacle = await self._sdk.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+        except BadResponse as error:
+            noted.filled_bytes = 0
+            error.object = asked.url  # a connection does not know what it carries
+            raise
+        except ObjectChanged as changed:
+            raise await self._sdk.explained(changed, ref) from changed.__cause__
         if obstacle:
             self._hand_over(obstacle)
-            await self._sdk.read_into(ref, span, target, progress)
+            await self._sdk.read_into(ref, span, target, noted)
 
     async def close(self) -> None:
         """Close connections; idempotent."""
-        async with AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._sdk.close)
             for pool in self._pools.values():
                 stack.push_async_callback(pool.aclose)
 
-    async def _read(self, client: Any, ref: ObjectRef, span: ByteRange, target: memoryview, asked: Asked) -> str:  # noqa: ANN401 - see open_client
+    async def _read(self, client: Any, part: _Part) -> str:  # noqa: ANN401 - see open_client
         """Do it, or say why the SDK must."""
         template = await self._template(client)
         obstacle = template.obstacle
@@ -110,33 +131,54 @@ class DirectStore:
             obstacle = "a proxy is set for this endpoint"
         if obstacle:
             return obstacle
+        refusal = await self._exchange(template, part)
+        if refusal is not None and code_of(refusal) in MOVED:
+            refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
+        if refusal is not None:
+            raise refusal
+        return ""
+
+    async def _exchange(self, template: Template, part: _Part) -> ClientError | None:
+        """Receive the part, or return the refusal."""
+        ref, span, progress = part.ref, part.span, part.progress
         headers = {"Range": f"bytes={span.start}-{span.end - 1}", "If-Match": f'"{ref.etag}"'}
         request = await template.sign(ref.key, headers)
         pool = await self._pool(template)
 
         def judge(answer: Answer) -> None:
             head = answer.headers
+            progress.answered_by = answered_by(head, answer.address)
             got = RangeHead(answer.status, head.get("etag", ""), head.get("content-range"), answer.size_bytes)
-            check_head(got, ref, span, asked)
+            check_head(got, ref, span, part.asked)
 
-        try:
-            answer = await pool.request(request, target, judge)
-        except BadResponse as error:
-            error.object = asked.url  # a connection does not know what it carries
-            raise
+        # a part taken up again begins later, but ends where it ended
+        answer = await pool.request(request, part.target, judge, progress=progress, subject=(ref.key, span.end))
         if answer.status < 300:
-            return ""
-        refusal = _client_error(answer)
-        if code_of(refusal) not in MOVED:
-            raise refusal
-        self._templates = None  # the next one has what the SDK is about to learn from the redirect
-        return "the bucket is elsewhere"
+            return None
+        progress.answered_by = answered_by(answer.headers, answer.address)
+        return _client_error(answer)
+
+    async def _moved(self, client: Any, template: Template, key: str) -> Template:  # noqa: ANN401 - see open_client
+        """Return the template that holds where the bucket is; one request of many that were redirected asks for it."""
+        known = self._templates
+        if known is not None and known[1].value is template:
+            self._templates = (client, Once(lambda: self._find(client, key)))
+        return await self._template(client)
+
+    async def _find(self, client: Any, key: str) -> Template:  # noqa: ANN401 - see open_client
+        with contextlib.suppress(ClientError):  # the GET that follows says it better: an answer to a HEAD has no body
+            await client.head_object(Bucket=self._bucket, Key=key, **self._payer)  # the SDK follows, and remembers
+        template = await self._caught(client)
+        _log.info("the bucket is elsewhere", bucket=self._bucket, origin=template.origin)
+        return template
 
     async def _template(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
         if self._templates is None or self._templates[0] is not client:
-            payer = self._s3.requester_pays
-            self._templates = (client, Once(lambda: catch_template(client, self._bucket, requester_pays=payer)))
+            self._templates = (client, Once(lambda: self._caught(client)))
         return await self._templates[1].get()
+
+    async def _caught(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
+        return await catch_template(client, self._bucket, self._payer)
 
     async def _pool(self, template: Template) -> ConnectionPool:
         tls = await self._tls.get() if template.scheme == "https" else None
@@ -150,13 +192,6 @@ class DirectStore:
         if reason not in self._logged:
             self._logged.add(reason)
             _log.info("reads go through the sdk", bucket=self._bucket, reason=reason)
-
-
-def _bucket_obstacle(bucket: str) -> str:
-    """Name what only the SDK knows how to address."""
-    if bucket.startswith("arn:"):
-        return "the bucket is an access point"
-    return "the bucket is a directory bucket" if bucket.endswith("--x-s3") else ""
 
 
 def _client_error(answer: Answer) -> ClientError:

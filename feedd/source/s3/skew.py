@@ -1,0 +1,78 @@
+"""Signing with the store's time where this machine's clock is off."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from botocore.auth import AUTH_TYPE_MAPS, SIGV4_TIMESTAMP, S3ExpressAuth, S3SigV4Auth
+from botocore.handlers import set_operation_specific_signer
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from botocore.awsrequest import AWSRequest
+
+_log = structlog.get_logger(__name__)
+_KEY = "feedd_clock_offset_s"
+
+
+class ClockOffset:
+    """How much later it is at the store than here, once the store complained. Shared by the clients of one bucket."""
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"ClockOffset({self.offset_s:+.0f} s)"
+
+    def learn(self, date: str, url: str) -> bool:
+        """Take the Date header of the complaint; False where there is none to be read."""
+        try:
+            there = parsedate_to_datetime(date)
+        except ValueError:
+            return False
+        offset_s = (there.replace(tzinfo=there.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+        if abs(offset_s - self.offset_s) > 1:  # the header has whole seconds
+            _log.warning("this machine's clock is off: signing with the store's", object=url, offset_s=offset_s)
+            self.offset_s = offset_s
+        return True
+
+    def attach(self, client: Any) -> None:  # noqa: ANN401 - see open_client
+        """Let ``client`` sign with this offset from the moment there is one; until then its signers are botocore's."""
+        client.meta.events.register_first("choose-signer.s3", self._choose)
+
+    def _choose(self, signature_version: object, context: MutableMapping[str, Any], **kwargs: Any) -> str | None:  # noqa: ANN401 - the arguments of botocore's event
+        if not self.offset_s:
+            return None
+        context[_KEY] = self.offset_s
+        chosen = set_operation_specific_signer(context=context, **kwargs) or signature_version
+        return _SHIFTED.get(chosen)
+
+
+class _Shifted:
+    """What both signers need: the time is set before this is called, and everything is derived from it after."""
+
+    def _modify_request_before_signing(self, request: AWSRequest) -> None:
+        here = datetime.strptime(request.context["timestamp"], SIGV4_TIMESTAMP).replace(tzinfo=UTC)
+        there = here + timedelta(seconds=request.context[_KEY])
+        request.context["timestamp"] = there.strftime(SIGV4_TIMESTAMP)
+        super()._modify_request_before_signing(request)  # type: ignore[misc]  # botocore's signer is the other base
+
+
+class _ShiftedS3(_Shifted, S3SigV4Auth):
+    """S3's signature, at the store's time."""
+
+
+class _ShiftedExpress(_Shifted, S3ExpressAuth):
+    """The signature of a session with a directory bucket, at the store's time."""
+
+
+# the signer of multi-region access points is native and takes the time from this machine: those stay refused
+_SHIFTED: dict[object, str] = {"v4": "s3v4-feedd", "s3v4": "s3v4-feedd", "v4-s3express": "v4-s3express-feedd"}
+AUTH_TYPE_MAPS["s3v4-feedd"] = _ShiftedS3
+AUTH_TYPE_MAPS["v4-s3express-feedd"] = _ShiftedExpress
+SIGNATURES = frozenset(_SHIFTED) | set(_SHIFTED.values()) | {"v4a", "s3v4a"}
+"""Versions of the signature that are known to sign nothing but method, URL and headers."""

@@ -1,0 +1,87 @@
+"""The SDK's HTTP session, with an end that can be waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp.client_proto import ResponseHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_CLOSE_S = 5.0
+
+
+class Transports:
+    """The connections of one session that are not gone yet, whoever closed them and however."""
+
+    def __init__(self) -> None:
+        self._open: dict[object, Any] = {}  # of whichever loop: uvloop's are no asyncio.Transport
+        self._all_gone: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Transports({len(self._open)} open)"
+
+    def made(self, owner: object, transport: object) -> None:
+        """Note a connection."""
+        self._open[owner] = transport
+
+    def lost(self, owner: object) -> None:
+        """Note that its socket is gone."""
+        self._open.pop(owner, None)
+        if not self._open and self._all_gone is not None and not self._all_gone.done():
+            self._all_gone.set_result(None)
+
+    async def gone(self, deadline_s: float) -> None:
+        """Drop what is open, and wait until it is gone or the deadline is over."""
+        for transport in list(self._open.values()):
+            transport.abort()
+        if self._open:
+            self._all_gone = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._all_gone], timeout=deadline_s)
+
+
+class _Handler(ResponseHandler):
+    """aiohttp's protocol, told on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transports: Transports) -> None:
+        super().__init__(loop)
+        self._transports = transports
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Transport: connected."""
+        self._transports.made(self, transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Transport: gone."""
+        self._transports.lost(self)
+        super().connection_lost(exc)
+
+
+class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
+    """The SDK's session: when it is closed, so are its sockets.
+
+    aiohttp waits for the connections it still keeps. Those it gave up earlier, because the rest of a body was unread,
+    may be in the middle of TLS's goodbye, and belong to nobody any more.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed through
+        super().__init__(*args, **kwargs)
+        self._transports = Transports()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await super().__aexit__(kind, error, where)
+        await self._transports.gone(_CLOSE_S)
+
+    async def _create_connector(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - aiohttp's connector, handed through
+        connector = await super()._create_connector(proxy_url)
+        loop, transports = asyncio.get_running_loop(), self._transports
+        factory: Callable[[], ResponseHandler] = lambda: _Handler(loop, transports)  # noqa: E731 - typed here
+        connector._factory = factory  # noqa: SLF001 - aiohttp offers nothing else that sees every connection
+        return connector
