@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-@pytest.fixture(params=["disk", "tmpfs"])
+@pytest.fixture(params=["disk", "tmpfs", "tiers", "standby"])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CacheRig]:
-    """A cache on the file system of temporary files, and one in memory."""
+    """A cache on the file system of temporary files, one in memory, and tiers."""
     with rig_on(request.param, tmp_path) as made:
         yield made
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import layout
-from feedd.cache.disk import DiskCache
+from feedd.cache.disk import DiskCache, MemoryCache
 from feedd.cache.options import CacheOptions
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.fetchers import MemoryFetcher
@@ -22,6 +22,7 @@ from tests.fakes.timeless import TimelessClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from feedd.cache.core import PlacedCache
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef, ShardFile
 
@@ -39,6 +40,7 @@ class CacheRig:
     fetcher: MemoryFetcher = field(default_factory=MemoryFetcher)
     recorder: TallyRecorder = field(default_factory=TallyRecorder)
     clock: TimelessClock = field(default_factory=TimelessClock)
+    in_memory: bool = False
 
     def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
         """Store an object of bytes that tell it from all others."""
@@ -63,10 +65,10 @@ class CacheRig:
     @contextlib.asynccontextmanager
     async def open(
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
-    ) -> AsyncIterator[DiskCache]:
+    ) -> AsyncIterator[PlacedCache]:
         """Open a cache; after it nothing is held and no unfinished file is left."""
         options = self.options(capacity, prefetch_fills, deadline_s)
-        async with DiskCache(options, self.fetcher, self.recorder, self.clock) as cache:
+        async with self._cache(options) as cache:
             yield cache
         assert self.recorder.total(CACHE_PINS) == 0
         assert self.recorder.total(CACHE_RESERVED) == 0
@@ -75,6 +77,11 @@ class CacheRig:
         assert len(cache.entries()) == cache.stats.entry_count
         assert not self.temp_files()
         assert self.disk_bytes() <= options.size_bytes
+
+    def _cache(self, options: CacheOptions) -> PlacedCache:
+        if self.in_memory:
+            return MemoryCache(options.size_bytes, self.fetcher, self.recorder, self.clock)
+        return DiskCache(options, self.fetcher, self.recorder, self.clock)
 
     def check(self, pins: PinnedShards, refs: list[ObjectRef]) -> None:
         """The files are those of ``refs`` and hold their bytes."""
@@ -109,9 +116,14 @@ def read(file: ShardFile) -> bytes:
 
 @contextlib.contextmanager
 def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
-    """Yield a rig on the file system of ``tmp_path`` ("disk"), or in memory ("tmpfs")."""
+    """Yield a rig on the file system of ``tmp_path`` ("disk", or below memory), or in memory ("tmpfs")."""
     if place == "disk":
         yield CacheRig(tmp_path / "cache")
+        return
+    if place in {"tiers", "standby"}:
+        from tests.fakes.tiers import suite_rig  # noqa: PLC0415 - built on this module
+
+        yield suite_rig(tmp_path / "cache", standby=place == "standby")
         return
     if not MEMORY_FOLDER.is_dir():
         pytest.skip(f"no tmpfs at {MEMORY_FOLDER}")

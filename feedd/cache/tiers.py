@@ -1,0 +1,222 @@
+"""Memory above disk as one shard cache, which goes on in memory alone while the disk cannot be used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Self
+
+from feedd.cache.pins import Pins
+from feedd.cache.placement import DiskUse, Placement
+from feedd.cache.report import CacheStats
+from feedd.errors import CacheTooSmall, CacheUnavailable
+from feedd.metrics import CACHE_BYPASSED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import TracebackType
+
+    from feedd.cache.placement import Routes, Tier
+    from feedd.cache.report import CacheEntry
+    from feedd.cache.watch import DiskWatch
+    from feedd.protocols import PinnedShards, Recorder
+    from feedd.values import ObjectRef
+
+
+class TieredCache:
+    """A ``ShardCache`` over two: every object is in one of them at most, unless the disk went away under it.
+
+    An acquirer takes what it needs of the disk first, then of memory. Whoever waits for space in memory may hold pins
+    on disk; whoever waits for space on disk holds nothing; so nobody ever waits for somebody who waits for him.
+
+    Opens and closes both tiers and the watch.
+    """
+
+    def __init__(self, memory: Tier, disk: Tier, watch: DiskWatch, recorder: Recorder, *, standby: bool) -> None:
+        """Put one cache above another.
+
+        Args:
+            memory: upper tier, bounded by itself.
+            disk: lower tier.
+            watch: of the lower tier's disk.
+            recorder: for what is taken past the disk.
+            standby: use memory only where the disk cannot be used, and give it back afterwards.
+        """
+        self._memory = memory
+        self._disk = disk
+        self._watch = watch
+        self._recorder = recorder
+        self._standby = standby
+        self._placement = Placement(memory, disk, standby=standby)
+        self._stack = AsyncExitStack()
+        self._held: Counter[ObjectRef] = Counter()  # in memory, on standby only
+        self._strays: set[ObjectRef] = set()  # in memory, to go back to disk
+
+    def __repr__(self) -> str:
+        return f"TieredCache({self._memory!r}, {self._disk!r})"
+
+    async def __aenter__(self) -> Self:
+        """Open disk, memory and the watch.
+
+        Raises:
+            CacheUnavailable: the disk cannot be used from the start: that is for the operator to know.
+        """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._disk)
+            await stack.enter_async_context(self._memory)
+            await stack.enter_async_context(self._watch)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self._stack.aclose()
+
+    async def acquire(self, refs: Sequence[ObjectRef]) -> Pins:
+        """Return pins on all of ``refs`` (duplicates allowed), fetching what is missing.
+
+        Raises:
+            CacheTooSmall: they cannot fit together even into empty tiers.
+            CacheUnavailable: the disk cannot be used, and memory does not hold them either.
+            Draining: the cache is being closed.
+            Whatever the fetcher raises.
+        """
+        await self._give_memory_back()
+        who = object()
+        try:
+            routes = self._placement.route(who, dict.fromkeys(refs), self._use(), together=True)
+            on_disk, failure, routes = await self._from_disk(who, routes)
+            try:
+                in_memory = await self._from_memory(routes, failure)
+            except BaseException:
+                if on_disk is not None:
+                    on_disk.release()
+                raise
+        finally:
+            self._placement.forget(who)
+        parts = [part for part in (on_disk, in_memory) if part is not None]
+        files = {file.ref: file for part in parts for file in part.files}
+        return Pins(tuple(files[ref] for ref in refs), lambda: self._release(parts, routes))
+
+    def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
+        """Replace ``owner``'s wish list, each wish in the tier it belongs to."""
+        before = self._placement.sent(owner)
+        if not refs:
+            self._placement.forget(owner)
+            self._disk.prefetch([], owner)
+            self._memory.prefetch([], owner)
+            return
+        routes = self._placement.route(owner, dict.fromkeys(refs), self._use(), together=False)
+        self._disk.prefetch(routes.disk or _running(self._disk, before.disk), owner)
+        self._memory.prefetch(routes.memory or _running(self._memory, before.memory), owner)
+        if self._standby:
+            self._strays.update(routes.memory)
+
+    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
+        """Tell both tiers at which position of the future each object is needed next; ``inf``: never again."""
+        told = tuple(uses)
+        self._disk.note_next_use(told)
+        self._memory.note_next_use(told)
+
+    async def discard(self, ref: ObjectRef) -> None:
+        """Drop an entry found to be damaged, wherever it is; on disk that is a sign that the disk fails."""
+        if self._disk.knows(ref) and not self._memory.knows(ref):
+            self._watch.doubted()
+        await self._disk.discard(ref)
+        await self._memory.discard(ref)
+
+    async def close(self) -> None:
+        """Close both tiers; idempotent. Entries on disk stay for the next start."""
+        try:
+            await self._memory.close()
+        finally:
+            await self._disk.close()
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes of all entries that are to be expected: memory on standby is no part of that."""
+        return self._disk.limit_bytes + (0 if self._standby else self._memory.limit_bytes)
+
+    @property
+    def stats(self) -> CacheStats:
+        """A snapshot of both tiers, added up."""
+        both = (self._disk.stats, self._memory.stats)
+        sums = {one.name: sum(getattr(stats, one.name) for stats in both) for one in fields(CacheStats)}
+        return CacheStats(**(sums | {"limit_bytes": self.limit_bytes}))
+
+    def entries(self) -> list[CacheEntry]:
+        """Return the whole entries of both tiers, in no order."""
+        return self._disk.entries() + self._memory.entries()
+
+    def knows(self, ref: ObjectRef) -> bool:
+        """Whether a tier has an entry for the object, or a fill of it under way."""
+        return self._memory.knows(ref) or self._disk.knows(ref)
+
+    def _use(self) -> DiskUse:
+        return DiskUse(read=self._watch.may_read(), fill=self._watch.may_fill())
+
+    async def _from_disk(
+        self, who: object, routes: Routes
+    ) -> tuple[PinnedShards | None, CacheUnavailable | None, Routes]:
+        """Pin what the disk gives; what it refuses is sent to memory."""
+        failure: CacheUnavailable | None = None
+        while routes.disk:
+            filling = not all(map(self._disk.knows, routes.disk))
+            try:
+                async with self._watch.operation():
+                    pins = await self._disk.acquire(routes.disk)
+            except CacheUnavailable as error:
+                failure = error
+                self._watch.failed(error)
+                whole = [ref for ref in routes.disk if self._disk.knows(ref)] if self._watch.may_read() else []
+                kept = whole if len(whole) < len(routes.disk) else []  # each round asks the disk for less
+                routes = self._placement.past_disk(who, kept)
+            else:
+                if filling:
+                    self._watch.filled()
+                return pins, failure, routes
+        return None, failure, routes
+
+    async def _from_memory(self, routes: Routes, failure: CacheUnavailable | None) -> PinnedShards | None:
+        if not routes.memory:
+            return None
+        try:
+            pins = await self._memory.acquire(routes.memory)
+        except CacheTooSmall as error:
+            if not routes.bypassed_count:
+                raise
+            raise failure or CacheUnavailable(
+                f"expected a usable disk, got one that is {self._watch.state.value}",
+                object=error.object,
+                hint=f"repair it, or go on without it: {error.hint}",
+                stage="cache",
+            ) from error
+        if routes.bypassed_count:
+            self._recorder.count(CACHE_BYPASSED, routes.bypassed_count)
+        if self._standby:
+            self._held.update(routes.memory)
+        return pins
+
+    def _release(self, parts: Iterable[PinnedShards], routes: Routes) -> None:
+        for part in parts:
+            part.release()
+        if self._standby:
+            self._held.subtract(routes.memory)
+            self._held = +self._held
+            self._strays.update(routes.memory)
+
+    async def _give_memory_back(self) -> None:
+        """Drop from memory what a well disk will hold from now on, once nobody reads it any more."""
+        if self._strays and self._watch.may_fill():
+            done = {ref for ref in self._strays if not self._held[ref]}
+            self._strays -= done
+            for ref in done:
+                await self._memory.discard(ref)
+
+
+def _running(tier: Tier, wishes: Iterable[ObjectRef]) -> list[ObjectRef]:
+    """Return a wish that starts nothing and cancels nothing; an empty list would cancel the fills under way."""
+    return [ref for ref in wishes if tier.knows(ref)][:1]
