@@ -116,9 +116,9 @@ def read(file: ShardFile) -> bytes:
 
 @contextlib.contextmanager
 def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
-    """Yield a rig on the file system of ``tmp_path`` ("disk", or below memory), or in memory ("tmpfs")."""
-    if place == "disk":
-        yield CacheRig(tmp_path / "cache")
+    """Yield a rig on the file system of ``tmp_path`` ("disk", or below memory), on tmpfs, or in anonymous memory."""
+    if place in {"disk", "memory"}:
+        yield CacheRig(tmp_path / "cache", in_memory=place == "memory")
         return
     if place in {"tiers", "standby"}:
         from tests.fakes.tiers import suite_rig  # noqa: PLC0415 - built on this module
