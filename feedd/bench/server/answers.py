@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 from xml.sax.saxutils import escape
@@ -22,6 +23,7 @@ _MESSAGES = {
     "AccessDenied": "Access Denied",
     "SlowDown": "Please reduce your request rate.",
     "ExpiredToken": "The provided token has expired.",
+    "InvalidObjectState": "The operation is not valid for the object's storage class",
 }
 
 
@@ -55,8 +57,9 @@ class Reply:
     size: int = 0
 
 
-def _error(status: int, code: str, request: Request, **headers: str) -> Reply:
-    text = f"{_XML}<Error><Code>{code}</Code><Message>{_MESSAGES.get(code, code)}</Message>"
+def _error(status: int, code: str, request: Request, message: str = "", **headers: str) -> Reply:
+    said = escape(message or _MESSAGES.get(code, code))
+    text = f"{_XML}<Error><Code>{code}</Code><Message>{said}</Message>"
     text += f"<Resource>/{escape(request.bucket)}/{escape(request.key)}</Resource><RequestId>fake</RequestId></Error>"
     return Reply(status, {"Content-Type": "application/xml", **headers}, text.encode())
 
@@ -66,7 +69,7 @@ def operation(method: str, key: str, query: dict[str, str]) -> str:
     if key:
         return "ATTRIBUTES" if method == "GET" and "attributes" in query else method
     if method == "GET":
-        return "LOCATION" if "location" in query else "LIST"
+        return "SESSION" if "session" in query else "LOCATION" if "location" in query else "LIST"
     return f"{method}_BUCKET"
 
 
@@ -75,12 +78,13 @@ class Answers:
 
     def __init__(self, objects: Objects, checksums: Checksums | None = None) -> None:
         self._objects = objects
+        self._session_count = 0
         self._checksums = checksums or Checksums()
 
     def answer(self, request: Request, fault: Fault) -> Reply:
         """Return the good reply, or the error the fault asks for."""
         if fault.status:
-            return _error(fault.status, fault.code, request, **dict(fault.headers))
+            return _error(fault.status, fault.code, request, fault.message, **dict(fault.headers))
         if request.op == "PUT_BUCKET":
             self._objects.create(request.bucket)
         elif not request.bucket:
@@ -112,6 +116,8 @@ class Answers:
             case "PUT":
                 stored = self._objects.put(request.bucket, request.key, request.body)
                 reply.headers["ETag"] = f'"{stored.etag}"'
+            case "SESSION":
+                reply = self._session()
             case "DELETE":
                 self._objects.delete(request.bucket, request.key)
                 reply.status = 204
@@ -122,6 +128,17 @@ class Answers:
             case _:
                 reply = _error(405, "MethodNotAllowed", request)
         return reply
+
+    def _session(self) -> Reply:
+        """Open a session with a directory bucket: the next key of a row."""
+        self._session_count += 1
+        ends = (datetime.now(UTC) + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        number = self._session_count
+        text = f"<AccessKeyId>session{number}</AccessKeyId><SecretAccessKey>secret</SecretAccessKey>"
+        text += f"<SessionToken>session-token-{number}</SessionToken><Expiration>{ends}</Expiration>"
+        name = "http://s3.amazonaws.com/doc/2006-03-01/"
+        text = f'{_XML}<CreateSessionResult xmlns="{name}"><Credentials>{text}</Credentials></CreateSessionResult>'
+        return Reply(headers={"Content-Type": "application/xml"}, body=text.encode())
 
     def _get(self, request: Request, fault: Fault) -> Reply:
         stored = self._objects.find(request.bucket, request.key)

@@ -20,6 +20,7 @@ class Fault:
 
     Attributes:
         status: answer with this error status and ``code`` instead.
+        message: text of that error; empty: the usual one.
         headers: set on the answer.
         delay_s: wait before the first byte.
         hang: never answer.
@@ -33,6 +34,7 @@ class Fault:
         drip_bytes_s: send no faster than this.
         surplus_bytes: send that much behind the end of the answer.
         framing: how the end of the body is told.
+        omit: headers left out of the answer, spelled as the server spells them.
         flip_at: change one bit of the object's byte there, in answers that contain it; -1: none.
         body_shift: answer with the range that lies so many bytes further on (or back, at the object's end), and say so.
         wrong_checksum: tell a checksum with one bit changed.
@@ -53,6 +55,8 @@ class Fault:
     drip_bytes_s: int = 0
     surplus_bytes: int = 0
     framing: Framing = "length"
+    omit: tuple[str, ...] = ()
+    message: str = ""
     flip_at: int = -1
     body_shift: int = 0
     wrong_checksum: bool = False
@@ -125,6 +129,16 @@ def wrong_content_range(shift: int = 1) -> Fault:
 def other_range(shift: int = 1) -> Fault:
     """206 with another range than asked for, and a Content-Range that is true of it."""
     return Fault(body_shift=shift)
+
+
+def without(*headers: str) -> Fault:
+    """A good answer that lacks those headers."""
+    return Fault(omit=headers)
+
+
+def refused(status: int, code: str, message: str = "") -> Fault:
+    """An error."""
+    return Fault(status=status, code=code, message=message)
 
 
 def whole_object() -> Fault:

@@ -9,18 +9,28 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object; its bytes are in memory or in a file."""
+    """One object; its bytes are in memory, in a file, or made when they are asked for."""
 
     size_bytes: int
     etag: str
     data: bytes | None = None
     path: str = ""
+    endless: bool = False
+
+
+def endless_bytes(start: int, size: int) -> bytes:
+    """Return bytes of an object that is kept nowhere: every eight tell their own offset."""
+    first = start // 8
+    words = np.arange(first, (start + size + 7) // 8, dtype="<u8") * 8
+    return words.tobytes()[start - 8 * first :][:size]
 
 
 class Objects(Protocol):
@@ -81,6 +91,14 @@ class MemoryObjects:
     def put(self, bucket: str, key: str, data: bytes) -> Stored:
         """Store an object, in place of one of that name."""
         stored = Stored(len(data), hashlib.md5(data, usedforsecurity=False).hexdigest(), data)
+        with self._lock:
+            self._buckets.setdefault(bucket, {})[key] = stored
+            self._sorted.pop(bucket, None)
+        return stored
+
+    def put_endless(self, bucket: str, key: str, size_bytes: int) -> Stored:
+        """Store an object of ``endless_bytes``."""
+        stored = Stored(size_bytes, f"endless-{size_bytes}", endless=True)
         with self._lock:
             self._buckets.setdefault(bucket, {})[key] = stored
             self._sorted.pop(bucket, None)

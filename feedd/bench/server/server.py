@@ -30,7 +30,8 @@ from urllib.parse import parse_qs, unquote
 from feedd.bench.server.answers import Answers, Reply, Request, operation
 from feedd.bench.server.checksums import Checksums, Kept
 from feedd.bench.server.faults import NO_FAULT, Fault, Script
-from feedd.bench.server.objects import FileObjects, MemoryObjects, Objects
+from feedd.bench.server.gate import Gate
+from feedd.bench.server.objects import FileObjects, MemoryObjects, Objects, endless_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,7 +62,7 @@ class _Sender:
             lines.append("Transfer-Encoding: chunked")
         elif fault.framing == "length":
             lines.append(f"Content-Length: {announced}")
-        lines += [f"{name}: {value}" for name, value in reply.headers.items()]
+        lines += [f"{name}: {value}" for name, value in reply.headers.items() if name not in fault.omit]
         self._writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         if chunked:
             self._writer.write(f"{size:x}\r\n".encode())
@@ -112,6 +113,8 @@ class _Sender:
         if reply.stored is None:
             return reply.body[:size]
         data = reply.stored.data
+        if reply.stored.endless:
+            return endless_bytes(reply.start, size)
         if data is None:
             data = Path(reply.stored.path).read_bytes()
         return memoryview(data)[reply.start : reply.start + size]
@@ -135,8 +138,10 @@ class S3Server:
         port: int = 0,
         latency_s: float = 0.0,
         cert: tuple[Path, Path] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.url = ""
+        self._host = host
         self._tls = None if cert is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         if self._tls is not None and cert is not None:
             self._tls.load_cert_chain(*cert)
@@ -146,6 +151,7 @@ class S3Server:
         self._checksums = Checksums()
         self._answers = Answers(self._objects, self._checksums)
         self._script = Script()
+        self.gate = Gate()
         self._port, self._latency_s = port, latency_s
         self._keep_log = root is None
         self._ops: Counter[str] = Counter()
@@ -160,6 +166,12 @@ class S3Server:
         self._objects.create(bucket)
         self._checksums.keep(bucket, key, kept)
         return self._objects.put(bucket, key, data).etag
+
+    def put_endless(self, bucket: str, key: str, size_bytes: int) -> str:
+        """Store an object of any size that needs no room; its bytes are ``endless_bytes``. Return its ETag."""
+        assert isinstance(self._objects, MemoryObjects), "expected a server without files"
+        self._objects.create(bucket)
+        return self._objects.put_endless(bucket, key, size_bytes).etag
 
     def create_bucket(self, bucket: str) -> None:
         """Make an empty bucket."""
@@ -222,10 +234,10 @@ class S3Server:
                 writer.transport.abort()
 
         server = await asyncio.start_server(
-            connected, "127.0.0.1", self._port, limit=1 << 20, backlog=1024, ssl=self._tls
+            connected, self._host, self._port, limit=1 << 20, backlog=1024, ssl=self._tls
         )
         scheme = "https" if self._tls else "http"
-        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.url = f"{scheme}://{self._host}:{server.sockets[0].getsockname()[1]}"
         self._started.set()
         if ready is not None:
             ready()
@@ -255,7 +267,7 @@ class S3Server:
             self._ops[request.op] += 1
             if self._keep_log:
                 self.requests.append(request)
-            fault = self._script.take(request.op, request.bucket, request.key)
+            fault = self.gate.refusal(request) or self._script.take(request.op, request.bucket, request.key)
             delay_s = self._latency_s + fault.delay_s
             if delay_s:
                 await asyncio.sleep(delay_s)
