@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from feedd.units import parse_size
+from feedd.units import parse_duration_s, parse_size
 
 if TYPE_CHECKING:
     from feedd.bench.ingest.contenders import Lineup
@@ -46,6 +46,10 @@ ReceiversFlag = Annotated[
     bool, typer.Option("--receivers", help="Bare sockets too: threads with MSG_WAITALL, BufferedProtocol on uvloop.")
 ]
 RecycledFlag = Annotated[bool, typer.Option("--recycled", help="Over files whose pages are there already, too.")]
+RateOption = Annotated[
+    str, typer.Option(help="With --delayed or --errors: bytes per second that one connection is sent; 0: no limit.")
+]
+LatencyOption = Annotated[str, typer.Option(help="With --delayed or --errors: before every first byte.")]
 SeedOption = Annotated[int, typer.Option(help="Draws which GETs are delayed or refused.")]
 PeersPythonOption = Annotated[Path | None, typer.Option(help="Interpreter that has the peers.", exists=True)]
 FolderOption = Annotated[Path, typer.Option("--dir", help="Folder on tmpfs for objects and caches.")]
@@ -62,12 +66,19 @@ def _stages() -> None:
     """Keep ``ingest`` a command of its own while it is the only one."""
 
 
-def _size(text: str) -> int:
+def _duration_s(text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _size(text: str, *, zero: bool = False) -> int:
     try:
         size_bytes = parse_size(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if not size_bytes:
+    if not size_bytes and not zero:
         raise typer.BadParameter("expected a size above 0")
     return size_bytes
 
@@ -98,6 +109,8 @@ def ingest(
     errors: ErrorsOption = "",
     receivers: ReceiversFlag = False,  # noqa: FBT002 - a flag is a flag
     recycled: RecycledFlag = False,  # noqa: FBT002 - a flag is a flag
+    latency: LatencyOption = "20ms",
+    connection_rate: RateOption = "40MB",
     seed: SeedOption = 0,
     peers_python: PeersPythonOption = None,
     folder: FolderOption = Path("/dev/shm"),  # noqa: S108 - the tmpfs that every Linux has; a new folder is made in it
@@ -127,6 +140,8 @@ def ingest(
         delayed_share=delayed_share,
         delay_factor=delay_factor,
         error_share=parse_share(errors, factor=False)[0] if errors else 0.0,
+        latency_s=_duration_s(latency),
+        connection_bytes_s=_size(connection_rate, zero=True),
         seed=seed,
     )
     raise typer.Exit(run_ingest(options, json_))
@@ -174,7 +189,7 @@ def _facts(options: IngestOptions) -> str:
 
     machine = facts()
     return (
-        f"{options.round_count} rounds in turns, medians [lowest-highest]; {options.parts_in_flight} parts in flight;"
+        f"{options.round_count} rounds in turns, medians with lowest and highest; {options.parts_in_flight} parts in flight;"
         f" pages of all files fresh unless called recycled; {machine['cores']} cores, {machine['cpu']},"
         f" kernel {machine['kernel']}, python {machine['python']}, load {machine['load_average']:.1f}"
     )

@@ -80,11 +80,13 @@ _PEERS = (
 _RECEIVERS = (
     Contender("receiver: threads, MSG_WAITALL", "threads"),
     Contender("receiver: BufferedProtocol, uvloop", "protocol"),
+    Contender("receiver: threads, splice", "splice", stops_at_plain=True),
 )
 _RECYCLED = (
     Contender("recycled: feedd's fetcher", "feedd", recycled=True),
     Contender("recycled: threads, MSG_WAITALL", "threads", recycled=True),
     Contender("recycled: BufferedProtocol", "protocol", recycled=True),
+    Contender("recycled: threads, splice", "splice", recycled=True, stops_at_plain=True),
 )
 _RECYCLED_PEERS = (
     Contender("recycled: obstore", "obstore", "obstore", recycled=True),

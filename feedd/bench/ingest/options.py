@@ -31,6 +31,7 @@ class IngestOptions:
         delay_factor: how much longer.
         error_share: of GETs answered 503; 0: no such section.
         latency_s: before every first byte, in the sections with delays or errors and the clean one beside them.
+        connection_bytes_s: most that one connection is sent, in those sections: what one gets of a store far away.
         seed: of what is delayed or refused.
         folder: on tmpfs; everything lies in a new folder in it, which goes at the end.
     """
@@ -51,6 +52,7 @@ class IngestOptions:
     delay_factor: float = 50.0
     error_share: float = 0.0
     latency_s: float = 0.02
+    connection_bytes_s: int = 40_000_000
     seed: int = 0
 
     @property

@@ -7,7 +7,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 HTTP, TLS, CLEAN, DELAYED, ERRORS, USERS = "http", "tls", "clean", "delayed", "errors", "url"
 _ARM_TIMEOUT_S = 300.0
 _MARGIN_BYTES = 512 * MIB
+_ZEROS = bytes(MIB)
 _ARMS = "feedd.bench.ingest.arms"
 
 
@@ -107,12 +108,13 @@ class IngestRun:
         self._expected = {key: _checksum(root / place.bucket / key, 0) for key, _ in place.objects}
         wanted: dict[str, Odds] = {HTTP: Odds()}
         if options.faulty:
-            late = Odds(options.latency_s, seed=options.seed)
-            wanted = {CLEAN: late}
+            clean = Odds(options.latency_s, rate_bytes_s=options.connection_bytes_s, seed=options.seed)
+            wanted = {CLEAN: clean}
             if options.delayed_share:
-                wanted[DELAYED] = Odds(options.latency_s, options.delayed_share, options.delay_factor, 0, options.seed)
+                late = replace(clean, delayed_share=options.delayed_share, delay_factor=options.delay_factor)
+                wanted[DELAYED] = late
             if options.error_share:
-                wanted[ERRORS] = Odds(options.latency_s, error_share=options.error_share, seed=options.seed)
+                wanted[ERRORS] = replace(clean, error_share=options.error_share)
         elif options.tls:
             wanted[TLS] = Odds()
         sections = []
@@ -160,8 +162,10 @@ class IngestRun:
 
     def _once(self, arm: Arm, turn: _Turn, home: Path, round_index: int) -> Row:
         server, size_bytes = turn.section.server, turn.section.place.size_bytes
-        with tempfile.TemporaryDirectory(dir=home, prefix="arm-") as folder:
-            _touch_pages(Path(folder) / "pages", size_bytes + _MARGIN_BYTES)
+        with (
+            _memory_at_hand(home / "ballast", size_bytes + _MARGIN_BYTES),
+            tempfile.TemporaryDirectory(dir=home, prefix="arm-") as folder,
+        ):
             before = server.served(reset=True) if server else None
             row = run_arm(arm, {"folder": folder}, _ARM_TIMEOUT_S, watch_resident=round_index == 0)
             if server is not None and before is not None:
@@ -196,11 +200,20 @@ def _checksum(path: Path, data_at: int) -> int:
             return int(crc32c(data))
 
 
-def _touch_pages(path: Path, size_bytes: int) -> None:
-    """Have the machine's memory at hand: on a virtual one, a page that was free for long is fetched from the host."""
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size_bytes)
-    path.unlink()
+@contextlib.contextmanager
+def _memory_at_hand(ballast: Path, size_bytes: int) -> Iterator[None]:
+    """Free that much memory within, which the machine has really got.
+
+    On a virtual one, a page that was free for long went back to the host, and the first touch of it is several times
+    as dear. So pages are held by a file between the turns; written, since allocating alone touches nothing.
+    """
+    ballast.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        with ballast.open("wb", buffering=0) as file:
+            for _ in range(0, size_bytes, len(_ZEROS)):
+                file.write(_ZEROS)
 
 
 @contextlib.contextmanager

@@ -138,6 +138,7 @@ class ServerProcess:
         words = [sys.executable, "-m", "feedd.bench.server.threads", "--root", str(root), "--seed", str(odds.seed)]
         words += ["--latency-ms", str(odds.latency_s * 1000), "--delayed", str(odds.delayed_share)]
         words += ["--delay-factor", str(odds.delay_factor), "--errors", str(odds.error_share)]
+        words += ["--rate", str(odds.rate_bytes_s)]
         if certificate is not None:
             words += ["--tls", str(certificate.cert), str(certificate.key)]
         self._words = words

@@ -18,9 +18,9 @@ _TITLES = {
     HTTP: "plain HTTP, our server",
     TLS: "TLS, our server",
     USERS: "your bucket",
-    CLEAN: "no faults",
-    DELAYED: "some answers late",
-    ERRORS: "some answers 503",
+    CLEAN: "a store with latency, no faults",
+    DELAYED: "a store with latency, some answers late",
+    ERRORS: "a store with latency, some answers 503",
 }
 _COLUMNS = (
     Column("GB/s", "rate", scale=1e-9, digits=2, spread=True),

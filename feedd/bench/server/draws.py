@@ -21,6 +21,7 @@ class Odds:
         delayed_share: of those requests, from 0 to 1, so many wait longer.
         delay_factor: that many times ``latency_s``.
         error_share: so many are answered 503 SlowDown at once.
+        rate_bytes_s: no connection is sent more than that; 0: no limit.
         seed: another one draws others.
     """
 
@@ -28,6 +29,7 @@ class Odds:
     delayed_share: float = 0.0
     delay_factor: float = 50.0
     error_share: float = 0.0
+    rate_bytes_s: int = 0
     seed: int = 0
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _SEND_BUFFER_BYTES = 4 << 20
 _HEAD_BYTES = 16 << 10
 _TLS_PIECE_BYTES = 1 << 20  # one call into OpenSSL, during which other threads run
+_MAX_PACING_RATE = 47  # SO_MAX_PACING_RATE: the kernel spreads what it sends, as far away stores do
 _REASONS = {200: "OK", 206: "Partial Content", 503: "Slow Down"}
 
 
@@ -92,6 +93,8 @@ class ThreadServer:
     def _connection(self, raw: socket.socket) -> None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        if self._odds.rate_bytes_s:
+            raw.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, self._odds.rate_bytes_s)
         with self._lock:
             self._connection_count += 1
         # a peer that goes away ends this connection only
@@ -174,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--delayed", type=float, default=0.0, help="share of GETs, 0 to 1")
     parser.add_argument("--delay-factor", type=float, default=50.0)
     parser.add_argument("--errors", type=float, default=0.0, help="share of GETs answered 503, 0 to 1")
+    parser.add_argument("--rate", type=int, default=0, help="most bytes per second of one connection")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tls", type=Path, nargs=2, metavar=("CERT", "KEY"), help="PEM files; serve https")
     chosen = parser.parse_args(arguments)
@@ -181,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.tls is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(*chosen.tls)
-    odds = Odds(chosen.latency_ms / 1000, chosen.delayed, chosen.delay_factor, chosen.errors, chosen.seed)
+    odds = Odds(chosen.latency_ms / 1000, chosen.delayed, chosen.delay_factor, chosen.errors, chosen.rate, chosen.seed)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(0))  # nothing is kept that would have to be put away
     with socket.create_server(("127.0.0.1", chosen.port), backlog=1024) as listener:
