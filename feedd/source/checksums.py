@@ -35,9 +35,9 @@ class _Crc:
     """
 
     size_bytes: int
-    on_arrival: bool
     update: Callable[[memoryview, int], int]
     combine: Callable[[int, int, int], int]
+    on_arrival: bool = True
 
     def of(self, data: Iterable[memoryview]) -> bytes:
         value = 0
@@ -73,10 +73,10 @@ class _Hash:
 
 
 _ALGORITHMS: Mapping[str, _Crc | _Hash] = {
-    "crc64nvme": _Crc(8, True, crt.crc64nvme, crt.combine_crc64nvme),  # noqa: FBT003 - a table
-    "crc32c": _Crc(4, True, crt.crc32c, crt.combine_crc32c),  # noqa: FBT003
+    "crc64nvme": _Crc(8, crt.crc64nvme, crt.combine_crc64nvme),
+    "crc32c": _Crc(4, crt.crc32c, crt.combine_crc32c),
     # zlib's is the quicker one of the two; at 2 GiB/s both would hold up the loop
-    "crc32": _Crc(4, False, zlib.crc32, crt.combine_crc32),  # noqa: FBT003
+    "crc32": _Crc(4, zlib.crc32, crt.combine_crc32, on_arrival=False),
     "sha256": _Hash(hashlib.sha256),
     "sha1": _Hash(lambda: hashlib.sha1(usedforsecurity=False)),
 }
