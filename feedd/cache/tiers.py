@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import fields
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from feedd.cache.pins import Pins
 from feedd.cache.placement import DiskUse, Placement
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
+    from feedd.cache.disk import DiskCache
     from feedd.cache.placement import Routes, Tier
     from feedd.cache.report import CacheEntry
     from feedd.cache.watch import DiskWatch
@@ -122,7 +123,7 @@ class TieredCache:
         self._memory.note_next_use(told)
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop an entry found to be damaged, wherever it is; on disk that is a sign that the disk fails."""
+        """Drop an entry found to be damaged, wherever it is; where that was the disk, it is tried out."""
         if self._disk.knows(ref) and not self._memory.knows(ref):
             self._watch.doubted()
         await self._disk.discard(ref)
@@ -220,3 +221,6 @@ class TieredCache:
 def _running(tier: Tier, wishes: Iterable[ObjectRef]) -> list[ObjectRef]:
     """Return a wish that starts nothing and cancels nothing; an empty list would cancel the fills under way."""
     return [ref for ref in wishes if tier.knows(ref)][:1]
+
+
+AnyCache: TypeAlias = "DiskCache | TieredCache"  # what a node's cache can be

@@ -12,15 +12,17 @@ import structlog
 from feedd.cache.health import DiskHealth, DiskState, HealthOptions, Symptom, symptom
 from feedd.cache.probe import Prober
 from feedd.errors import CacheUnavailable
-from feedd.metrics import CACHE_DISK_STATE
+from feedd.metrics import CACHE_DISK_STATE, CACHE_ERRORS
 from feedd.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from feedd.metrics import Metric
     from feedd.protocols import Clock, Recorder
 
 _log = structlog.get_logger(__name__)
+_DOUBTS = frozenset({"unreadable", "torn"})  # reasons of CACHE_ERRORS that may be the disk's
 
 
 @dataclass(eq=False, slots=True)
@@ -43,6 +45,7 @@ class DiskWatch:
         self._prober = Prober(probe)
         self._health = DiskHealth(options)
         self._told = DiskState.NORMAL
+        self._doubt_count = 0
         self._operations: set[_Operation] = set()
         self._wake = asyncio.Event()
         self._idle = True
@@ -118,9 +121,13 @@ class DiskWatch:
         self._changed(error)
 
     def doubted(self) -> None:
-        """Take note of an entry that could not be read, or had other bytes than were written."""
-        self._health.failed(self._clock.monotonic_s())
-        self._changed(None)
+        """Have the disk tried because of an entry that was not what was written; an error if it fails at that too."""
+        self._doubt_count += 1
+        self._wake.set()
+
+    def listen(self, recorder: Recorder) -> Recorder:
+        """Return ``recorder`` for the cache on this disk: broken entries that it counts are doubts."""
+        return _Listening(recorder, self)
 
     def filled(self) -> None:
         """Take note that something was written."""
@@ -140,6 +147,8 @@ class DiskWatch:
 
     def _delay_s(self) -> float | None:
         """Return how long until a probe is due; None: there is nothing to be found out."""
+        if self._doubt_count:
+            return 0.0
         now_s = asyncio.get_running_loop().time()
         interval_s = self._health.probe_interval_s()
         delays_s = [] if interval_s is None else [interval_s]
@@ -147,13 +156,15 @@ class DiskWatch:
         return min(delays_s, default=None)
 
     async def _probe(self) -> None:
+        doubt_count, self._doubt_count = self._doubt_count, 0
         started_s = self._clock.monotonic_s()
         clean = await self._prober.run(self._options.slow_op_s)
         now_s = self._clock.monotonic_s()
         if clean:
             self._health.probed(now_s, now_s - started_s)
         else:
-            self._health.failed(now_s)
+            for _ in range(max(1, doubt_count)):
+                self._health.failed(now_s)
         loop_s = asyncio.get_running_loop().time()
         for operation in self._operations:
             if operation.due_s <= loop_s and not operation.scope.expired():
@@ -177,3 +188,25 @@ class DiskWatch:
     def _publish(self) -> None:
         for state in DiskState:
             self._recorder.gauge(CACHE_DISK_STATE, float(state is self._told), state=state.value)
+
+
+class _Listening:
+    """A ``Recorder``."""
+
+    def __init__(self, recorder: Recorder, watch: DiskWatch) -> None:
+        self._recorder = recorder
+        self._watch = watch
+
+    def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
+        self._recorder.count(metric, amount, **labels)
+        if metric is CACHE_ERRORS and labels["reason"] in _DOUBTS:
+            self._watch.doubted()
+
+    def gauge(self, metric: Metric, value: float, **labels: str) -> None:
+        self._recorder.gauge(metric, value, **labels)
+
+    def move(self, metric: Metric, delta: float, **labels: str) -> None:
+        self._recorder.move(metric, delta, **labels)
+
+    def observe(self, metric: Metric, value: float, **labels: str) -> None:
+        self._recorder.observe(metric, value, **labels)

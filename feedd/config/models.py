@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from feedd.config.machine import default_arena_bytes, default_cache_bytes
+from feedd.config.machine import default_arena_bytes, default_bypass_bytes, default_cache_bytes, memory_bytes
 from feedd.config.types import (
     AbsolutePath,
     Duration,
     HttpUrl,
     Listen,
+    Quotas,
     ReadableFile,
     RoleArn,
     Size,
@@ -21,7 +22,7 @@ from feedd.config.types import (
     Workers,
     split_list,
 )
-from feedd.units import GIB, KIB, MIB
+from feedd.units import GIB, KIB, MIB, format_size
 
 DEFAULT_CACHE_DIR = Path("/var/cache/feedd")
 
@@ -50,6 +51,21 @@ class CacheConfig(Section):
         description="most disk the cache may hold; left out: half of the file system it lies on",
     )
     free_reserve: Size = Field(GIB, description="space on that file system that is never touched")
+    memory: Size = Field(0, description="memory for shards above the disk; 0: none")
+    bypass: Size = Field(
+        default_factory=default_bypass_bytes,
+        description="most memory for shards while the disk cannot be used, taken only then; 0: its errors end epochs",
+    )
+    quotas: Quotas = Field(
+        default_factory=dict, description="most of the cache that objects below a URL may take, longest match first"
+    )
+
+    @field_validator("memory", "bypass")
+    @classmethod
+    def _is_there(cls, value: int) -> int:
+        if value > memory_bytes():
+            raise ValueError(f"expected at most the memory this process may use, {format_size(memory_bytes())}")
+        return value
 
 
 class FetchConfig(Section):

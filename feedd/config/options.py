@@ -79,6 +79,8 @@ def render_value(info: FieldInfo | None, value: Any) -> str:  # noqa: ANN401 - a
         return _exact_size(value)
     if DurationUnit in metadata and isinstance(value, int | float):
         return f"{value:g}s"
+    if isinstance(value, dict):
+        value = [f"{name}={_exact_size(size)}" for name, size in value.items()]
     if isinstance(value, list | tuple):
         return ", ".join(render_value(None, each) for each in value) or UNSET
     return redact_text(str(value))
@@ -116,7 +118,7 @@ def render(config: BaseModel, above: tuple[str, ...] = ()) -> dict[str, str]:
         value = getattr(config, name)
         if isinstance(value, BaseModel):
             shown |= render(value, path)
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and path == ("s3",):
             for bucket, settings in value.items():
                 shown |= render(settings, (*path, bucket))
         elif value is None and _unset(info) and path != ("status",):

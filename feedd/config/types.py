@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.observe.status import is_loopback, parse_address
 from feedd.units import parse_duration_s, parse_size
@@ -36,6 +36,25 @@ def _duration(value: Any) -> float:  # noqa: ANN401 - whatever the user wrote
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"expected a duration like 30s, got {value!r}")  # noqa: TRY004 - pydantic collects ValueError only
     return parse_duration_s(value)
+
+
+def split_pairs(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    """Accept ``name=value, name=value`` where a table is wanted: that is how one comes from the environment."""
+    if not isinstance(value, str):
+        return value
+    if value.strip() == "-":  # how an empty one is shown
+        return {}
+    pairs = [item.strip().rpartition("=") for item in value.split(",") if item.strip()]
+    if not all(name for name, _, _ in pairs):
+        raise ValueError(f"expected URL=SIZE pairs with commas between them, got {value!r}")
+    return {name.strip(): size.strip() for name, _, size in pairs}
+
+
+def _quota_url(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    if scheme not in {"s3", "file"} or not rest:
+        raise ValueError(f"expected a URL like s3://bucket/prefix/, got {url!r}")
+    return url
 
 
 def split_list(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
@@ -119,6 +138,9 @@ def _absolute(path: Path) -> Path:
 
 
 Size = Annotated[int, BeforeValidator(_size), SizeUnit]
+Quotas = Annotated[
+    dict[Annotated[str, AfterValidator(_quota_url)], Annotated[Size, Field(gt=0)]], BeforeValidator(split_pairs)
+]
 Duration = Annotated[float, BeforeValidator(_duration), DurationUnit]
 Listen = Annotated[str, BeforeValidator(lambda value: _listen(value) if isinstance(value, str) else value)]
 Status = Annotated[str | None, BeforeValidator(_status)]

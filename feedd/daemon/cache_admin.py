@@ -10,11 +10,11 @@ from feedd.source.urls import parse_url
 from feedd.values import Amount, ObjectRef
 
 if TYPE_CHECKING:
-    from feedd.cache.disk import DiskCache
+    from feedd.cache.tiers import AnyCache
     from feedd.config.models import CacheConfig
 
 
-def cache_state(config: CacheConfig, cache: DiskCache) -> CacheState:
+def cache_state(config: CacheConfig, cache: AnyCache) -> CacheState:
     """Return the cache of the moment."""
     stats = cache.stats
     return CacheState(
@@ -28,7 +28,7 @@ def cache_state(config: CacheConfig, cache: DiskCache) -> CacheState:
     )
 
 
-async def cache_remove(cache: DiskCache, pattern: str) -> tuple[Amount, Amount]:
+async def cache_remove(cache: AnyCache, pattern: str) -> tuple[Amount, Amount]:
     """Remove the whole objects that match and nobody holds; return what went, and what stayed in use."""
     removed, in_use = Amount(), Amount()
     for entry in cache.entries():

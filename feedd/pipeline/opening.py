@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.cache.disk import DiskCache
+    from feedd.cache.tiers import AnyCache
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, OpenSpec, ShardIndex, TensorSpec
@@ -46,7 +46,7 @@ class Pipeline:
         self._numbers = itertools.count(1)
 
     @property
-    def cache(self) -> DiskCache:
+    def cache(self) -> AnyCache:
         """The cache, for listings of its entries."""
         return self.stages.cache
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
-from feedd.cache.disk import DiskCache
+from feedd.cache.disk import DiskCache, MemoryCache
+from feedd.cache.health import HealthOptions
+from feedd.cache.joint import JointGauges
 from feedd.cache.options import CacheOptions
+from feedd.cache.probe import try_directory
+from feedd.cache.tiers import TieredCache
+from feedd.cache.watch import DiskWatch
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.opening import Pipeline
@@ -19,8 +25,9 @@ from feedd.source.sources import Sources
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from feedd.cache.tiers import AnyCache
     from feedd.config import Config
-    from feedd.protocols import Clock, Recorder
+    from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
 def source_options(config: Config) -> SourceOptions:
@@ -41,8 +48,24 @@ def source_options(config: Config) -> SourceOptions:
 def cache_options(config: Config) -> CacheOptions:
     """Translate the ``cache`` section."""
     return CacheOptions(
-        directory=config.cache.dir, size_bytes=config.cache.size, free_reserve_bytes=config.cache.free_reserve
+        directory=config.cache.dir,
+        size_bytes=config.cache.size,
+        free_reserve_bytes=config.cache.free_reserve,
+        quotas=config.cache.quotas,
     )
+
+
+def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock: Clock) -> AnyCache:
+    """Return the cache of a node, not open yet: on disk, with memory above it, or beside it for when the disk fails."""
+    options = cache_options(config)
+    memory_bytes = config.cache.memory or config.cache.bypass
+    if not memory_bytes:
+        return DiskCache(options, fetcher, recorder, clock)
+    gauges = JointGauges(recorder)
+    watch = DiskWatch(partial(try_directory, options.directory), HealthOptions(), recorder, clock)
+    memory = MemoryCache(memory_bytes, fetcher, gauges.share(), clock)
+    disk = DiskCache(options, fetcher, watch.listen(gauges.share()), clock)
+    return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
 def worker_count(config: Config) -> int:
@@ -71,7 +94,8 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(DecodePool(decode, recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
-        cache = await stack.enter_async_context(DiskCache(cache_options(config), sources.fetcher, recorder, clock))
+        cache = node_cache(config, sources.fetcher, recorder, clock)
+        await stack.enter_async_context(cache)
         group = await stack.enter_async_context(asyncio.TaskGroup())
         pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group)
         stack.push_async_callback(pipeline.close)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from feedd.cache.report import CacheStats
+    from feedd.cache.tiers import AnyCache
     from feedd.config import Config
     from feedd.protocols import Clock, Recorder
     from feedd.values import ObjectRef, WarmSpec
@@ -52,7 +53,7 @@ class WarmBounds:
 class Warmer:
     """Warms one cache. An object there already is not touched, and no other one has to go for what is warmed."""
 
-    def __init__(self, sources: Sources, cache: DiskCache, bounds: WarmBounds) -> None:
+    def __init__(self, sources: Sources, cache: AnyCache, bounds: WarmBounds) -> None:
         """Bind; nothing is owned."""
         self._sources = sources
         self._cache = cache
@@ -106,7 +107,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
 class _Run:
     """One warming under way."""
 
-    def __init__(self, cache: DiskCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
+    def __init__(self, cache: AnyCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
         self.progress = progress
         self._cache = cache
         self._tell = tell

@@ -51,7 +51,7 @@ class TieredRig(CacheRig):
         gauges = JointGauges(self.recorder)
         watch = DiskWatch(self.probe, self.health, self.recorder, self.clock)
         memory = MemoryCache(self.memory_bytes, self.fetcher, gauges.share(), self.clock)
-        disk = DiskCache(options, self.fetcher, gauges.share(), self.clock)
+        disk = DiskCache(options, self.fetcher, watch.listen(gauges.share()), self.clock)
         return TieredCache(memory, disk, watch, self.recorder, standby=self.standby)
 
     @contextlib.asynccontextmanager

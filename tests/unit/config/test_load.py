@@ -218,3 +218,23 @@ def test_configuration_is_frozen() -> None:
     assert isinstance(effective.config, Config)
     with pytest.raises(ValueError, match="frozen"):
         effective.config.cache.size = 1
+
+
+def test_quotas_come_from_file_and_environment(tmp_path: Path) -> None:
+    """A quota per URL is a table in the file, pairs in the environment, and shown as it can be typed."""
+    path = tmp_path / "feedd.toml"
+    path.write_text('[cache.quotas]\n"s3://bucket/train/" = "500GiB"\n"s3://bucket/" = 4096\n')
+    from_file = load({}, {}, path)
+    assert from_file.config.cache.quotas == {"s3://bucket/train/": 500 << 30, "s3://bucket/": 4096}
+    shown = render(from_file.config)["cache.quotas"]
+    assert shown == "s3://bucket/train/=500GiB, s3://bucket/=4KiB"
+    assert load({}, {"FEEDD_CACHE__QUOTAS": shown}).config.cache.quotas == from_file.config.cache.quotas
+    for wrong in ("s3://bucket/", "bucket=1GiB", "s3://bucket/=0", "=5"):
+        with pytest.raises(ConfigProblems, match=r"cache\.quotas"):
+            load({}, {"FEEDD_CACHE__QUOTAS": wrong})
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    """A tier in memory that could not exist is said at once."""
+    with pytest.raises(ConfigProblems, match=r"cache\.memory .* at most the memory this process may use"):
+        load({"cache.memory": ("1000TiB", "flag --set")}, {})
