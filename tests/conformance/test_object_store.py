@@ -58,6 +58,7 @@ def _bare(kind: str, top: Path) -> Iterator[Bed]:
                 lambda name, data: server.put("bucket", name, data),
                 lambda name: server.delete("bucket", name),
                 put_kept=lambda name, data, algorithm, sizes: server.put("bucket", name, data, Kept(algorithm, sizes)),
+                tells_progress=True,
             )
 
 
