@@ -1,0 +1,466 @@
+"""Cases 35 to 44, 48 and 52: damaged, old, lost and shared cache files. Never a wrong byte, never a lost epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.bench.server.server import S3Server
+from feedd.cache import inspect, layout
+from feedd.cache.disk import DiskCache, MemoryCache
+from feedd.cache.lock import DirectoryLock
+from feedd.cache.options import CacheOptions
+from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
+from feedd.metrics import CACHE_ERRORS, CACHE_MISSES, CACHE_PINS, CACHE_RESERVED
+from feedd.source.options import S3Options, SourceOptions
+from feedd.source.sources import Sources
+from feedd.units import MIB
+from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, read
+from tests.fakes.fetchers import until
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from feedd.cache.core import PlacedCache
+    from feedd.values import ObjectRef
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LARGE_BYTES = 3 * MIB + 777  # four blocks
+ROOMY = 1000.0  # shards of the usual size
+AGAIN_S = 1000.0  # longer than an entry found whole is trusted
+
+VICTIM = """
+import asyncio, sys
+from pathlib import Path
+from tests.fakes.caches import CacheRig
+
+async def main(directory, phase):
+    rig = CacheRig(directory)
+    whole, half = rig.shards(2)
+    async with rig.open() as cache:
+        with await cache.acquire([whole]):
+            pass
+        rig.fetcher.hold(half)
+        filling = asyncio.ensure_future(cache.acquire([half]))
+        while not rig.fetcher.running:
+            await asyncio.sleep(0.001)
+        if phase == "evicting":
+            await cache.discard(whole)
+        print("ready", flush=True)
+        await filling
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> CacheRig:
+    """A cache over objects in memory."""
+    return CacheRig(tmp_path / "cache")
+
+
+def path_of(rig: CacheRig, ref: ObjectRef) -> Path:
+    """Where an entry lies."""
+    return layout.file_path(rig.directory, ref)
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 4]))
+
+
+async def filled(rig: CacheRig, *refs: ObjectRef) -> None:
+    """Leave a directory with these entries behind."""
+    async with rig.open(ROOMY) as cache:
+        with await cache.acquire(refs):
+            pass
+
+
+async def served(rig: CacheRig, cache: PlacedCache, refs: list[ObjectRef]) -> None:
+    """Acquire and check every byte."""
+    with await cache.acquire(refs) as pins:
+        rig.check(pins, refs)
+
+
+async def damaged_in_use(rig: CacheRig, refs: list[ObjectRef], damage: Callable[[], None], reason: str) -> int:
+    """Damage entries of a running cache, and again between two runs; return how many were fetched again each time."""
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, refs)
+        before = rig.fetcher.calls.total()
+        damage()
+        rig.clock.now_s += AGAIN_S
+        await served(rig, cache, refs)
+        again = rig.fetcher.calls.total() - before
+        assert rig.recorder.total(CACHE_ERRORS, reason=reason) == again
+        assert rig.recorder.total(CACHE_MISSES) == len(refs) + again
+    damage()
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, refs)
+        await served(rig, cache, refs)
+    assert rig.fetcher.calls.total() == before + 2 * again
+    assert rig.recorder.total(CACHE_ERRORS) == 2 * again
+    return again
+
+
+@pytest.mark.parametrize("at", [0, 1, MIB - 1, MIB, 2 * MIB + 5, LARGE_BYTES - 1])
+async def test_case_35_flipped_bit(rig: CacheRig, at: int) -> None:
+    """One bit of a cached block that changed is a miss, counted and fetched again; it is never served."""
+    ref, other = rig.shard("large", LARGE_BYTES), rig.shard("other")
+    assert (
+        await damaged_in_use(rig, [ref, other], lambda: flip(path_of(rig, ref), layout.data_at(ref) + at), "torn") == 1
+    )
+
+
+@pytest.mark.parametrize("at", [0, 13, 60, 100])
+async def test_case_35_flipped_bit_of_the_header(rig: CacheRig, at: int) -> None:
+    """A header that changed makes its entry a miss."""
+    ref = rig.shard("large", LARGE_BYTES)
+    assert await damaged_in_use(rig, [ref], lambda: flip(path_of(rig, ref), at), "torn") == 1
+
+
+async def test_case_35_found_before_it_is_asked_for(rig: CacheRig) -> None:
+    """A wish is enough to find a damaged entry and fetch it anew, before its acquirer comes and without a pin."""
+    ref = rig.shard("large", LARGE_BYTES)
+    await filled(rig, ref)
+    flip(path_of(rig, ref), layout.data_at(ref) + 2 * MIB)
+    async with rig.open(ROOMY) as cache:
+        cache.prefetch([ref], "reader")
+        await until(lambda: rig.fetcher.calls[ref.key] == 2 and cache.holds(ref))
+        misses = rig.recorder.total(CACHE_MISSES)
+        await served(rig, cache, [ref])
+        assert rig.recorder.total(CACHE_MISSES) == misses
+        cache.prefetch([], "reader")
+    assert rig.recorder.total(CACHE_ERRORS, reason="torn") == 1
+
+
+@pytest.mark.parametrize("keep_bytes", [0, 100, PAGE, PAGE + MIB, PAGE + LARGE_BYTES - 1])
+async def test_case_36_truncated(rig: CacheRig, keep_bytes: int) -> None:
+    """A file that lost its end is a miss, counted and fetched again."""
+    ref, other = rig.shard("large", LARGE_BYTES), rig.shard("other")
+    damage = lambda: os.truncate(path_of(rig, ref), keep_bytes)  # noqa: E731 - one of a kind
+    assert await damaged_in_use(rig, [ref, other], damage, "vanished") == 1
+
+
+async def test_case_37_swapped_blocks(rig: CacheRig) -> None:
+    """Two whole blocks of one file that changed places are a miss."""
+    ref = rig.shard("large", LARGE_BYTES)
+
+    def damage() -> None:
+        with path_of(rig, ref).open("r+b") as file:
+            data = file.read()
+            first, second = layout.data_at(ref), layout.data_at(ref) + MIB
+            file.seek(first)
+            file.write(data[second : second + MIB] + data[first : first + MIB])
+
+    assert await damaged_in_use(rig, [ref], damage, "torn") == 1
+
+
+async def test_case_37_swapped_files(rig: CacheRig) -> None:
+    """Two entries of one length that changed places are two misses."""
+    a, b = rig.shards(2)
+
+    def damage() -> None:
+        spare = rig.directory / "spare"
+        path_of(rig, a).rename(spare)
+        path_of(rig, b).rename(path_of(rig, a))
+        spare.rename(path_of(rig, b))
+
+    assert await damaged_in_use(rig, [a, b], damage, "torn") == 2
+
+
+@pytest.mark.parametrize("version", [1, 3])
+async def test_case_38_other_format_version(rig: CacheRig, version: int) -> None:
+    """An entry whose header is of another version of the format is a miss."""
+    ref = rig.shard("shard", SHARD_BYTES)
+
+    def damage() -> None:
+        with path_of(rig, ref).open("r+b") as file:
+            file.seek(8)
+            file.write(version.to_bytes(4, "little"))
+
+    assert await damaged_in_use(rig, [ref], damage, "torn") == 1
+
+
+async def test_case_38_folders_of_other_versions(rig: CacheRig) -> None:
+    """What an earlier version left is removed and counted; what a later one made, and foreign files, stay."""
+    ref = rig.shard("shard")
+    name = path_of(rig, ref).name
+    old, newer = (rig.directory / folder / name[:2] / name for folder in ("v1", "v3"))
+    for path in (old, newer, old.with_name("notes.txt")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"of another time")
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, [ref])
+    assert (old.exists(), newer.exists(), old.with_name("notes.txt").exists()) == (False, True, True)
+    assert rig.recorder.total(CACHE_ERRORS, reason="broken") == 1
+
+
+@pytest.mark.parametrize("phase", ["filling", "evicting"])
+async def test_case_39_killed_in_mid_fill(rig: CacheRig, phase: str) -> None:
+    """After kill -9 the lock is free, leftovers go, whole entries stay, and the half one is fetched anew."""
+    command = [sys.executable, "-c", VICTIM, str(rig.directory), phase]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as victim:  # noqa: ASYNC220 - nothing else runs on this loop
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "ready\n"
+        with pytest.raises(CacheUnavailable, match=f"in use by process {victim.pid}"):
+            async with rig.open():
+                pass
+        victim.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    assert len(rig.temp_files()) == 1
+    whole, half = rig.shards(2)
+    async with rig.open(ROOMY) as cache:
+        assert not rig.temp_files()
+        assert {entry.url for entry in cache.entries()} <= {whole.url}
+        await served(rig, cache, [whole, half])
+    assert rig.fetcher.calls[half.key] == 1
+    assert rig.fetcher.calls[whole.key] <= (phase == "evicting")  # its removal may or may not have been under way
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_case_40_power_loss_after_rename(rig: CacheRig, monkeypatch: pytest.MonkeyPatch, flushed: bool) -> None:
+    """After a power cut the start is clean and a file with a zeroed tail is not served, whatever its header says."""
+    whole, torn = rig.shard("whole", LARGE_BYTES), rig.shard("torn", LARGE_BYTES)
+    await filled(rig, whole, torn)
+    if not flushed:
+        (rig.directory / "flushed").unlink()
+    path = path_of(rig, torn)
+    os.truncate(path, PAGE + 2 * MIB)
+    os.truncate(path, PAGE + LARGE_BYTES)  # zeros where data was
+    (path.parent / f".tmp-{'0' * 32}").write_bytes(b"half")
+    monkeypatch.setattr("feedd.cache.durability.boot_id", lambda: b"the next boot...")
+    async with rig.open(ROOMY) as cache:
+        assert not rig.temp_files()
+        await served(rig, cache, [whole, torn])
+    assert (rig.fetcher.calls[whole.key], rig.fetcher.calls[torn.key]) == ((1, 2) if flushed else (2, 2))
+
+
+@pytest.mark.parametrize("lost", ["gone", "torn", "garbage", "flipped", "of an hour ago", "a folder"])
+async def test_case_41_index_lost_or_stale(rig: CacheRig, lost: str) -> None:
+    """Without a good list of entries the cache serves from the start, finds its files again, and fetches none twice."""
+    refs = rig.shards(8)
+    index = rig.directory / "index"
+    await filled(rig, *refs[:4])
+    stale = index.read_bytes()
+    await filled(rig, *refs)
+    if lost == "gone":
+        index.unlink()
+    elif lost == "torn":
+        os.truncate(index, index.stat().st_size - 1)
+    elif lost == "garbage":
+        index.write_bytes(os.urandom(4096))
+    elif lost == "flipped":
+        flip(index, index.stat().st_size // 2)
+    elif lost == "of an hour ago":
+        index.write_bytes(stale)
+    else:
+        index.unlink()
+        index.mkdir()
+    new = rig.shard("new")
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, [new])
+        await until(lambda: cache.stats.entry_count == 9)
+        await served(rig, cache, refs)
+    assert set(rig.fetcher.calls.values()) == {1}
+    assert rig.recorder.total(CACHE_ERRORS) == 0
+
+
+async def test_case_41_full_cache_without_its_index(rig: CacheRig) -> None:
+    """A full cache that lost its list never takes more than its space while it looks through its files."""
+    refs = rig.shards(6)
+    async with rig.open(capacity=4) as cache:
+        await served(rig, cache, refs[:4])
+    (rig.directory / "index").unlink()
+    async with rig.open(capacity=4) as cache:
+        assert cache.limit_bytes == 4 * (SHARD_BYTES + PAGE)
+        cache.prefetch(refs[4:], "reader")
+        await served(rig, cache, refs[4:])
+        await served(rig, cache, refs[2:4])
+        cache.prefetch([], "reader")
+        assert rig.disk_bytes() <= cache.limit_bytes
+    assert rig.recorder.total(CACHE_ERRORS) == 0
+
+
+async def test_case_42_directory_removed_in_mid_fill(rig: CacheRig) -> None:
+    """When the directory goes while a fill runs, that acquire fails with what happened and the next one works."""
+    (ref,) = rig.shards(1)
+    rig.fetcher.hold(ref)
+    async with rig.open(ROOMY) as cache:
+        acquiring = asyncio.ensure_future(cache.acquire([ref]))
+        await until(lambda: rig.fetcher.running)
+        shutil.rmtree(rig.directory)
+        rig.fetcher.release(ref)
+        with pytest.raises(CacheUnavailable, match="no such file"):
+            await acquiring
+        await served(rig, cache, [ref])
+
+
+async def test_case_42_another_directory_mounted_over_it(rig: CacheRig) -> None:
+    """Where a directory of other contents takes its place, every entry is a miss there and the cache goes on."""
+    refs = rig.shards(3)
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, refs)
+        rig.directory.rename(rig.directory.with_name("elsewhere"))
+        rig.directory.mkdir()
+        rig.clock.now_s += 2
+        await served(rig, cache, refs)
+        assert rig.recorder.total(CACHE_ERRORS, reason="vanished") == 3
+    assert set(rig.fetcher.calls.values()) == {2}
+
+
+async def test_case_43_two_owners(rig: CacheRig) -> None:
+    """A second owner is refused by the first one's process; a lock file of a dead one does not stand in the way."""
+    rig.directory.mkdir(parents=True)
+    (rig.directory / "lock").write_text("999999\n")
+    (ref,) = rig.shards(1)
+    async with rig.open(ROOMY) as cache:
+        for _ in range(2):
+            with pytest.raises(CacheUnavailable, match=rf"in use by process {os.getpid()} \[{rig.directory}\]"):
+                async with rig.open():
+                    pass
+        with pytest.raises(CacheUnavailable, match="in use by process"):
+            inspect.remove(rig.directory, lambda _: True)
+        await served(rig, cache, [ref])
+    with DirectoryLock(rig.directory):
+        pass
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+async def test_case_44_evicted_under_a_reader(rig: CacheRig, in_memory: bool) -> None:
+    """A pinned entry is not evicted; one that goes while somebody has it open is still read to the end."""
+    rig.in_memory = in_memory
+    a, b, c = rig.shards(3)
+    async with rig.open(capacity=2) as cache:
+        with await cache.acquire([a]) as pins:
+            await served(rig, cache, [b])
+            await served(rig, cache, [c])
+            assert read(pins.files[0]) == rig.fetcher.data(a)
+            reader = Path(pins.files[0].path).open("rb")  # noqa: SIM115, ASYNC230 - outlives its pin: that is the test
+        with reader:
+            await served(rig, cache, [b, c])
+            assert not cache.holds(a)
+            reader.seek(pins.files[0].data_at)
+            assert reader.read() == rig.fetcher.data(a)
+
+
+@pytest.mark.parametrize("verb", ["preadv", "open"])
+async def test_unreadable_file_is_fetched_again(rig: CacheRig, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """A block the disk cannot read any more is a miss, counted as such; it raises nowhere and nothing is mapped."""
+    ref = rig.shard("shard")
+    await filled(rig, ref)
+    real = getattr(os, verb)
+    refusals = [errno.EIO]
+
+    def refuse(target: object, *args: object, **kwargs: object) -> object:
+        whose = str(Path(f"/proc/self/fd/{target}").readlink()) if verb == "preadv" else str(target)
+        if refusals and whose == str(path_of(rig, ref)):
+            raise OSError(refusals.pop(), "input/output error")
+        return real(target, *args, **kwargs)
+
+    async with rig.open(ROOMY) as cache:
+        monkeypatch.setattr(os, verb, refuse)
+        await served(rig, cache, [ref])
+        monkeypatch.undo()
+    assert rig.fetcher.calls[ref.key] == 2
+    assert rig.recorder.total(CACHE_ERRORS, reason="unreadable") == 1
+
+
+async def test_case_45_no_memory_is_taken_that_is_not_there(rig: CacheRig) -> None:
+    """Memory is taken only while the machine and the control group have more than a reserve; entries give way first."""
+    left = [1024 * MIB]
+    refs = [rig.shard(f"s{number}", 2 * MIB) for number in range(3)]
+    cache = MemoryCache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, available=lambda: left[0])
+    async with cache:
+        await served(rig, cache, refs[:2])
+        left[0] = 257 * MIB
+        with pytest.raises(CacheUnavailable, match=r"of free memory beside a reserve of 256MiB, got 257MiB"):
+            await cache.acquire([refs[2]])
+        assert cache.stats.entry_count < 2  # they were given up in the hope of room
+        assert cache.stats.reserved_bytes == 0
+        left[0] = 1024 * MIB
+        await served(rig, cache, refs)
+    with pytest.raises(CacheUnavailable, match="got 100MiB"):
+        async with MemoryCache(64 * MIB, rig.fetcher, rig.recorder, rig.clock, available=lambda: 100 * MIB):
+            pass
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    """An S3 server that counts."""
+    with S3Server() as running:
+        yield running
+
+
+async def test_case_48_hundred_readers_one_cold_object(server: S3Server, tmp_path: Path) -> None:
+    """However many ask for a cold object, and though the first one leaves, the store sees exactly one GET of it."""
+    data = bytes(range(256)) * 512
+    server.put("bucket", "train/a.tar", data)
+    recorder, clock = TallyRecorder(), TimelessClock()
+    source = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
+    async with (
+        Sources(source, recorder, clock) as sources,
+        DiskCache(CacheOptions(tmp_path / "cache", 64 * MIB, 0), sources.fetcher, recorder, clock) as cache,
+    ):
+        (ref,) = await sources.resolve(["s3://bucket/train/a.tar"])
+        async with asyncio.TaskGroup() as group:
+            leader = group.create_task(cache.acquire([ref]))
+            tasks = [group.create_task(cache.acquire([ref])) for _ in range(99)]
+            await until(lambda: cache.stats.pin_count == 100)
+            leader.cancel()
+            for task in tasks:
+                with await task as pins:
+                    assert read(pins.files[0]) == data
+        assert len([request for request in server.requests if request.op == "GET"]) == 1
+    assert recorder.total(CACHE_PINS) == recorder.total(CACHE_RESERVED) == 0
+
+
+async def test_case_48_failed_leader_does_not_poison_those_who_wait(rig: CacheRig) -> None:
+    """When the one fetch fails all who joined it hear why, and the next to ask starts another that serves them all."""
+    (ref,) = rig.shards(1)
+    rig.fetcher.hold(ref)
+    rig.fetcher.fail(ref, StoreUnavailable("expected a body, got a reset"))
+    async with rig.open(ROOMY) as cache:
+        tasks = [asyncio.ensure_future(cache.acquire([ref])) for _ in range(100)]
+        await until(lambda: cache.stats.pin_count == 100)
+        rig.fetcher.release(ref)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(error) for error in errors} == {StoreUnavailable}
+        for pins in await asyncio.gather(*(cache.acquire([ref]) for _ in range(100))):
+            with pins:
+                rig.check(pins, [ref])
+    assert rig.fetcher.calls[ref.key] == 2
+
+
+async def test_case_52_closed_in_mid_fill(rig: CacheRig) -> None:
+    """A cache told to stop ends its fills at once, leaves whole files only, and a successor goes on with those."""
+    whole, *half = rig.shards(4)
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, [whole])
+        rig.fetcher.hold(*half)
+        waiting = [asyncio.ensure_future(cache.acquire([ref])) for ref in half]
+        await until(lambda: len(rig.fetcher.running) == 3)
+        await cache.close()
+        for task in waiting:
+            with pytest.raises(Draining):
+                await task
+        assert not rig.fetcher.running
+        assert [path.name for path in rig.entry_files()] == [path_of(rig, whole).name]
+    rig.fetcher.release(*half)
+    async with rig.open(ROOMY) as cache:
+        await served(rig, cache, [whole, *half])
+    assert rig.fetcher.calls[whole.key] == 1
