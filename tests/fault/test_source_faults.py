@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
 from feedd.errors import (
     BadConfig,
     BadResponse,
@@ -23,84 +21,12 @@ from feedd.errors import (
     Throttled,
 )
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
-from tests.fakes.tally import TallyRecorder
-from tests.fakes.timeless import TimelessClock
-from tests.unit.serve.certs import Authority
+from tests.fault.s3_rig import DATA, PART_BYTES, Rig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
     from feedd.bench.server.faults import Fault
-    from feedd.values import ObjectRef
-
-PART_BYTES = 64 * 1024
-DATA = random.Random(1).randbytes(5 * PART_BYTES + 123)
-
-
-@pytest.fixture(params=["direct", "direct-tls", "aiobotocore"])
-def way(request: pytest.FixtureRequest) -> str:
-    """Each way to the bytes in turn."""
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Make an authority that signs the server's certificate."""
-    return Authority(tmp_path_factory.mktemp("tls"))
-
-
-@pytest.fixture
-def server(way: str, authority: Authority) -> Iterator[S3Server]:
-    """Start a server with one object of six parts."""
-    with S3Server(cert=authority.issue("store") if way == "direct-tls" else None) as running:
-        running.put("bucket", "key", DATA)
-        yield running
-
-
-class Rig:
-    """Sources over the fake server, with clocks that do not wait and short time-outs."""
-
-    def __init__(self, url: str, authority: Authority, way: str = "direct", **changes: float) -> None:
-        self.recorder = TallyRecorder()
-        self.clock = TimelessClock()
-        settings: dict[str, float] = {"connect_timeout_s": 2.0, "read_timeout_s": 5.0, "attempts_max": 4} | changes
-        options = SourceOptions(
-            part_size_bytes=PART_BYTES,
-            parts_in_flight=4,
-            bytes_in_flight=3 * PART_BYTES,
-            transport="aiobotocore" if way == "aiobotocore" else "direct",
-            s3={"*": S3Options(endpoint_url=url, anonymous=True, ca_bundle=str(authority.ca_path))},
-            **settings,  # type: ignore[arg-type]  # attempts_max is a whole number in every call
-        )
-        self.sources = Sources(options, self.recorder, self.clock)
-
-    async def fetch(self) -> bytes:
-        """Resolve and fetch the object."""
-        (ref,) = await self.sources.resolve(["s3://bucket/key"])
-        return await self.fetch_ref(ref)
-
-    async def fetch_ref(self, ref: ObjectRef) -> bytes:
-        """Fetch a version."""
-        target = bytearray(ref.size_bytes)
-        await self.sources.fetcher.fetch(ref, memoryview(target))
-        return bytes(target)
-
-    def assert_nothing_held(self) -> None:
-        """Check that the gauges are back at zero."""
-        assert self.recorder.total(FETCH_BYTES) == 0
-        assert self.recorder.total(FETCH_PARTS) == 0
-
-
-@pytest.fixture
-async def rig(server: S3Server, authority: Authority, way: str) -> AsyncIterator[Rig]:
-    """Run the sources, and check the gauges at the end of each test."""
-    made = Rig(server.url, authority, way)
-    async with made.sources:
-        yield made
-    made.assert_nothing_held()
-
+    from feedd.bench.server.server import S3Server
+    from tests.unit.serve.certs import Authority
 
 TRANSIENT = {
     "503 burst": (fault.slow_down(), fault.slow_down()),
