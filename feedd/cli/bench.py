@@ -22,15 +22,11 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 170
 _SHARE = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%(?:x(?P<factor>\d+(?:\.\d+)?))?")
-_EXAMPLES = """Examples:
+_EXAMPLES = """Example: feedd bench ingest --peers --tls --json ingest.json
 
-feedd bench ingest
+Example: feedd bench ingest s3://bucket/train/ --size 8GiB --peers
 
-feedd bench ingest --peers --tls --rounds 5 --json ingest.json
-
-feedd bench ingest s3://bucket/train/ --size 8GiB --peers
-
-feedd bench ingest --delayed 2%x50 --errors 5%"""
+Example: feedd bench ingest --delayed 2%x50 --errors 5%"""
 
 UrlArgument = Annotated[str, typer.Argument(help="Your objects: s3://bucket/prefix/. Left out: a server of ours.")]
 PeersFlag = Annotated[bool, typer.Option("--peers", help="Other S3 clients too, in turns with feedd.")]
@@ -189,8 +185,8 @@ def _facts(options: IngestOptions) -> str:
 
     machine = facts()
     return (
-        f"{options.round_count} rounds in turns, medians with lowest and highest; {options.parts_in_flight} parts in flight;"
-        f" pages of all files fresh unless called recycled; {machine['cores']} cores, {machine['cpu']},"
+        f"{options.round_count} rounds in turns, medians with lowest and highest; {options.parts_in_flight} parts in"
+        f" flight; pages of all files fresh unless called recycled; {machine['cores']} cores, {machine['cpu']},"
         f" kernel {machine['kernel']}, python {machine['python']}, load {machine['load_average']:.1f}"
     )
 

@@ -16,7 +16,7 @@ def demo(
     epochs: Annotated[int, typer.Option("--epochs", min=1, max=100, help="How often through the data.")] = 2,
 ) -> None:
     """Train a small model end to end: S3 server, daemons and trainers as real processes on this machine."""
-    needed = ("feedd_client", "torch", *(() if url else ("moto",)))
+    needed = ("feedd_client", "torch")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise BadConfig(
@@ -24,7 +24,7 @@ def demo(
             hint="run make demo in a checkout, or pip install 'feedd[demo]' feedd-client",
             stage="demo",
         )
-    from feedd.demo.run import run  # noqa: PLC0415 - the other commands need neither torch nor a test server
+    from feedd.demo.run import run  # noqa: PLC0415 - the other commands do not need torch
 
     raise typer.Exit(run(url=url, nodes=nodes, epochs=epochs))
 

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from feedd.bench.report import Result, show
-from tests.bench import epoch, eviction, fault_table, first_batch, handoff, machine, s3_bytes
+from tests.bench import epoch, eviction, fault_table, first_batch, handoff, ingest, machine, s3_bytes
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BENCHES: dict[str, Callable[[Plan], Result]] = {
+BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "handoff": handoff.run,
     "epoch": epoch.run,
     "bytes": s3_bytes.run,
     "first_batch": first_batch.run,
     "eviction": eviction.run,
     "faults": fault_table.run,
+    "ingest": ingest.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
@@ -82,10 +83,11 @@ def main() -> int:
     failed = False
     try:
         for name in chosen.only:
-            result = BENCHES[name](plan)
-            document["benches"][name] = result.as_json()
-            show(result, console)
-            failed |= any(outcome.failure for outcome in result.outcomes)
+            found = BENCHES[name](plan)
+            for result in found if isinstance(found, list) else [found]:
+                document["benches"][result.name] = result.as_json()
+                show(result, console)
+                failed |= any(outcome.failure for outcome in result.outcomes)
         document["s3_server_bytes_per_s"] = _server_limit(plan, console)
     finally:
         plan.close()

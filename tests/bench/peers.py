@@ -15,7 +15,8 @@ HOW_TO_INSTALL = "peers are not installed: run `.venv/bin/python -m tests.bench.
 
 _VERSIONS = """
 import importlib.metadata as m, json, platform
-names = ("mosaicml-streaming", "litdata", "webdataset", "obstore", "boto3", "torch", "numpy", "simplejpeg",
+names = ("mosaicml-streaming", "litdata", "webdataset", "obstore", "boto3", "awscrt",
+         "s3torchconnector", "aiobotocore", "uvloop", "torch", "numpy", "simplejpeg",
          "opencv-python-headless")
 print(json.dumps({"python": platform.python_version(), **{n: m.version(n) for n in names}}))
 """

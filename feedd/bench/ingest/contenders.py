@@ -165,7 +165,7 @@ def trusting_prefix(contender: Contender, ca_file: str) -> tuple[str, ...] | Non
     unshare = shutil.which("unshare")
     if unshare is None or not _SYSTEM_TRUST.exists():
         return None
-    words = (unshare, "--map-root-user", "--mount", "sh", "-c")
-    words += (f'mount --bind "$0" {_SYSTEM_TRUST} && exec "$@"', ca_file)
+    script = f'mount --bind "$0" {_SYSTEM_TRUST} && exec "$@"'
+    words = (unshare, "--map-root-user", "--mount", "sh", "-c", script, ca_file)
     probe = subprocess.run([*words, "true"], capture_output=True, check=False, timeout=_PROBE_S)  # noqa: S603 - a fixed command
     return None if probe.returncode else words

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Feedd
 
 COMMANDS = tuple(
-    tuple(text.split()) for text in ("serve", "check", "plan", "cache ls", "cache stat", "cache rm", "demo", "version")
+    tuple(text.split())
+    for text in ("serve", "check", "plan", "cache ls", "cache stat", "cache rm", "demo", "bench ingest", "version")
 )
 
 

@@ -68,12 +68,15 @@ class _Receiver(asyncio.BufferedProtocol):
 
 async def _receive(job: Job) -> None:
     place = urlsplit(job.endpoint)
+    assert place.hostname is not None
+    assert place.port is not None
+    host, port = place.hostname, place.port
     tls = None if place.scheme == "http" else plain.tls_context(job)
     todo = deque(job.parts())
     with job.mappings() as views:
         loop = asyncio.get_running_loop()
         opened = [
-            await loop.create_connection(lambda: _Receiver(job, todo, views), place.hostname, place.port, ssl=tls)
+            await loop.create_connection(lambda: _Receiver(job, todo, views), host, port, ssl=tls)
             for _ in range(job.parts_in_flight)
         ]
         await asyncio.gather(*(receiver.done for _, receiver in opened))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from s3torchconnector import S3ClientConfig
-from s3torchconnector._s3client import S3Client
+from s3torchconnector import S3ClientConfig  # type: ignore[import-not-found]  # of the peers' environment
+from s3torchconnector._s3client import S3Client  # type: ignore[import-not-found]  # ditto
 
 from feedd.bench.ingest.arms.job import Job, finish
 
