@@ -1,0 +1,358 @@
+"""Cases 23 to 30 and bad input: credentials, clocks, regions, versions, listings, and objects of every odd kind."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import tracemalloc
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from feedd.bench.server import faults as fault
+from feedd.bench.server.objects import endless_bytes
+from feedd.errors import BadConfig, BadResponse, NotFound, ObjectChanged, PermissionDenied
+from feedd.metrics import SOURCE_REQUESTS, SOURCE_RETRIES
+from feedd.source.s3.credentials import _ASK_AGAIN_S
+from feedd.source.s3.direct.store import DirectStore
+from feedd.source.s3.store import S3Store
+from feedd.values import ByteRange, ObjectRef
+from tests.fakes.raw_server import RawServer
+from tests.fault.s3_rig import ANONYMOUS, DATA, PART_BYTES, SIGNED, Rig, asked, opened
+
+if TYPE_CHECKING:
+    from feedd.bench.server.server import S3Server
+    from feedd.source.options import AddressingStyle
+    from tests.unit.serve.certs import Authority
+
+FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])
+
+
+async def read(rig: Rig, way: str, ref: ObjectRef, span: ByteRange) -> bytes:
+    """Read with a bare store: no retry hides what it does."""
+    store = (S3Store if way == "aiobotocore" else DirectStore)(ref.root.removeprefix("s3://"), rig.options)
+    target = bytearray(span.size_bytes)
+    try:
+        await store.read_into(ref, span, memoryview(target))
+    finally:
+        await store.close()
+    return bytes(target)
+
+
+# ---------------------------------------------------------------- 23 to 26: who we are, and when
+
+
+async def test_case_23_denied_fails_fast(server: S3Server, rig: Rig) -> None:
+    """A refusal is final: each part is asked for once at most, nothing is sent again, the permission is named."""
+    server.script("bucket", "key", always=fault.denied())
+    with pytest.raises(PermissionDenied, match="s3:GetObject"):
+        await rig.fetch()
+    assert asked(server) <= 6
+    assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+async def test_case_23_denied_on_one_key_of_many(server: S3Server, rig: Rig) -> None:
+    """One key of many that may not be read fails by name; the others are read as if nothing were."""
+    for index in range(5):
+        server.put("bucket", f"many/{index}", DATA[index:])
+    server.script("bucket", "many/3", always=fault.denied())
+    refs = await rig.sources.resolve(["s3://bucket/many/"])
+    results = await asyncio.gather(*map(rig.fetch_ref, refs), return_exceptions=True)
+    for index, result in enumerate(results):
+        if index == 3:
+            assert isinstance(result, PermissionDenied)
+            assert result.object == "s3://bucket/many/3"
+        else:
+            assert result == DATA[index:]
+
+
+@pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken", "RequestExpired"])
+@pytest.mark.usefixtures("aws_credentials")
+async def test_case_24_expired_for_all_parts_at_once(
+    server: S3Server, authority: Authority, way: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When all parts under way find their credentials expired others are looked up once; only those parts repeat."""
+    async with opened(server.url, authority, way, SIGNED, parts_in_flight=6, bytes_in_flight=len(DATA)) as rig:
+        (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+        assert await rig.fetch_ref(ref) == DATA
+        before = asked(server)
+        server.gate.refuse("test-access-key", code)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh-access-key")
+        with capture_logs() as logs:
+            assert await rig.fetch_ref(ref) == DATA
+        looked_up = [entry for entry in logs if "looking for others" in entry["event"]]
+        assert len(looked_up) == 1
+        keys = [request.headers["authorization"].split("/")[0] for request in server.requests if request.op == "GET"]
+        fresh = [key.endswith("fresh-access-key") for key in keys[before:]]
+        assert fresh.count(True) == 6
+        assert fresh.count(False) <= 6
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
+        assert rig.recorder.total(SOURCE_REQUESTS, op="read", outcome="ok") == 12
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_case_24_expired_for_good(server: S3Server, authority: Authority, way: str) -> None:
+    """Where the source of credentials has no others the error says that they ran out, after two requests per part."""
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+        server.gate.refuse("test-access-key")
+        with pytest.raises(PermissionDenied, match="ran out"):
+            await rig.fetch_ref(ref)
+        assert asked(server) <= 2 * 6
+
+
+@pytest.mark.slow
+@FAST
+async def test_case_25_credential_source_down(
+    server: S3Server, authority: Authority, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the source of credentials is down those at hand are used until they end, with one early warning."""
+    ends = (datetime.now(UTC) + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")  # within all refresh periods
+    held = {"AccessKeyId": "held", "SecretAccessKey": "secret", "Token": "token", "Expiration": ends}
+    body = json.dumps(held).encode()
+    good = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    down = b"HTTP/1.1 503 Down\r\nContent-Length: 0\r\n\r\n"
+    # a listing has a client of its own, which asks as well
+    async with RawServer(good, good, *[down] * 40) as source:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{source.port}/creds")
+        async with opened(server.url, authority, way, SIGNED) as rig:
+            ref = ObjectRef("s3://bucket", "key", len(DATA), hashlib.md5(DATA, usedforsecurity=False).hexdigest())
+            source._answers.pop(0)
+            with capture_logs() as logs:
+                assert await rig.fetch_ref(ref) == DATA
+                questions = len(source.requests)
+                assert await rig.fetch_ref(ref) == DATA
+            warned = [entry for entry in logs if entry["event"] == "credentials cannot be refreshed"]
+            assert len(warned) == 1
+            assert 0 < warned[0]["usable_for_s"] <= 300
+            assert len(source.requests) == questions, f"expected the source to be left alone for {_ASK_AGAIN_S} s"
+            assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+@pytest.mark.usefixtures("aws_credentials")
+@pytest.mark.parametrize("ahead_s", [1200, -1200], ids=["behind", "ahead"])
+async def test_case_26_clock_off_by_20_minutes(
+    server: S3Server, authority: Authority, way: str, ahead_s: float
+) -> None:
+    """A machine whose clock is 20 minutes off learns the store's time from its answer, once, and reads everything."""
+    server.gate.set_clock(ahead_s)
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        with capture_logs() as logs:
+            assert await rig.fetch() == DATA
+        refused = len(server.requests)
+        assert [entry["event"] for entry in logs].count("this machine's clock is off: signing with the store's") <= 2
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
+        ref = await rig.sources.store("s3://bucket").head("key")
+        assert await rig.fetch_ref(ref) == DATA
+        assert len(server.requests) == refused + 1 + 6, "nothing was refused any more"
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_case_26_skew_without_a_date(server: S3Server, authority: Authority, way: str) -> None:
+    """Where the store complains and does not tell its time the error says what to set, without a retry."""
+    server.script("bucket", "key", always=fault.refused(403, "RequestTimeTooSkewed"))
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        with pytest.raises(PermissionDenied, match="clock"):
+            await rig.fetch()
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+# ---------------------------------------------------------------- 27 to 29: where it is, which version, what there is
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_case_27_region_is_learned_once(server: S3Server, authority: Authority, way: str) -> None:
+    """A bucket of another region is found by its redirect; once known, no request goes to the wrong one."""
+    server.gate.place("bucket", "eu-north-1")
+    async with opened(server.url, authority, way, replace(SIGNED, region="us-east-1")) as rig:
+        ref = ObjectRef("s3://bucket", "key", len(DATA), hashlib.md5(DATA, usedforsecurity=False).hexdigest())
+        assert await rig.fetch_ref(ref) == DATA
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
+        redirected = asked(server) - 6
+        assert 1 <= redirected <= 4, "only what was under way before the region was known"
+        assert asked(server, "HEAD") <= 2, "one question, redirected"
+        before = len(server.requests)
+        assert await rig.fetch_ref(ref) == DATA
+        assert len(server.requests) == before + 6
+
+
+async def test_case_27_a_redirect_that_leads_nowhere(server: S3Server, rig: Rig) -> None:
+    """A store that keeps redirecting is not followed for ever: the error names the region it told."""
+    server.script("bucket", "key", always=fault.moved("eu-north-1"))
+    with pytest.raises(BadConfig, match="eu-north-1"):
+        await rig.fetch()
+    assert asked(server) <= 2 * 6
+
+
+@FAST
+async def test_case_28_range_behind_the_end(server: S3Server, rig: Rig, way: str) -> None:
+    """A 416 for an object that became shorter is looked into: the error names both versions and both sizes."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    etag = server.put("bucket", "key", DATA[:1000])
+    server.script("bucket", "key", always=fault.refused(416, "InvalidRange"))
+    with pytest.raises(ObjectChanged) as caught:
+        await read(rig, way, ref, ByteRange(len(DATA) - 10, len(DATA)))
+    assert all(word in caught.value.message for word in (ref.etag, etag, f"{len(DATA)} bytes", "1000 bytes"))
+    assert (asked(server), asked(server, "HEAD")) == (1, 1)
+
+
+@FAST
+async def test_case_28_416_without_a_reason(server: S3Server, rig: Rig, way: str) -> None:
+    """A 416 although the object is as planned is the store's error, and worth another attempt."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    server.script("bucket", "key", fault.refused(416, "InvalidRange"))
+    with pytest.raises(BadResponse, match="unchanged"):
+        await read(rig, way, ref, ByteRange(0, 10))
+    server.script("bucket", "key", fault.refused(416, "InvalidRange"))
+    assert await rig.fetch_ref(ref) == DATA
+
+
+@FAST
+async def test_replaced_names_both_etags(server: S3Server, rig: Rig, way: str) -> None:
+    """A 412 says nothing of the new version, so that is looked up: the error names both."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    etag = server.put("bucket", "key", DATA[::-1])
+    with pytest.raises(ObjectChanged) as caught:
+        await read(rig, way, ref, ByteRange(0, 10))
+    assert ref.etag in caught.value.message
+    assert etag in caught.value.message
+    assert "open the dataset again" in caught.value.hint
+
+
+@FAST
+async def test_replaced_and_then_deleted(server: S3Server, rig: Rig, way: str) -> None:
+    """An object that is gone by the time its new version is looked up is NotFound."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    server.put("bucket", "key", b"other")
+    server.script("bucket", "key", op="HEAD", always=fault.missing())
+    with pytest.raises(NotFound):
+        await read(rig, way, ref, ByteRange(0, 5))
+
+
+@FAST
+async def test_case_29_listing_that_fails_in_the_middle(server: S3Server, rig: Rig) -> None:
+    """Pages that fail, break off or are cut are asked for again: every key comes once, in order, however it went."""
+    keys = [f"k{index:05d}" for index in range(3500)]
+    for key in keys:
+        server.put("many", key, b"x")
+    expected = await rig.sources.resolve(["s3://many/k"])
+    bad = (fault.slow_down(), None, fault.reset_in_body(2000), fault.cut_body(5000), None, fault.internal_error())
+    server.script("many", "", *bad, op="LIST")
+    found = await rig.sources.resolve(["s3://many/k"])
+    assert [ref.key for ref in found] == keys
+    assert found == expected
+    assert rig.recorder.total(SOURCE_RETRIES) == 4
+
+
+# ---------------------------------------------------------------- 30 and bad input: objects and buckets of every kind
+
+KEYS = {
+    "percent": "a%2Fb/%/%25",
+    "plus": "a+b c",
+    "spaces": "  two  spaces ",
+    "newline": "line\nbreak\ttab",
+    "dots": "a/../b/./c",
+    "emoji": "ü/\U0001f600/é",
+    "quotes": 'it\'s "quoted" & <tagged>;,#?=',
+    "slashes": "/lead//double",
+    "1024 bytes": "k" * 1024,
+    "1024 bytes of emoji": "\U0001f600" * 256,
+}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
+@pytest.mark.usefixtures("aws_credentials")
+async def test_case_30_odd_keys(server: S3Server, authority: Authority, way: str, key: str) -> None:
+    """Keys of any characters are listed, found and read exactly; a neighbour with a similar name is not."""
+    server.put("odd", key, DATA)
+    server.put("odd", "a/b", b"neighbour")
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        pages = [page async for page in rig.sources.store("s3://odd").list("")]
+        (ref,) = [ref for page in pages for ref in page if ref.key == key]
+        assert await rig.sources.store("s3://odd").head(key) == ref
+        assert await rig.fetch_ref(ref) == DATA
+
+
+@pytest.mark.parametrize("data", [b"", b"1"], ids=["0", "1"])
+async def test_case_30_objects_of_no_and_of_one_byte(server: S3Server, rig: Rig, data: bytes) -> None:
+    """An empty object is read without a request for its body, one of a single byte with one."""
+    server.put("bucket", "tiny", data)
+    assert await rig.fetch("s3://bucket/tiny") == data
+    assert asked(server) == len(data)
+
+
+async def test_object_of_six_tebibytes(server: S3Server, rig: Rig, way: str) -> None:
+    """An object beyond any memory is known by its size, and its far end read exactly: no list of its parts is made."""
+    size_bytes = 6 << 40
+    server.put_endless("bucket", "huge", size_bytes)
+    tracemalloc.start()
+    try:
+        (ref,) = await rig.sources.resolve(["s3://bucket/huge"])
+        assert ref.size_bytes == size_bytes
+        for start in (0, (5 << 40) + 3, size_bytes - PART_BYTES):
+            end = start + PART_BYTES
+            assert await read(rig, way, ref, ByteRange(start, end)) == endless_bytes(start, PART_BYTES)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+REFUSALS = {
+    "kms by message": (
+        fault.refused(403, "AccessDenied", "User: u is not authorized to perform: kms:Decrypt on resource: key/1"),
+        "grant kms:Decrypt",
+    ),
+    "kms by code": (fault.refused(400, "KMS.DisabledException", "key/1 is disabled."), "key/1 is disabled"),
+    "archived": (fault.refused(403, "InvalidObjectState"), "restore"),
+    "requester pays": (fault.denied(), "requester_pays = true"),
+}
+
+
+@pytest.mark.parametrize(("bad", "hint"), REFUSALS.values(), ids=REFUSALS.keys())
+async def test_refusals_say_what_to_do(server: S3Server, rig: Rig, bad: fault.Fault, hint: str) -> None:
+    """A key that may not be used, an archived object and a bucket that charges: each says what would help, at once."""
+    server.script("bucket", "key", always=bad)
+    with pytest.raises(PermissionDenied, match="expected") as caught:
+        await rig.fetch()
+    assert hint in caught.value.hint
+    assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+async def test_requester_pays_is_not_suggested_twice(server: S3Server, authority: Authority, way: str) -> None:
+    """Who accepts to be charged says so in each request, and is told something else when refused."""
+    async with opened(server.url, authority, way, replace(ANONYMOUS, requester_pays=True)) as rig:
+        assert await rig.fetch() == DATA
+        assert all(request.headers["x-amz-request-payer"] == "requester" for request in server.requests)
+        server.script("bucket", "key", always=fault.denied())
+        with pytest.raises(PermissionDenied) as caught:
+            await rig.fetch()
+        assert "requester_pays" not in caught.value.hint
+
+
+async def test_bucket_with_dots(server: S3Server, authority: Authority, way: str) -> None:
+    """A bucket's name with dots, which no wildcard certificate covers, goes into the path over TLS."""
+    server.put("a.bucket.with.dots", "key", DATA)
+    style: AddressingStyle = "virtual" if way == "direct-tls" else "auto"
+    async with opened(server.url, authority, way, replace(ANONYMOUS, addressing_style=style)) as rig:
+        assert await rig.fetch("s3://a.bucket.with.dots/key") == DATA
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_directory_bucket(server: S3Server, authority: Authority, way: str) -> None:
+    """A directory bucket is read with the key of one session, which is opened once, and renewed when refused."""
+    bucket = "mine--use1-az4--x-s3"
+    etag = server.put(bucket, "key", DATA)
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        ref = ObjectRef(f"s3://{bucket}", "key", len(DATA), etag)
+        assert await rig.fetch_ref(ref) == DATA
+        gets = [request for request in server.requests if request.op == "GET"]
+        assert {request.headers["x-amz-s3session-token"] for request in gets} == {"session-token-1"}
+        assert asked(server, "SESSION") == 1
+        server.gate.refuse("session1")
+        assert await rig.fetch_ref(ref) == DATA
+        assert asked(server, "SESSION") == 2
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
