@@ -53,6 +53,7 @@ class TieredCache:
         self._stack = AsyncExitStack()
         self._held: Counter[ObjectRef] = Counter()  # in memory, on standby only
         self._strays: set[ObjectRef] = set()  # in memory, to go back to disk
+        self._refused = False  # the disk's answer to the last fill
 
     def __repr__(self) -> str:
         return f"TieredCache({self._memory!r}, {self._disk!r})"
@@ -170,13 +171,14 @@ class TieredCache:
                 async with self._watch.operation():
                     pins = await self._disk.acquire(routes.disk)
             except CacheUnavailable as error:
-                failure = error
+                failure, self._refused = error, True
                 self._watch.failed(error)
                 whole = [ref for ref in routes.disk if self._disk.knows(ref)] if self._watch.may_read() else []
                 kept = whole if len(whole) < len(routes.disk) else []  # each round asks the disk for less
                 routes = self._placement.past_disk(who, kept)
             else:
                 if filling:
+                    self._refused = False
                     self._watch.filled()
                 return pins, failure, routes
         return None, failure, routes
@@ -210,8 +212,8 @@ class TieredCache:
             self._strays.update(routes.memory)
 
     async def _give_memory_back(self) -> None:
-        """Drop from memory what a well disk will hold from now on, once nobody reads it any more."""
-        if self._strays and self._watch.may_fill():
+        """Drop from memory what a disk that takes fills again will hold, once nobody reads it any more."""
+        if self._strays and not self._refused and self._watch.may_fill():
             done = {ref for ref in self._strays if not self._held[ref]}
             self._strays -= done
             for ref in done:
