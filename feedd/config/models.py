@@ -59,6 +59,9 @@ class CacheConfig(Section):
     quotas: Quotas = Field(
         default_factory=dict, description="most of the cache that objects below a URL may take, longest match first"
     )
+    verify: Literal["use", "boot", "off"] = Field(
+        "use", description="when shards are held against their checksums: whenever they go into use, once a start, never"
+    )
 
     @field_validator("memory", "bypass")
     @classmethod

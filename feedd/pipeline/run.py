@@ -52,6 +52,7 @@ def cache_options(config: Config) -> CacheOptions:
         size_bytes=config.cache.size,
         free_reserve_bytes=config.cache.free_reserve,
         quotas=config.cache.quotas,
+        verify=config.cache.verify,
     )
 
 
