@@ -47,7 +47,7 @@ check-static: $(STAMP)
 	$(BIN)/mypy
 
 check-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m '$(FAST)' tests
+	$(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check tests
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)

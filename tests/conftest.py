@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import inspect
 import logging
 import os
@@ -14,6 +15,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 from tests import guards
+from tests.budget import WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -22,9 +24,18 @@ if TYPE_CHECKING:
 _FAILED = pytest.StashKey[bool]()
 
 # Time limits of single examples measure the machine, not the code. A fixed seed in CI: a red run can be repeated.
-settings.register_profile("feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+settings.register_profile(
+    "feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True, max_examples=WHOLE
+)
+settings.register_profile("check", settings.get_profile("feedd"), max_examples=WHOLE // 4)
 settings.load_profile("feedd")
 faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported out of the garbage collector's sight: each full collection would walk all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from feedd.decode.params import CODECS
 from feedd.decode.recipe import parse_field, spec_of
 from feedd.errors import BadSample
 from feedd.values import FieldKind
+from tests.budget import budget
 from tests.fakes.tars import jpeg, natural_image
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def test_bad_samples_are_refused(case: Case) -> None:
             decode(codec, data)
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(data=st.data())
 def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
     """Damaged samples are BadSample or a value of the right shape; never another error, never outside the row."""
@@ -164,7 +165,7 @@ def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
     _decode_or_refuse(make(parse_field("x", case.recipe)), bytes(sample))
 
 
-@settings(max_examples=60)
+@settings(max_examples=budget(60))
 @given(
     head=st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"\x93NUMPY\x01\0", b"BM", b"RIFF"]),
     tail=st.binary(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from feedd.decode.formats import registry
 from feedd.errors import BadShard, Unsupported
+from tests.budget import budget
 from tests.fakes.tars import tar_bytes
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def test_other_files_are_refused(reader: ShardFormat) -> None:
             reader.index(memoryview(data), "s3://b/shard")
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
     """Flipped, removed and inserted bytes give BadShard or an index within the shard; never another error."""
@@ -126,7 +127,7 @@ def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
     assert ((index.starts + index.sizes)[index.sizes >= 0] <= len(shard)).all()
 
 
-@settings(max_examples=150)
+@settings(max_examples=budget(150))
 @given(data=st.binary(max_size=4096))
 def test_noise_is_refused(data: bytes) -> None:
     """Arbitrary bytes never crash, hang or allocate: they are BadShard, or the empty archive."""

@@ -83,6 +83,7 @@ def test_a_daemon_that_stays_away_is_an_error_after_the_time_given(bench: Bench)
     assert caught.value.object == server.address
 
 
+@pytest.mark.slow  # waits for real time to pass
 def test_a_batch_that_fails_again_and_again_ends_the_pass(bench: Bench) -> None:
     """A daemon that answers Open and loses the same stream every time is given up, not retried for minutes."""
     server = bench.server(steps=4, faults=(Fault(2, "eof", times=1000),))

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from feedd.flow.arena import Arena
 from feedd.values import SlotRef
+from tests.budget import budget
 
 
 class ArenaModel(RuleBasedStateMachine):
@@ -63,5 +64,5 @@ class ArenaModel(RuleBasedStateMachine):
             assert view[0] == view[-1] == self.marks[slot]
 
 
-ArenaModel.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+ArenaModel.TestCase.settings = settings(max_examples=budget(40), stateful_step_count=30, deadline=None)
 TestArenaModel = ArenaModel.TestCase

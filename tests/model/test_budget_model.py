@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.flow.budget import ByteBudget
+from tests.budget import budget
 
 LIMIT_BYTES = 10
 
@@ -109,4 +110,4 @@ class BudgetModel(RuleBasedStateMachine):
 
 
 TestBudgetModel = BudgetModel.TestCase
-TestBudgetModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBudgetModel.settings = settings(max_examples=budget(60), stateful_step_count=30, deadline=None)

@@ -15,6 +15,7 @@ from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
 from feedd.cache.order import Entry, EntryState
 from feedd.cache.quota import Quotas
 from feedd.values import ObjectRef
+from tests.budget import budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -280,5 +281,5 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.pin_count == len(self.held) == sum(entry.pins for entry in set(self.held))
 
 
-IndexMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=budget(120), stateful_step_count=50, deadline=None)
 TestIndex = IndexMachine.TestCase

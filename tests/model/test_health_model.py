@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from feedd.cache.health import DiskHealth, HealthOptions
+from tests.budget import budget
 
 OPTIONS = HealthOptions(
     errors_max=3, error_window_s=60.0, slow_op_s=30.0, clean_ops=4, down_after_s=200.0, full_pause_s=10.0
@@ -84,7 +85,7 @@ class HealthMachine(RuleBasedStateMachine):
         assert (self.health.probe_interval_s() is None) == (self.state in {"normal", "full"})
 
 
-HealthMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+HealthMachine.TestCase.settings = settings(max_examples=budget(150), stateful_step_count=40, deadline=None)
 TestHealth = HealthMachine.TestCase
 
 

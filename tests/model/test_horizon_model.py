@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from feedd.plan.horizon import Horizon
 from feedd.values import ObjectRef
+from tests.budget import budget
 
 REFS = [ObjectRef("s3://b", f"k{index}", 100, "e") for index in range(8)]
 SLACK = 50.0
@@ -72,5 +73,5 @@ class HorizonMachine(RuleBasedStateMachine):
                     assert self.told[one] < self.told[other]
 
 
-HorizonMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+HorizonMachine.TestCase.settings = settings(max_examples=budget(100), stateful_step_count=30, deadline=None)
 TestHorizon = HorizonMachine.TestCase

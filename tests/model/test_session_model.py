@@ -13,6 +13,7 @@ from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, Se
 from feedd.serve.instructions import Instruction as _Instruction
 from feedd.serve.session import SessionMachine, StreamMachine
 from feedd.values import BatchReady, Cursor, EpochEnd, SlotRef
+from tests.budget import budget
 
 SLOTS = 3
 STEPS = 12
@@ -233,5 +234,5 @@ class SessionModel(RuleBasedStateMachine):
         assert not (free and self.planned < self.credits), "a credit and a free slot, and nothing was planned"
 
 
-SessionModel.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+SessionModel.TestCase.settings = settings(max_examples=budget(80), stateful_step_count=50, deadline=None)
 TestSessionModel = SessionModel.TestCase

@@ -108,6 +108,7 @@ def test_the_copy_thread_keeps_its_depth_and_copies_before_it_asks_again(bench: 
     assert batches.end == (0, 8)
 
 
+@pytest.mark.slow  # waits for real time to pass
 def test_stopping_the_copy_thread_interrupts_its_wait(bench: Bench) -> None:
     """A pass left early ends the thread even while it waits for a daemon that sends nothing."""
     server = bench.server(steps=8, faults=(Fault(2, "slow", delay_s=1.0),))

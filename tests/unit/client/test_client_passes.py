@@ -51,6 +51,7 @@ def test_copies_are_the_trainers_and_return_their_slot_at_once(bench: Bench) -> 
     server.wait_for(lambda: server.leased_count == 0)
 
 
+@pytest.mark.slow  # waits for real time to pass
 def test_the_last_batch_survives_a_break(bench: Bench) -> None:
     """After leaving a loop early the last batch is valid as long as any view of it lives, however small."""
     server = bench.server(steps=8)

@@ -14,6 +14,7 @@ from feedd.plan.epoch import NeedCounts, rank_steps
 from feedd.plan.reader import BatchRows, Reader, ReaderOptions
 from feedd.plan.sharding import assign
 from feedd.values import Cursor, EpochEnd, Topology
+from tests.budget import budget
 
 _COUNTS = st.lists(st.integers(0, 9), min_size=0, max_size=12)
 
@@ -42,7 +43,7 @@ def _ids(batch: BatchRows) -> list[tuple[int, int]]:
     return list(zip(batch.shards[batch.shard_no].tolist(), batch.ordinal.tolist(), strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=budget(150), deadline=None)
 @given(
     truth=_COUNTS,
     batch=st.integers(1, 7),
@@ -70,7 +71,7 @@ def test_every_sample_exactly_once(
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(truth) for i in range(count)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=budget(100), deadline=None)
 @given(truth=_COUNTS, batch=st.integers(1, 7), ranks=st.integers(1, 3), window=st.integers(1, 5))
 def test_resume_at_every_step(truth: list[int], batch: int, ranks: int, window: int) -> None:
     """From any batch's cursor a fresh reader that knows no counts gives exactly the tail."""

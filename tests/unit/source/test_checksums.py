@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from feedd.source.checksums import ALGORITHMS, Verification, digest_of
 from feedd.values import ByteRange, ObjectChecksum, ObjectRef
+from tests.budget import budget
 
 if TYPE_CHECKING:
     import random
@@ -102,7 +103,7 @@ def test_published_vectors(algorithm: str, text: bytes, digest: str) -> None:
 
 
 @ALL
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=budget(80))
 @given(data=st.binary(max_size=300), points=points_of, before=points_of, seed=st.randoms(use_true_random=False))
 def test_any_split_in_any_order_is_good(
     algorithm: str, data: bytes, points: list[int], before: list[int], seed: random.Random
@@ -117,7 +118,7 @@ def test_any_split_in_any_order_is_good(
 
 
 @ALL
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=budget(60))
 @given(data=st.binary(min_size=1, max_size=300), points=points_of, seed=st.randoms(use_true_random=False))
 def test_spans_that_never_came_are_digested_at_the_end(
     algorithm: str, data: bytes, points: list[int], seed: random.Random
@@ -130,7 +131,7 @@ def test_spans_that_never_came_are_digested_at_the_end(
 
 
 @ALL
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=budget(60))
 @given(data=st.binary(min_size=1, max_size=300), points=points_of, bit=st.integers(0, 10_000))
 def test_any_flipped_bit_is_found(algorithm: str, data: bytes, points: list[int], bit: int) -> None:
     """One bit, anywhere, condemns the whole object where the store keeps one checksum of it; refetched it is good."""
@@ -145,7 +146,7 @@ def test_any_flipped_bit_is_found(algorithm: str, data: bytes, points: list[int]
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "crc64nvme"])
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=budget(80))
 @given(
     data=st.binary(min_size=1, max_size=300),
     stored=points_of,
