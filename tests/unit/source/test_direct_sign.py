@@ -13,6 +13,7 @@ from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
 from botocore.exceptions import NoCredentialsError
+from botocore.loaders import create_loader
 
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.client import open_client
@@ -33,6 +34,7 @@ KEYS = [
     "./c",
     "~-._!*'()&=@:,;$?#",
 ]
+LOADER = create_loader()  # botocore's files, read once: a session of its own reads megabytes of JSON
 ARN = "arn:aws:s3:us-west-2:123456789012:accesspoint/mine"
 MULTI_REGION = "arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap"
 DIRECTORY = "mine--use1-az4--x-s3"
@@ -131,6 +133,7 @@ async def _plain_client(s3: S3Options) -> AsyncIterator[Any]:
     version = UNSIGNED if s3.anonymous else None
     config = AioConfig(s3=style, signature_version=version, response_checksum_validation="when_required")
     session = AioSession()
+    session.register_component("data_loader", LOADER)
     made = session.create_client("s3", region_name=s3.region, endpoint_url=s3.endpoint_url, config=config)
     async with made as client:
         client.create_session = _session_of_directory
