@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import UTC, datetime
 from typing import Any
 
@@ -35,6 +36,9 @@ def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.
         (403, "InvalidAccessKeyId", errors.PermissionDenied, "AWS_ACCESS_KEY_ID"),
         (403, "SignatureDoesNotMatch", errors.PermissionDenied, "SignatureDoesNotMatch"),
         (403, "InvalidObjectState", errors.PermissionDenied, "restore"),
+        (400, "KMS.DisabledException", errors.PermissionDenied, "kms:Decrypt"),
+        (403, "AccessDenied", errors.PermissionDenied, "requester_pays = true"),
+        (400, "InvalidToken", errors.PermissionDenied, "AWS_ACCESS_KEY_ID"),
         (403, "RequestTimeTooSkewed", errors.PermissionDenied, "clock"),
         (400, "ExpiredToken", errors.PermissionDenied, "renew"),
         (412, "PreconditionFailed", errors.ObjectChanged, "old"),
@@ -92,6 +96,15 @@ def test_retry_after(said: str, expected: float | None) -> None:
             "store:9000",
         ),
         (boto.ConnectTimeoutError(endpoint_url="u", error="slow"), errors.StoreUnavailable, "store:9000"),
+        (
+            boto.EndpointConnectionError(endpoint_url="u", error=OSError(errno.EMFILE, "too many")),
+            errors.ResourceExhausted,
+            "ulimit -n",
+        ),
+        (OSError(errno.ENFILE, "too many in the system"), errors.ResourceExhausted, "ulimit -n"),
+        (boto.MissingDependencyException(msg="pip install x"), errors.BadConfig, "pip install x"),
+        (boto.EndpointResolutionError(msg="no dual-stack there"), errors.BadConfig, "no dual-stack there"),
+        (boto.UnsupportedS3AccesspointConfigurationError(msg="no fips there"), errors.BadConfig, "no fips there"),
         (boto.SSLError(endpoint_url="u", error=OSError("CERTIFICATE_VERIFY_FAILED")), errors.BadConfig, "ca_bundle"),
         (boto.SSLError(endpoint_url="u", error=OSError("eof")), errors.StoreUnavailable, "eof"),
         (boto.ParamValidationError(report="Invalid bucket name"), errors.BadRequest, "Invalid bucket name"),
