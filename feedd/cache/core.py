@@ -10,15 +10,15 @@ import structlog
 
 from feedd.cache import trouble
 from feedd.cache.ahead import AheadChecks
+from feedd.cache.books import Books
 from feedd.cache.checks import CheckRule, Checks
 from feedd.cache.fill import Filler
 from feedd.cache.fills import Fills
-from feedd.cache.index import Claim, TooLarge
+from feedd.cache.index import Claim, FullNow, TooLarge
 from feedd.cache.order import EntryState
 from feedd.cache.pins import Pins
 from feedd.cache.place import Finding
 from feedd.cache.prefetcher import Prefetcher
-from feedd.cache.report import CacheEntry
 from feedd.cache.space_queue import SpaceQueue
 from feedd.cache.strays import Examination
 from feedd.cache.tally import Tally
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from feedd.cache.order import Entry
     from feedd.cache.place import Place
-    from feedd.cache.report import CacheStats
     from feedd.flow.singleflight import Flight
     from feedd.protocols import Clock, Recorder, ShardFetcher
     from feedd.values import ObjectRef
@@ -62,7 +61,7 @@ class _Grant:
     flights: list[Flight[Entry, None]] = field(default_factory=list)
 
 
-class PlacedCache:
+class PlacedCache(Books):
     """Whole shards in one place that this object owns while it is open.
 
     Fills are tasks of a TaskGroup that lives from enter to exit. Used on one event loop; the place works in threads.
@@ -76,7 +75,6 @@ class PlacedCache:
         self._fetcher = fetcher
         self._clock = clock
         self._tally = Tally(recorder)
-        self._queue: SpaceQueue[_Grant] = SpaceQueue()
         self._group = asyncio.TaskGroup()
         self._open = False
 
@@ -89,6 +87,7 @@ class PlacedCache:
         opened = await self._place.open(self._job_failed)
         options = self._options
         self._index = opened.index
+        self._queue: SpaceQueue[_Grant] = SpaceQueue(opened.index.room.group)
         filler = Filler(self._place, self._fetcher, options.fill_deadline_s)
         self._fills = Fills(self._group, self._index, filler, self._tally, self._clock, self._fill_ended)
         self._prefetcher = Prefetcher(self._index, self._fills, self._tally, options.prefetch_fills)
@@ -168,41 +167,6 @@ class PlacedCache:
             self._place.remove((ref,))
         self._changed()
 
-    def fits(self, refs: Iterable[ObjectRef]) -> bool:
-        """Whether ``refs`` could be held together, by this cache when empty."""
-        return self._strays.too_large(tuple(dict.fromkeys(refs))) is None
-
-    def holds(self, ref: ObjectRef) -> bool:
-        """Whether an object is here whole."""
-        entry = self._index.find(ref)
-        return entry is not None and entry.state is EntryState.COMMITTED and not entry.damaged
-
-    def knows(self, ref: ObjectRef) -> bool:
-        """Whether an object is here, or a fill of it under way."""
-        return self._index.find(ref) is not None
-
-    def price(self, refs: Iterable[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs``, none of them known; see ``Room.price``."""
-        return self._index.room.price(refs)
-
-    @property
-    def limit_bytes(self) -> int:
-        """Upper limit of what the cache holds: the configured size, or less where the place is smaller."""
-        return self._strays.limit_bytes
-
-    def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no order."""
-        return [
-            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins)
-            for entry in self._index
-            if entry.state is EntryState.COMMITTED
-        ]
-
-    @property
-    def stats(self) -> CacheStats:
-        """A snapshot."""
-        return self._tally.snapshot(self._index, len(self._queue))
-
     async def close(self) -> None:
         """Cancel fills, send acquirers away, give the place up; idempotent. Entries stay where the place keeps them."""
         if not self._open:
@@ -233,25 +197,27 @@ class PlacedCache:
         if too_large is not None:
             raise trouble.too_small(refs, too_large, self._place.names)
         needs_space = any(self._index.find(ref) is None for ref in refs)
-        if not (needs_space and self._queue):  # who needs no space does not wait behind those who do
+        full = self._queue.ahead(refs) if needs_space else None  # who needs no space does not wait behind those who do
+        if full is None:
             grant = self._grant(refs)
-            if grant is not None:
+            if not isinstance(grant, FullNow):
                 self._changed()
                 return grant
+            full = grant
         started_s = self._clock.monotonic_s()
         try:
-            return await self._queue.wait(refs, self._undo)
+            return await self._queue.wait(refs, full, self._undo)
         finally:
             self._tally.space_wait_s += self._clock.monotonic_s() - started_s
             self._changed()  # whoever was behind us may fit
 
-    def _grant(self, refs: Sequence[ObjectRef]) -> _Grant | None:
-        """Claim now, or say None; synchronous, so that pins, evictions and fills are one decision."""
+    def _grant(self, refs: Sequence[ObjectRef]) -> _Grant | FullNow:
+        """Claim now, or say what is full; synchronous, so that pins, evictions and fills are one decision."""
         outcome = self._index.reserve_all(refs)
         if not isinstance(outcome, Claim):
             # too large only while files nobody has examined yet take space: those that could never fit were told so
             assert self._strays.left_bytes or not isinstance(outcome, TooLarge), "what can never fit does not get here"
-            return None
+            return outcome if isinstance(outcome, FullNow) else FullNow(0)
         self._fills.evict(outcome.evicted)
         return _Grant(outcome, [self._fills.join(entry) for entry in (*outcome.running, *outcome.missing)])
 
@@ -329,7 +295,7 @@ class PlacedCache:
         if not self._open:
             return
         self._queue.serve(self._grant)
-        if not self._queue and not self._strays.left_bytes:
+        if not self._queue.holds_all_up and not self._strays.left_bytes:
             self._prefetcher.pump()
         self._ahead.pump()
         self._tally.publish(self._index)

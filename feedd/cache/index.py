@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from feedd.cache import layout
 from feedd.cache.order import Entry, EntryState
+from feedd.cache.quota import NO_GROUP
 from feedd.cache.room import Room, TooLarge
 
 __all__ = ["CacheIndex", "Claim", "FullNow", "TooLarge"]
@@ -48,9 +49,11 @@ class FullNow:
 
     Attributes:
         wanted_bytes: so many more than there are.
+        quota: URL prefix of the quota that has no space; empty: the cache has none.
     """
 
     wanted_bytes: int
+    quota: str = NO_GROUP
 
 
 class CacheIndex:
@@ -102,9 +105,10 @@ class CacheIndex:
             return too_large
         here = {ref: self._entries[ref] for ref in refs if ref in self._entries}
         sizes = {ref: layout.disk_bytes(ref) for ref in refs if ref not in here}
-        evicted = self._evict(sizes, after=-math.inf, keep=set(here.values()))
+        keep = set(here.values())
+        evicted = self._evict(sizes, after=-math.inf, keep=keep)
         if evicted is None:
-            return FullNow(self.room.lacking_bytes(sizes))
+            return FullNow(self.room.lacking_bytes(sizes), self.room.lacking_quota(sizes, keep))
         damaged = {ref for ref, entry in here.items() if entry.damaged}
         for ref in damaged:
             self.reopen(here[ref])

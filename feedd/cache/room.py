@@ -69,6 +69,15 @@ class Room:
         """Return how much more than is free objects not here need: of the cache, or of the quota that lacks most."""
         return max(sum(sizes.values()) - self._free_bytes, *self._over_quota(sizes).values(), 0)
 
+    def lacking_quota(self, sizes: Mapping[ObjectRef, int], keep: Collection[Entry] = ()) -> str:
+        """Return the quota inside which too little can give way now for objects not here; empty: none does."""
+        for group, over_bytes in self._over_quota(sizes).items():
+            inside = self.order.take(over_bytes, after=-math.inf, keep=keep, group=group)
+            if inside is None:
+                return group
+            self._restore(inside)
+        return NO_GROUP
+
     def too_large(self, refs: Iterable[ObjectRef]) -> TooLarge | None:
         """Tell whether ``refs`` (no duplicates) cannot be held together even by an empty cache."""
         sizes = {ref: layout.disk_bytes(ref) for ref in refs}

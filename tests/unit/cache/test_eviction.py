@@ -144,7 +144,7 @@ def test_larger_than_the_quota_is_not_full_now() -> None:
     index = CacheIndex(20 * PAGE, Quotas({"s3://b/q/": 4 * PAGE}))
     assert index.reserve_all([ref("q/a", 4)]) == TooLarge(5 * PAGE, 4 * PAGE, "s3://b/q/")
     assert isinstance(index.reserve_all([ref("q/a"), ref("q/b")]), Claim)
-    assert index.reserve_all([ref("q/c")]) == FullNow(2 * PAGE)
+    assert index.reserve_all([ref("q/c")]) == FullNow(2 * PAGE, "s3://b/q/")
     assert index.reserve_ahead(ref("q/c")) == FullNow(2 * PAGE)
     error = too_small([ref("q/a", 4)], "s3://b/q/", 5 * PAGE, 4 * PAGE)
     assert 'raise cache.quotas."s3://b/q/"' in str(error)
