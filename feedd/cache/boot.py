@@ -33,12 +33,14 @@ class Taken:
         ledger: which runs' data is on the disk for sure.
         journal: the list of entries, open.
         runs: boot and run that wrote each entry of an earlier run.
+        in_memory: it lies on tmpfs.
     """
 
     opened: Opened
     ledger: RunLedger
     journal: Journal
     runs: dict[ObjectRef, tuple[bytes, bytes]]
+    in_memory: bool
 
 
 @dataclass(slots=True)
@@ -74,7 +76,10 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
         files.remove(layout.file_path(options.directory, record.ref))
     listing.resume(kept)
     runs = {record.ref: (record.boot, record.run) for record in kept}
-    return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs)
+    in_memory = files.is_in_memory(options.directory)
+    return Taken(
+        Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs, in_memory
+    )
 
 
 def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> list[layout.Header]:

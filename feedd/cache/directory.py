@@ -12,10 +12,13 @@ from feedd.cache.disk_thread import DiskThread
 from feedd.cache.journal import record_of
 from feedd.cache.lock import DirectoryLock
 from feedd.cache.place import Draft, Names
+from feedd.cache.populate import populate
+from feedd.cache.spares import Spares
 from feedd.errors import CacheUnavailable
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _OPEN_DEADLINE_S = 300.0
 _LOOK_FLOOR_S = 30.0  # and as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
 _LOOK_BYTES_PER_S = 8 << 20
+_SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at once
 _log = structlog.get_logger(__name__)
 
 
@@ -36,6 +40,8 @@ class DirectoryPlace:
     def __init__(self, options: CacheOptions) -> None:
         self._options = options
         self._lock = DirectoryLock(options.directory)
+        self._spares = Spares()
+        self._dropping: asyncio.TimerHandle | None = None
         self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by others than this run
 
     @property
@@ -70,6 +76,7 @@ class DirectoryPlace:
             if isinstance(error, TimeoutError):
                 raise trouble.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
             raise
+        self._in_memory = taken.in_memory
         self._ledger = taken.ledger
         self._journal = taken.journal
         self._runs = taken.runs
@@ -84,7 +91,7 @@ class DirectoryPlace:
         temp = layout.temp_path(self._path(ref))
         size_bytes = layout.data_at(ref) + ref.size_bytes
         try:
-            mapping = await self._disk.change(files.create, temp, size_bytes, self._options.free_reserve_bytes)
+            mapping = await self._disk.change(self._create, temp, size_bytes)
         except asyncio.CancelledError:
             self._disk.post(files.remove, temp)
             raise
@@ -103,11 +110,19 @@ class DirectoryPlace:
 
     def remove(self, refs: Iterable[ObjectRef]) -> None:
         """Unlink files."""
-        gone = tuple(refs)
-        for ref in gone:
-            self._runs.pop(ref, None)
-        if gone:
-            self._disk.post(files.remove, *map(self._path, gone))
+        paths = self._forget(refs)
+        if paths:
+            self._disk.post(files.remove, *paths)
+
+    def evict(self, refs: Iterable[ObjectRef]) -> None:
+        """Keep files for the fills that follow at once, then unlink them."""
+        paths = self._forget(refs)
+        if not paths:
+            return
+        self._disk.post(self._spares.retire, paths)
+        if self._dropping is not None:
+            self._dropping.cancel()
+        self._dropping = asyncio.get_running_loop().call_later(_SPARE_FOR_S, self._drop_spares)
 
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
         """Look at files in threads of their own."""
@@ -132,6 +147,9 @@ class DirectoryPlace:
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
         """Flush, write the list, give the lock back."""
+        if self._dropping is not None:
+            self._dropping.cancel()
+        self._drop_spares()
         try:
             return await self._flush(entries, deadline_s)
         finally:
@@ -148,6 +166,25 @@ class DirectoryPlace:
             _log.warning("cache not flushed: a power cut would empty it", error=str(error) or "timed out")
             return False
         return True
+
+    def _drop_spares(self) -> None:
+        self._dropping = None
+        self._disk.post(self._spares.drop)
+
+    def _forget(self, refs: Iterable[ObjectRef]) -> list[Path]:
+        gone = list(refs)
+        for ref in gone:
+            self._runs.pop(ref, None)
+        return [self._path(ref) for ref in gone]
+
+    def _create(self, temp: Path, size_bytes: int) -> mmap.mmap:
+        reserve_bytes = self._options.free_reserve_bytes
+        mapping = self._spares.take(temp, size_bytes, reserve_bytes)
+        if mapping is None:
+            mapping = files.create(temp, size_bytes, reserve_bytes)
+        if self._in_memory:  # on a disk it would mark every page dirty before its bytes come
+            populate(mapping)
+        return mapping
 
     def _publish(self, draft: Draft, sums: BlockSums) -> None:
         ref, final = draft.ref, self._path(draft.ref)

@@ -70,7 +70,7 @@ class Fills:
     def evict(self, entries: Iterable[Entry]) -> None:
         """Remove from the place what the index has just evicted."""
         victims = tuple(entries)
-        self._place.remove(entry.ref for entry in victims)
+        self._place.evict(entry.ref for entry in victims)
         self._tally.count(CACHE_EVICTIONS, len(victims))
 
     async def cancel_all(self) -> None:

@@ -13,6 +13,7 @@ from feedd.cache import layout, trouble
 from feedd.cache.disk_thread import DiskThread
 from feedd.cache.index import CacheIndex
 from feedd.cache.place import Draft, Finding, Names, Opened
+from feedd.cache.populate import populate
 from feedd.cache.trouble import PlaceFull
 from feedd.errors import CacheUnavailable
 from feedd.units import MIB, format_size
@@ -111,6 +112,10 @@ class MemoryPlace:
         if fds:
             self._disk.post(_close, fds)
 
+    def evict(self, refs: Iterable[ObjectRef]) -> None:
+        """Close files: their size is sealed, so their pages cannot be used again."""
+        self.remove(refs)
+
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
         """Tell which are here."""
         del depth
@@ -147,6 +152,7 @@ class MemoryPlace:
             if trouble.is_full(error):
                 raise PlaceFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error
             raise trouble.unusable(error, _NAMES) from error
+        populate(mapping)
         made.append(Draft(ref, mapping, fd=fd))
 
     def _check(self, step_bytes: int, size_bytes: int) -> None:

@@ -145,6 +145,9 @@ class Place(Protocol):
     def remove(self, refs: Iterable[ObjectRef]) -> None:
         """Hand the removal of entries over; done before anything created later is allocated."""
 
+    def evict(self, refs: Iterable[ObjectRef]) -> None:
+        """As ``remove``, where drafts created next may have the space, and what is in it."""
+
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
         """Look at entries.
 

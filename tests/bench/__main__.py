@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from feedd.bench.report import Result, show
-from tests.bench import epoch, eviction, fault_table, first_batch, handoff, ingest, machine, s3_bytes
+from tests.bench import boot_scan, epoch, eviction, fault_table, first_batch, handoff, ingest, machine, s3_bytes
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
 
@@ -24,6 +24,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "epoch": epoch.run,
     "bytes": s3_bytes.run,
     "first_batch": first_batch.run,
+    "boot_scan": boot_scan.run,
     "eviction": eviction.run,
     "faults": fault_table.run,
     "ingest": ingest.run,
