@@ -91,9 +91,9 @@ class ConnectionPool:
             ResourceExhausted: no descriptor came free in time.
         """
         progress = progress or ReadProgress()
-        last = self._sent_to.get(subject)
-        avoid = () if last is None else (last,)
         async with self._permits:
+            last = self._sent_to.get(subject)
+            avoid = () if last is None else (last,)
             while True:
                 connection = await self._take(avoid)
                 connection.unpark()
@@ -103,7 +103,8 @@ class ConnectionPool:
                     answer = await self._exchange(connection, request, target, judge, progress, subject)
                 except StaleConnection:
                     continue  # each time round there is one idle connection less, and new ones are not stale
-                self._sent_to.pop(subject, None)
+                if answer.status < 300:
+                    self._sent_to.pop(subject, None)
                 return answer
 
     async def aclose(self) -> None:
@@ -141,6 +142,8 @@ class ConnectionPool:
             return answer
         finally:
             self._load[address] -= 1
+            if not self._load[address]:
+                del self._load[address]  # addresses come and go
             self._given_back.set()
 
     def _note(self, subject: Hashable, address: str) -> None:
