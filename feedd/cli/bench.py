@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -155,6 +157,7 @@ def run_ingest(options: IngestOptions, json_path: Path | None) -> int:
     lineup = line_up(options)
     if lineup.missing:
         console.print(how_to_install(lineup), style="yellow", highlight=False)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwinds: servers end, files go
     begin_s = time.monotonic()
     sections = _with_bar(options, lineup, console)
     tables = results(sections)
