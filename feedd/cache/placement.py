@@ -151,8 +151,8 @@ class Placement:
     def _to_disk(self, ref: ObjectRef, new_disk: Sequence[ObjectRef], new_memory: Sequence[ObjectRef]) -> bool:
         if self._standby:
             return True
-        memory = self._memory.price([*new_memory, ref])
-        return memory == -math.inf or memory < self._disk.price([*new_disk, ref])
+        memory, disk = self._memory.price([*new_memory, ref]), self._disk.price([*new_disk, ref])
+        return memory < disk or (memory == disk < math.inf)  # where both pay alike, the larger one is the better LRU
 
     def _fitting(self, ref: ObjectRef, routes: Routes, *, to_disk: bool) -> bool:
         """Return the other tier where this one could never hold it beside what goes there already."""

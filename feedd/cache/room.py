@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     from feedd.cache.order import Entry
     from feedd.values import ObjectRef
+
+
+NOT_NEEDED = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +97,13 @@ class Room:
     def price(self, refs: Iterable[ObjectRef]) -> float:
         """Return the next use that would have to give way for ``refs`` (none of them here); changes nothing.
 
-        inf: none, there is space or there are entries nobody needs. -inf: there is no space now.
+        inf: none, there is space. ``NOT_NEEDED``: of entries nobody is known to need. -inf: there is no space now.
         """
         victims = self.victims({ref: layout.disk_bytes(ref) for ref in refs}, -math.inf)
         if victims is None:
             return -math.inf
         self._restore(victims)
-        return min((entry.next_use for entry in victims), default=math.inf)
+        return min(*(entry.next_use for entry in victims), NOT_NEEDED) if victims else math.inf
 
     def victims(self, sizes: Mapping[ObjectRef, int], after: float, keep: Collection[Entry] = ()) -> list[Entry] | None:
         """Take out of the order what has to go for objects not here: first inside their quotas, then anywhere.

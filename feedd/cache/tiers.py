@@ -88,8 +88,11 @@ class TieredCache:
         """
         await self._give_memory_back()
         who = object()
+        early = f"acquire {id(who)}"
         try:
             routes = self._placement.route(who, dict.fromkeys(refs), self._use(), together=True)
+            if routes.disk and not all(map(self._memory.knows, routes.memory)):
+                self._memory.prefetch(routes.memory, early)  # comes while the disk fills; held only once that has ended
             on_disk, failure, routes = await self._from_disk(who, routes)
             try:
                 in_memory = await self._from_memory(routes, failure)
@@ -99,6 +102,7 @@ class TieredCache:
                 raise
         finally:
             self._placement.forget(who)
+            self._memory.prefetch([], early)
         parts = [part for part in (on_disk, in_memory) if part is not None]
         files = {file.ref: file for part in parts for file in part.files}
         return Pins(tuple(files[ref] for ref in refs), lambda: self._release(parts, routes))

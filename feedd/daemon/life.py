@@ -121,7 +121,7 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
             version=__version__,
             daemon_id=life.daemon_id,
             started_s=life.state.started_s,
-            cache_capacity_bytes=config.cache.size,
+            cache_capacity_bytes=config.cache.size + config.cache.memory,
         )
         address = await stack.enter_async_context(open_status(config.status, source))
         _log.info("status page", address=address)

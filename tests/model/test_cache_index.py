@@ -14,6 +14,7 @@ from feedd.cache import layout
 from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
 from feedd.cache.order import Entry, EntryState
 from feedd.cache.quota import Quotas
+from feedd.cache.room import NOT_NEEDED
 from feedd.values import ObjectRef
 from tests.budget import budget
 
@@ -170,7 +171,10 @@ class IndexMachine(RuleBasedStateMachine):
         missing = [ref for ref in wanted if ref not in self.rows]
         victims = self.room_for(missing, -math.inf)
         uses = [self.uses.get(ref, math.inf) for ref in victims or ()]
-        assert self.index.room.price(missing) == (-math.inf if victims is None else min(uses, default=math.inf))
+        if victims is None:
+            assert self.index.room.price(missing) == -math.inf
+        else:
+            assert self.index.room.price(missing) == (min(*uses, NOT_NEEDED) if uses else math.inf)
 
     @rule(ref=refs)
     def adopt(self, ref: ObjectRef) -> None:
