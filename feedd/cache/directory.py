@@ -12,7 +12,6 @@ from feedd.cache.disk_thread import DiskThread
 from feedd.cache.journal import record_of
 from feedd.cache.lock import DirectoryLock
 from feedd.cache.place import Draft, Names
-from feedd.cache.populate import populate
 from feedd.cache.spares import Spares
 from feedd.errors import CacheUnavailable
 from feedd.values import ShardFile
@@ -76,7 +75,6 @@ class DirectoryPlace:
             if isinstance(error, TimeoutError):
                 raise trouble.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
             raise
-        self._in_memory = taken.in_memory
         self._ledger = taken.ledger
         self._journal = taken.journal
         self._runs = taken.runs
@@ -182,8 +180,6 @@ class DirectoryPlace:
         mapping = self._spares.take(temp, size_bytes, reserve_bytes)
         if mapping is None:
             mapping = files.create(temp, size_bytes, reserve_bytes)
-        if self._in_memory:  # on a disk it would mark every page dirty before its bytes come
-            populate(mapping)
         return mapping
 
     def _publish(self, draft: Draft, sums: BlockSums) -> None:

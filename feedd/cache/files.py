@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import stat
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from feedd.cache import layout, trouble
 from feedd.cache.trouble import PlaceFull
+from feedd.flow.mapping import FileMapping
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterator
 
     from feedd.cache.layout import Header
@@ -55,7 +56,7 @@ def is_in_memory(directory: Path) -> bool:
     return any(fields[2] == wanted and fields[fields.index("-") + 1] == "tmpfs" for fields in mounts)
 
 
-def create(path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap:
+def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
     """Make a fully allocated file and map it shared and writable; nothing is left behind where that fails.
 
     Allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
@@ -73,7 +74,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
-            return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            return FileMapping(fd, size_bytes)
         except BaseException:
             remove(path)
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import mmap
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -13,9 +12,9 @@ from feedd.cache import layout, trouble
 from feedd.cache.disk_thread import DiskThread
 from feedd.cache.index import CacheIndex
 from feedd.cache.place import Draft, Finding, Names, Opened
-from feedd.cache.populate import populate
 from feedd.cache.trouble import PlaceFull
 from feedd.errors import CacheUnavailable
+from feedd.flow.mapping import FileMapping
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
 
@@ -144,7 +143,7 @@ class MemoryPlace:
                     self._check(step_bytes, size_bytes)
                     os.posix_fallocate(fd, at, step_bytes)
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-                mapping = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+                mapping = FileMapping(fd, size_bytes)
             except BaseException:
                 os.close(fd)
                 raise
@@ -152,7 +151,6 @@ class MemoryPlace:
             if trouble.is_full(error):
                 raise PlaceFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error
             raise trouble.unusable(error, _NAMES) from error
-        populate(mapping)
         made.append(Draft(ref, mapping, fd=fd))
 
     def _check(self, step_bytes: int, size_bytes: int) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.cache import files, layout
+from feedd.flow.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ class Spares:
                 left += [path, spare]
         files.remove(*left)
 
-    def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> mmap.mmap | None:
+    def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping | None:
         """Return a spare as a new file of that name and size, allocated and mapped; None where there is none."""
         disk_bytes = layout.whole_pages(size_bytes)
         while self._spares:
@@ -98,13 +98,13 @@ def _reusable_bytes(path: Path) -> int:
         os.close(fd)
 
 
-def _renewed(old: Path, new: Path, size_bytes: int) -> mmap.mmap:
+def _renewed(old: Path, new: Path, size_bytes: int) -> FileMapping:
     new.parent.mkdir(mode=0o700, exist_ok=True)
     old.rename(new)
     fd = os.open(new, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, size_bytes)
         os.posix_fallocate(fd, 0, size_bytes)  # also where it only seemed to be whole: a hole would be SIGBUS
-        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        return FileMapping(fd, size_bytes)
     finally:
         os.close(fd)

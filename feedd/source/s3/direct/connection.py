@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, FeeddError
 from feedd.source.s3.direct.answer import Answer
+from feedd.source.s3.direct.body import file_body
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from feedd.source.s3.direct.body import FileBody
+    from feedd.source.s3.direct.mover import Mover
 
 _HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
 _NOTHING = memoryview(bytearray())
@@ -36,10 +40,19 @@ class Connection(asyncio.BufferedProtocol):
         read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
         on_lost: called once, when the socket is gone.
         address: where it leads.
+        mover: takes bodies whose target is a file's, so that they need not come through here.
     """
 
-    def __init__(self, read_timeout_s: float, on_lost: Callable[[Connection], object], address: str = "") -> None:
+    def __init__(
+        self,
+        read_timeout_s: float,
+        on_lost: Callable[[Connection], object],
+        address: str = "",
+        mover: Mover | None = None,
+    ) -> None:
         self.address = address
+        self._mover = mover
+        self._file_body: FileBody | None = None
         self._loop = asyncio.get_running_loop()
         self._check_every_s = read_timeout_s / 2
         self._on_lost = on_lost
@@ -159,9 +172,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._finish()
             else:
                 # not exc itself: its traceback may lead to frames that hold the target
-                got = f"{self._at} of {self._size} bytes" + (f", then {type(exc).__name__}: {exc}" if exc else "")
+                got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
-                self._fail(kind(f"connection closed after {got}"))
+                self._fail(kind(got))
         self.unpark()
         if not self.lost.done():
             self.lost.set_result(None)
@@ -210,6 +223,24 @@ class Connection(asyncio.BufferedProtocol):
         self._in_body = True
         if self._at == self._size:
             self._finish()
+            return
+        rest = self._target[self._at :]
+        self._file_body = file_body(self._mover, self._transport, rest, self._progress, self._moved)
+        if self._file_body is not None:
+            self._file_body.begin(self._loop)
+
+    def _moved(self, error: Exception | None) -> None:
+        self._file_body = None
+        if error is None:
+            self._finish()
+        elif isinstance(error, FeeddError):
+            self._fail(error)
+        else:
+            self._fail(ConnectionResetError(f"{self._got}: {error}"))
+
+    @property
+    def _got(self) -> str:
+        return f"connection closed after {self._progress.filled_bytes if self._in_body else 0} of {self._size} bytes"
 
     def _read_error_body(self, answer: Answer, data: bytes) -> None:
         self._at += len(data)
@@ -251,6 +282,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _let_go(self) -> None:
         """Offer the kernel nothing of anybody's memory from here on."""
+        if self._file_body is not None:
+            self._file_body.stop()
+            self._file_body = None
         self._target = _NOTHING
         self._progress = _NOBODYS
         self._judge = self._answer = None
@@ -258,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
         self._at = self._size = self._filled = 0
 
     def _check(self, before: tuple[int, int], quiet_count: int) -> None:
-        now = (self._filled, self._at)
+        now = (self._filled, self._progress.filled_bytes)
         quiet_count = quiet_count + 1 if now == before else 0
         if quiet_count >= 2:
             self._fail(TimeoutError("no byte for too long"))

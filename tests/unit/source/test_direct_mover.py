@@ -1,0 +1,172 @@
+"""Bodies moved from sockets into files by a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.flow.mapping import FileMapping, file_of, populate
+from feedd.source.s3.direct.mover import Move, Mover
+from feedd.values import ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 3 << 20
+DATA = os.urandom(SIZE)
+
+
+class Rig:
+    """A socket pair, a file, and a mover."""
+
+    def __init__(self, folder: Path) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.file = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(self.file, 0, SIZE + 8192)
+        self.mover = Mover()
+        self.progress = ReadProgress()
+        self.over = threading.Event()
+
+    def move(self, size: int = SIZE, at: int = 4096) -> Move:
+        move = Move(self.near.fileno(), (self.file, at), size, self.progress, lambda _: self.over.set())
+        self.mover.add(move)
+        return move
+
+    def send(self, data: bytes) -> None:
+        sender = threading.Thread(target=self.far.sendall, args=(data,))
+        sender.start()
+        sender.join(20)
+        assert not sender.is_alive()
+
+    def ended(self) -> bool:
+        return self.over.wait(20)
+
+    def close(self) -> None:
+        self.mover.close()
+        for sock in (self.near, self.far):
+            sock.close()
+        os.close(self.file)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Return one, closed again."""
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_moves_exactly_the_body(rig: Rig) -> None:
+    """Exactly so many bytes go to the place asked for; what follows stays in the socket."""
+    move = rig.move()
+    rig.send(DATA + b"next")
+    assert rig.ended()
+    assert move.file_error is move.socket_error is None
+    assert rig.progress.filled_bytes == SIZE
+    assert rig.progress.first_byte_s is not None
+    assert os.pread(rig.file, SIZE, 4096) == DATA
+    assert os.pread(rig.file, 4096, 0) == bytes(4096)
+    assert rig.near.recv(100) == b"next"
+
+
+def test_end_before_the_body_does(rig: Rig) -> None:
+    """A socket that ends early is an error, with what came so far counted and in place."""
+    move = rig.move()
+    rig.send(DATA[:300_000])
+    rig.far.close()
+    assert rig.ended()
+    assert isinstance(move.socket_error, ConnectionResetError)
+    assert rig.progress.filled_bytes == 300_000
+    assert os.pread(rig.file, 300_000, 4096) == DATA[:300_000]
+
+
+def test_stopped_writes_no_more(rig: Rig) -> None:
+    """Nothing is written after ``stop`` has returned, whatever arrives."""
+    move = rig.move()
+    move.stop()
+    filled = rig.progress.filled_bytes
+    rig.send(DATA[:100_000])
+    rig.mover.look()
+    assert rig.ended()
+    assert rig.progress.filled_bytes == filled == 0
+    assert os.pread(rig.file, SIZE, 4096) == bytes(SIZE)
+
+
+def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
+    """An error of the file is told apart from one of the socket, and the next body is not disturbed by it."""
+    readonly = os.open(tmp_path / "file", os.O_RDONLY)
+    failed = threading.Event()
+    bad = Move(rig.near.fileno(), (readonly, 0), SIZE, ReadProgress(), lambda _: failed.set())
+    rig.mover.add(bad)
+    rig.send(DATA[:300_000])
+    assert failed.wait(20)
+    os.close(readonly)
+    assert bad.file_error is not None
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        rig.mover.add(Move(near.fileno(), (rig.file, 0), 1000, rig.progress, lambda _: rig.over.set()))
+        far.sendall(DATA[:1000])
+        assert rig.ended()
+    assert os.pread(rig.file, 1000, 0) == DATA[:1000]
+
+
+def test_closing_ends_all(rig: Rig) -> None:
+    """``close`` ends what is under way as stopped, tells, and gives every descriptor back."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    moves = [rig.move() for _ in range(3)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 6
+    rig.mover.close()
+    assert rig.over.is_set()
+    assert all(move.stopped for move in moves)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before - 3
+
+
+async def test_many_at_a_time(tmp_path: Path) -> None:
+    """Bodies of several sockets, sent in small pieces side by side, all arrive whole."""
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    pairs = [socket.socketpair() for _ in range(8)]
+    mover, done = Mover(), threading.Semaphore(0)
+    for index, (near, far) in enumerate(pairs):
+        near.setblocking(False)
+        far.setblocking(False)
+        mover.add(Move(near.fileno(), (file, index * SIZE), SIZE, ReadProgress(), lambda _: done.release()))
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*[loop.sock_sendall(far, DATA) for _, far in pairs])
+        for _ in pairs:
+            await asyncio.to_thread(done.acquire)
+    assert os.pread(file, SIZE * 8 + 1, 0) == DATA * 8
+    mover.close()
+    os.close(file)
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
+
+
+def test_file_of_a_view(tmp_path: Path) -> None:
+    """A slice of a mapping leads to its place in the file; other memory to none; populating changes no byte."""
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.write(file, DATA[:20_000])
+    mapping = FileMapping(file, 20_000)
+    with memoryview(mapping) as whole, whole[5000:] as part, part[10:] as inner:
+        found = file_of(inner)
+        assert found is not None
+        assert found[1] == 5010
+        os.pwrite(found[0], b"there", 5010)
+        assert bytes(inner[:5]) == b"there"
+        populate(inner)
+        assert bytes(inner[5:]) == DATA[5015:20_000]
+    assert file_of(memoryview(bytearray(10))) is None
+    fd = mapping.fd
+    mapping.close()
+    os.close(file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
