@@ -86,6 +86,7 @@ HOSTS = {
     "fips and dual-stack": "bucket.s3-fips.dualstack.us-east-1.amazonaws.com",
 }
 NOW = datetime.now(UTC)
+NATIVE = "s3v4a" in AUTH_TYPE_MAPS  # unless BOTO_DISABLE_CRT is set
 HEADERS = {"Range": "bytes=5-9", "If-Match": '"an-etag"'}
 
 
@@ -96,7 +97,7 @@ class _Sent(Exception):
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> None:
     """Time stands still, so that two signatures of the same request are the same."""
-    for signers in ("botocore.auth", "botocore.crt.auth"):
+    for signers in ("botocore.auth", "botocore.crt.auth")[: 2 if NATIVE else 1]:
         monkeypatch.setattr(
             f"{signers}.get_current_datetime",
             lambda *, remove_tzinfo=True: NOW.replace(tzinfo=None) if remove_tzinfo else NOW,
@@ -106,7 +107,8 @@ def _one_moment(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> None:
 @pytest.fixture(params=["native", "python"])
 def _signers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Botocore's signers with awscrt, and those it has without."""
-    assert "s3v4a" in AUTH_TYPE_MAPS, "expected awscrt"
+    if request.param == "native" and not NATIVE:
+        pytest.skip("the environment turns botocore's use of awscrt off")
     if request.param == "python":
         monkeypatch.setitem(AUTH_TYPE_MAPS, "s3v4", S3SigV4Auth)
 
@@ -188,6 +190,8 @@ def _same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
 async def test_same_as_botocores(name: str, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every addressing, credential, signer and key: the same target, the same headers, the same signature."""
     way = WAYS[name]
+    if way.bucket == MULTI_REGION and not NATIVE:
+        pytest.skip("only awscrt signs for several regions")
     for variable, value in way.environment.items():
         monkeypatch.setenv(variable, value)
     if token:
