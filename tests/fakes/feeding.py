@@ -6,12 +6,17 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.cache.disk import DiskCache
+from feedd.cache.disk import DiskCache, MemoryCache
+from feedd.cache.health import HealthOptions
 from feedd.cache.options import CacheOptions
+from feedd.cache.probe import try_directory
+from feedd.cache.tiers import TieredCache
+from feedd.cache.watch import DiskWatch
 from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
+    from feedd.cache.tiers import AnyCache
     from feedd.pipeline.session import Session
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, SlotRef, TensorSpec
 
@@ -150,7 +156,7 @@ def rank(rank_number: int, world_size: int) -> Topology:
 
 @asynccontextmanager
 async def feeding(
-    directory: Path, *, cache_bytes: int = 64 << 20, options: PipelineOptions | None = None
+    directory: Path, *, cache_bytes: int = 64 << 20, bypass_bytes: int = 0, options: PipelineOptions | None = None
 ) -> AsyncIterator[Feeding]:
     """Open everything; at the end all sessions are closed and nothing is pinned, reserved or under way."""
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
@@ -160,8 +166,15 @@ async def feeding(
         sources = await stack.enter_async_context(Sources(SourceOptions(), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
         cache = await stack.enter_async_context(DiskCache(cache_options, sources.fetcher, recorder, clock))
+        front: AnyCache = cache
+        if bypass_bytes:
+            watch = DiskWatch(partial(try_directory, cache_options.directory), HealthOptions(), recorder, clock)
+            memory = MemoryCache(bypass_bytes, sources.fetcher, recorder, clock)
+            await stack.enter_async_context(watch)
+            await stack.enter_async_context(memory)
+            front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options or PipelineOptions(), group)
+        pipeline = Pipeline(Stages(sources, front, pool, recorder, clock), options or PipelineOptions(), group)
         stack.push_async_callback(pipeline.close)
         rig = Feeding(store, pipeline, cache, pool, recorder)
         try:

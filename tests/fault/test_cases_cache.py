@@ -22,6 +22,7 @@ from feedd.units import GIB, MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read
 from tests.fakes.disks import BadDisk, small_tmpfs
+from tests.fakes.feeding import Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 from tests.fakes.tiers import QUICK, TieredRig
 
@@ -92,6 +93,25 @@ async def test_case_31_disk_full(small_disk: Path) -> None:
         assert {entry.url for entry in cache.entries()} == {ref.url for ref in (held, *others)}
     calls = [rig.fetcher.calls[ref.key] for ref in (held, *others)]
     assert calls == [1, 2, 2, 2, 1]  # those in memory once more, for the disk
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+async def test_case_32_the_epoch_goes_on(tmp_path: Path, bad_disk: BadDisk, code: int) -> None:
+    """A trainer whose node's disk stops taking writes in the middle of an epoch gets each sample once, and no error."""
+    async with feeding(tmp_path, bypass_bytes=16 * MIB) as rig:
+        rig.store.numbers(*[4] * 40)
+        session = await rig.open()
+        first = await take(session, Cursor())
+        assert isinstance(first, Taken)
+        bad_disk.write_errno = code
+        await rig.close(session)  # and what was read ahead for it is not needed
+        for ref in session._parts.listing.refs:
+            await rig.cache.discard(ref)
+        again = await rig.open()
+        taken = await batches(again)
+        assert [n for batch in taken for n in batch.ints()] == [s * 100 + n for s in range(40) for n in range(4)]
+        assert rig.recorder.total(CACHE_BYPASSED) > 0
+        assert bad_disk.refusals > 0
 
 
 @pytest.mark.parametrize("code", [errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.EIO], ids=errno.errorcode.get)
