@@ -43,7 +43,7 @@ ErrorsOption = Annotated[str, typer.Option(help="Share of GETs answered 503: 5%.
 ReceiversFlag = Annotated[
     bool, typer.Option("--receivers", help="Bare sockets too: threads with MSG_WAITALL, BufferedProtocol on uvloop.")
 ]
-RecycledFlag = Annotated[bool, typer.Option("--recycled", help="Over files whose pages are there already, too.")]
+RecycledFlag = Annotated[bool, typer.Option("--recycled", help="Into a full cache and over old files, too.")]
 RateOption = Annotated[
     str, typer.Option(help="With --delayed or --errors: bytes per second that one connection is sent; 0: no limit.")
 ]

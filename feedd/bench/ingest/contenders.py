@@ -83,7 +83,7 @@ _RECEIVERS = (
     Contender("receiver: threads, splice", "splice", stops_at_plain=True),
 )
 _RECYCLED = (
-    Contender("recycled: feedd's fetcher", "feedd", recycled=True),
+    Contender("recycled: feedd, its cache full", "feedd", recycled=True),
     Contender("recycled: threads, MSG_WAITALL", "threads", recycled=True),
     Contender("recycled: BufferedProtocol", "protocol", recycled=True),
     Contender("recycled: threads, splice", "splice", recycled=True, stops_at_plain=True),

@@ -93,7 +93,7 @@ async def _run(job: Job) -> dict[str, Any]:
         refs = [ref for ref in await sources.resolve([prefix]) if ref.key in wanted]
         assert len(refs) == len(wanted), f"expected {len(wanted)} objects, got {len(refs)}"
         if job.recycled:
-            return await _over_files(job, sources, refs)
+            return await _in_full_cache(job, sources, refs, stack)
         cache = await stack.enter_async_context(DiskCache(options, sources.fetcher, recorder, clock))
         with timed() as row:
             pins = await cache.acquire(refs)
@@ -103,20 +103,23 @@ async def _run(job: Job) -> dict[str, Any]:
         return row
 
 
-async def _over_files(job: Job, sources: _TimedSources, refs: list[ObjectRef]) -> dict[str, Any]:
-    """Fetch into files whose pages are there already: the cache makes new ones, this tells what that costs."""
-
-    async def fetch() -> None:
-        with job.mappings() as views:
-            async with asyncio.TaskGroup() as group:
-                for ref in refs:
-                    group.create_task(sources.fetcher.fetch(ref, views[ref.key]))
-
-    await fetch()
+async def _in_full_cache(
+    job: Job, sources: _TimedSources, refs: list[ObjectRef], stack: contextlib.AsyncExitStack
+) -> dict[str, Any]:
+    """Fill a cache that has room for half of the objects with one half; time the other half and the first again."""
+    assert len(refs) > 1, "expected at least two objects, to evict one for the other"
+    halves = refs[: len(refs) // 2], refs[len(refs) // 2 :]
+    room_bytes = max(sum(ref.size_bytes + MIB for ref in half) for half in halves)
+    options = CacheOptions(job.folder, size_bytes=room_bytes, free_reserve_bytes=0)
+    cache = await stack.enter_async_context(DiskCache(options, sources.fetcher, PrometheusRecorder(), SystemClock()))
+    (await cache.acquire(halves[0])).release()
     sources.parts_s.clear()
     with timed() as row:
-        await fetch()
-    row["parts_s"] = sources.parts_s
+        (await cache.acquire(halves[1])).release()
+        pins = await cache.acquire(halves[0])
+    with pins:
+        row["files"] = [[file.ref.key, file.path, file.data_at] for file in pins.files]
+    row |= {"parts_s": sources.parts_s, "passes": 1.5}
     return row
 
 
