@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ from feedd.units import format_size
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from feedd.cache.lock import DirectoryLock
     from feedd.cache.options import CacheOptions
@@ -33,14 +35,12 @@ class Taken:
         ledger: which runs' data is on the disk for sure.
         journal: the list of entries, open.
         runs: boot and run that wrote each entry of an earlier run.
-        in_memory: it lies on tmpfs.
     """
 
     opened: Opened
     ledger: RunLedger
     journal: Journal
     runs: dict[ObjectRef, tuple[bytes, bytes]]
-    in_memory: bool
 
 
 @dataclass(slots=True)
@@ -59,6 +59,23 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
         CacheUnavailable: somebody else owns it, it cannot be written, or the disk has no room for a cache.
     """
     lock.__enter__()
+    with _uncollected():
+        return _take(options)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Let no cyclic garbage be looked for while a million objects are made, none of which is garbage."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _take(options: CacheOptions) -> Taken:
     ledger = RunLedger(options.directory)
     listing = Journal(options.directory)
     found = _find(options.directory, ledger, listing.read())
@@ -76,10 +93,7 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
         files.remove(layout.file_path(options.directory, record.ref))
     listing.resume(kept)
     runs = {record.ref: (record.boot, record.run) for record in kept}
-    in_memory = files.is_in_memory(options.directory)
-    return Taken(
-        Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs, in_memory
-    )
+    return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs)
 
 
 def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> list[layout.Header]:
@@ -108,12 +122,15 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
     believed = {run: ledger.holds(*run) for run in {(record.boot, record.run) for record in records.values()}}
     for entry in files.listed(directory / layout.FORMAT_FOLDER):
         record = records.get(layout.entry_name(entry.name))
-        if layout.is_temp_name(entry.name) or (record is not None and not believed[record.boot, record.run]):
-            broken_count += _removed(entry.path)
-        elif record is not None:
+        if record is None:
+            if layout.is_temp_name(entry.name):
+                broken_count += _removed(entry.path)
+            else:
+                strays += _stray(entry)
+        elif believed[record.boot, record.run]:
             present.add(record.name)
         else:
-            strays += _stray(entry)
+            broken_count += _removed(entry.path)
     for folder in layout.OLD_FOLDERS:
         broken_count += sum(_removed(entry.path) for entry in files.listed(directory / folder))
     strays.sort(key=lambda stray: stray.written_s)

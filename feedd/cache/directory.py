@@ -191,11 +191,11 @@ class DirectoryPlace:
         header = layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
         files.publish(draft.mapping, header, draft.temp, final)
         self._runs.pop(ref, None)
-        self._journal.add(record_of(ref, final, self._ledger.boot, self._ledger.run))
+        self._journal.add(record_of(ref, self._ledger.boot, self._ledger.run))
 
     def _list(self, entries: Sequence[ObjectRef]) -> None:
         own = self._ledger.boot, self._ledger.run
-        self._journal.start(record_of(ref, self._path(ref), *self._runs.get(ref, own)) for ref in entries)
+        self._journal.start(record_of(ref, *self._runs.get(ref, own)) for ref in entries)
 
     def _path(self, ref: ObjectRef) -> Path:
         return layout.file_path(self._options.directory, ref)

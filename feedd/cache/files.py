@@ -45,17 +45,6 @@ def free_bytes(directory: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def is_in_memory(directory: Path) -> bool:
-    """Whether a directory lies on tmpfs; False where nobody says."""
-    try:
-        device = directory.stat().st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text("utf-8", "replace").splitlines()]
-    except OSError:
-        return False
-    return any(fields[2] == wanted and fields[fields.index("-") + 1] == "tmpfs" for fields in mounts)
-
-
 def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
     """Make a fully allocated file and map it shared and writable; nothing is left behind where that fails.
 

@@ -203,6 +203,6 @@ def _text(coded: bytes) -> str:
     return coded.decode("utf-8", "surrogatepass")
 
 
-def record_of(ref: ObjectRef, path: Path, boot: bytes, run: bytes) -> Record:
-    """Return the record of an entry at ``path``."""
-    return Record(layout.entry_name(path.name), ref, boot, run)
+def record_of(ref: ObjectRef, boot: bytes, run: bytes) -> Record:
+    """Return an entry's record."""
+    return Record(layout.name_of(ref), ref, boot, run)

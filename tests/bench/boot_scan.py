@@ -85,4 +85,4 @@ def _written(directory: Path, count: int, boot: bytes) -> Iterator[Record]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(fd, layout.pack_header(ref, boot, _RUN, b""))
         os.close(fd)
-        yield record_of(ref, path, boot, _RUN)
+        yield record_of(ref, boot, _RUN)

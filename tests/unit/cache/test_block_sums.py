@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 
@@ -27,7 +28,7 @@ def test_any_parts_give_the_same_sums(edges: list[int], seed: int) -> None:
     target = bytearray(SIZE)
     view = memoryview(target)
     cuts = sorted({0, SIZE, *edges})
-    parts = list(zip(cuts, cuts[1:], strict=False))
+    parts = list(itertools.pairwise(cuts))
     rng = random.Random(seed)
     rng.shuffle(parts)
     again = parts[: len(parts) // 2]
