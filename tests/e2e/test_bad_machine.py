@@ -81,10 +81,22 @@ def test_data_larger_than_the_disk_streams_through(disk: Path, s3: S3Server, dae
     daemon.wait_idle()
 
 
-def test_a_disk_filled_by_somebody_else(disk: Path, s3: S3Server, daemons: Callable[..., Daemon]) -> None:
-    """Where nothing is left to evict, the trainer hears directory and sizes; with room again the same daemon serves."""
+def test_a_disk_filled_by_somebody_else_ends_no_epoch(disk: Path, s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Where nothing is left to evict on disk, shards come from memory, and the trainer notices nothing."""
     labels = _put(s3, 3)
     daemon = daemons(settings=("cache.free_reserve=2MiB",))
+    foreign = disk / "somebody-elses"
+    foreign.write_bytes(bytes(20 * MIB))
+    assert _read(daemon.address) == labels
+    foreign.unlink()
+    assert _read(daemon.address) == labels
+    daemon.wait_idle()
+
+
+def test_a_disk_filled_by_somebody_else(disk: Path, s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Without memory for that the trainer hears directory and sizes; with room again the same daemon serves."""
+    labels = _put(s3, 3)
+    daemon = daemons(settings=("cache.free_reserve=2MiB", "cache.bypass=0"))
     foreign = disk / "somebody-elses"
     foreign.write_bytes(bytes(20 * MIB))
     with pytest.raises(CacheError) as caught:

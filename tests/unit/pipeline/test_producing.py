@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache.layout import FORMAT_FOLDER
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.values import Cursor, EpochEnd, Topology
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from feedd.values import ObjectRef
+    from tests.fakes.feeding import Feeding
 
 COUNTS = (5, 0, 7, 1, 6, 3)
 
@@ -22,6 +25,11 @@ COUNTS = (5, 0, 7, 1, 6, 3)
 def expected(*counts: int) -> list[int]:
     """Return every number of the shards."""
     return [shard * 100 + n for shard, count in enumerate(counts) for n in range(count)]
+
+
+def _lose(rig: Feeding, ref: ObjectRef) -> None:
+    """Remove a shard's file behind the cache's back."""
+    Path(rig.cache._place.file(ref).path).unlink()
 
 
 async def test_every_sample_once_over_ranks_and_epochs(tmp_path: Path) -> None:
@@ -123,7 +131,7 @@ async def test_deleted_cache_files_are_fetched_again(tmp_path: Path) -> None:
         rig.store.numbers(*[4] * 4)
         session = await rig.open(batch_size=16)
         assert len(await batches(session)) == 1
-        shutil.rmtree(tmp_path / "cache" / "v1")
+        shutil.rmtree(tmp_path / "cache" / FORMAT_FOLDER)
         (batch,) = await batches(session)
         assert batch.ints() == expected(*[4] * 4)
         assert sorted(rig.store.reads) == sorted([f"train/{n:02d}.tar" for n in range(4)] * 2)
@@ -136,7 +144,7 @@ async def test_a_damaged_file_costs_one_fetch(tmp_path: Path) -> None:
         session = await rig.open(batch_size=16)
         assert len(await batches(session)) == 1
         (gone,) = [ref for ref in session._parts.listing.refs if ref.key.endswith("02.tar")]
-        rig.cache._filler.path(gone).unlink()
+        _lose(rig, gone)
         (batch,) = await batches(session)
         assert batch.ints() == expected(*[4] * 4)
         assert rig.store.reads.count("train/02.tar") == 2
@@ -150,7 +158,7 @@ async def test_a_file_deleted_before_it_was_indexed(tmp_path: Path) -> None:
         session = await rig.open()
         (ref,) = [ref for ref in session._parts.listing.refs if ref.key.endswith("01.tar")]
         with await rig.cache.acquire([ref]):
-            rig.cache._filler.path(ref).unlink()
+            _lose(rig, ref)
         assert len(await batches(session)) == 2
 
 
