@@ -59,9 +59,11 @@ class Horizon:
     def tell(self, name: Hashable, uses: Iterable[tuple[ObjectRef, float]]) -> Iterator[Use]:
         """Set at which position of the stream each object is needed next."""
         stream = self._streams[name]
+        others = [other for other in self._streams.values() if other is not stream]
         for ref, position in uses:
             stream.positions[ref] = position
-            yield ref, self._time(ref)
+            time = position + stream.shift
+            yield ref, (min(time, _nearest(ref, others)) if others else time)
 
     def advance(self, name: Hashable, at: float) -> Iterator[Use]:
         """Move a stream forward (never back)."""
@@ -71,17 +73,22 @@ class Horizon:
         for other in self._streams.values():
             if self._now - other.time > other.slack_bytes:
                 other.shift = self._now - other.at
-                for ref in other.positions:
-                    yield ref, self._time(ref)
+                yield from self._told(other)
 
     def close(self, name: Hashable) -> Iterator[Use]:
         """Remove a stream: what no other needs has no next use any more."""
-        for ref in self._streams.pop(name).positions:
-            yield ref, self._time(ref)
+        yield from self._told(self._streams.pop(name))
 
-    def _time(self, ref: ObjectRef) -> float:
-        never = math.inf
-        return min(stream.positions.get(ref, never) + stream.shift for stream in (*self._streams.values(), _NOBODY))
+    def _told(self, stream: _Stream) -> Iterator[Use]:
+        """Yield anew all uses of a stream, which may have gone."""
+        streams = tuple(self._streams.values())
+        return ((ref, _nearest(ref, streams)) for ref in stream.positions)
 
 
-_NOBODY = _Stream(0.0, 0.0, 0.0)
+def _nearest(ref: ObjectRef, streams: Iterable[_Stream]) -> float:
+    nearest = math.inf
+    for stream in streams:  # a plain loop: a million times per epoch of a large dataset
+        position = stream.positions.get(ref)
+        if position is not None and position + stream.shift < nearest:
+            nearest = position + stream.shift
+    return nearest
