@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache import files, layout, trouble
@@ -18,8 +18,8 @@ from feedd.errors import CacheUnavailable
 from feedd.units import format_size
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from feedd.cache.lock import DirectoryLock
     from feedd.cache.options import CacheOptions
@@ -116,44 +116,46 @@ def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> lis
 
 def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Found:
     """Sort what is in the directory; unfinished fills, and entries of other formats or of lost runs, are removed."""
+    lost = {run for run in {record[2:] for record in records.values()} if not ledger.holds(*run)}
+    believed = {name: record for name, record in records.items() if record[2:] not in lost} if lost else records
     present: set[str] = set()
     strays: list[Stray] = []
     broken_count = 0
-    believed = {run: ledger.holds(*run) for run in {(record.boot, record.run) for record in records.values()}}
-    for entry in files.listed(directory / layout.FORMAT_FOLDER):
-        record = records.get(layout.entry_name(entry.name))
-        if record is None:
-            if layout.is_temp_name(entry.name):
-                broken_count += _removed(entry.path)
+    for folder, names in files.folders(directory / layout.FORMAT_FOLDER):
+        here = {layout.entry_name(name) for name in names} & believed.keys()  # sets: there may be a million
+        present |= here
+        if len(here) == len(names):
+            continue
+        for name in names:
+            if (layout.entry_name(name) in here and layout.is_entry_name(name)) or not files.is_ours(name):
+                continue
+            if layout.is_temp_name(name) or layout.entry_name(name) in records:
+                broken_count += _removed(folder / name)
             else:
-                strays += _stray(entry)
-        elif believed[record.boot, record.run]:
-            present.add(record.name)
-        else:
-            broken_count += _removed(entry.path)
-    for folder in layout.OLD_FOLDERS:
-        broken_count += sum(_removed(entry.path) for entry in files.listed(directory / folder))
+                strays += _stray(folder / name)
+    for old in layout.OLD_FOLDERS:
+        for folder, names in files.folders(directory / old):
+            broken_count += sum(_removed(folder / name) for name in filter(files.is_ours, names))
     strays.sort(key=lambda stray: stray.written_s)
-    return _Found([record for name, record in records.items() if name in present], strays, broken_count)
+    return _Found([record for name, record in believed.items() if name in present], strays, broken_count)
 
 
-def _removed(path: str) -> int:
+def _removed(path: Path) -> int:
     """Remove a file of ours; 0 where somebody put something else in its place."""
-    candidate = Path(path)
-    if candidate.is_symlink() or not candidate.is_file():
+    if path.is_symlink() or not path.is_file():
         return 0
-    files.remove(candidate)
+    files.remove(path)
     return 1
 
 
-def _stray(entry: os.DirEntry[str]) -> list[Stray]:
+def _stray(path: Path) -> list[Stray]:
     try:
-        if not entry.is_file(follow_symlinks=False):
-            return []
-        status = entry.stat(follow_symlinks=False)
+        status = path.lstat()
     except OSError:
         return []  # gone since it was listed
-    return [Stray(Path(entry.path), layout.whole_pages(status.st_size), status.st_mtime)]
+    if not stat.S_ISREG(status.st_mode):
+        return []
+    return [Stray(path, layout.whole_pages(status.st_size), status.st_mtime)]
 
 
 def _surplus_count(sizes: list[int], limit_bytes: int) -> int:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache import layout, trouble
@@ -16,6 +15,7 @@ from feedd.flow.mapping import FileMapping
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Iterator
+    from pathlib import Path
 
     from feedd.cache.layout import Header
 
@@ -113,20 +113,23 @@ def remove(*paths: Path) -> None:
         raise trouble.unavailable(*failure) from failure[0]
 
 
-def listed(top: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield what a cache made in the folder of one format, foreign names passed over.
+def folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folders a cache made for one format, each with all names in it, foreign ones too.
 
     Raises:
         CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
     """
     try:
-        for folder in _entries(top):
-            if layout.is_folder_name(folder.name):
-                for entry in _entries(folder.path):
-                    if layout.is_entry_name(entry.name) or layout.is_temp_name(entry.name):
-                        yield entry
+        for name in _names(top):
+            if layout.is_folder_name(name):
+                yield top / name, _names(top / name)
     except OSError as error:
         raise trouble.unavailable(error, top.parent) from error
+
+
+def is_ours(name: str) -> bool:
+    """Whether a cache could have made a file of that name: an entry, or an unfinished fill."""
+    return layout.is_entry_name(name) or layout.is_temp_name(name)
 
 
 def walk(directory: Path) -> Iterator[Found]:
@@ -135,16 +138,16 @@ def walk(directory: Path) -> Iterator[Found]:
     Raises:
         CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
     """
-    for entry in listed(directory / layout.FORMAT_FOLDER):
-        found = examine(directory, Path(entry.path))
-        if found is not None:
-            yield found
+    for folder, names in folders(directory / layout.FORMAT_FOLDER):
+        for name in filter(is_ours, sorted(names)):
+            found = examine(directory, folder / name)
+            if found is not None:
+                yield found
 
 
-def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+def _names(folder: Path) -> list[str]:
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        return os.listdir(folder)  # noqa: PTH208 - names, not a Path object for each of a million
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -23,6 +23,7 @@ from feedd.metrics import CACHE_ERRORS, CACHE_PINS, CACHE_RESERVED
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
 from feedd.units import MIB
+from feedd.values import ShardFile
 from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, read
 from tests.fakes.damage import ROOMY, filled, flip, path_of, served
 from tests.fakes.fetchers import until
@@ -312,3 +313,40 @@ async def test_case_52_closed_in_mid_fill(rig: CacheRig) -> None:
     async with rig.open(ROOMY) as cache:
         await served(rig, cache, [whole, *half])
     assert rig.fetcher.calls[whole.key] == 1
+
+
+MEMORY_VICTIM = """
+import asyncio
+from pathlib import Path
+from tests.fakes.caches import CacheRig, read
+
+async def main():
+    rig = CacheRig(Path("unused"), in_memory=True)
+    refs = rig.shards(2)
+    async with rig.open() as cache:
+        with await cache.acquire(refs) as pins:
+            print(pins.files[1].path, pins.files[1].data_at, flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_memory_is_read_by_others_and_gone_with_its_owner(rig: CacheRig) -> None:
+    """A process of this user reads a shard in memory, cannot write it, and nothing is left once its owner is killed."""
+    _, ref = rig.shards(2)
+    command = [sys.executable, "-c", MEMORY_VICTIM]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:  # noqa: ASYNC220 - nothing else runs on this loop
+        assert owner.stdout is not None
+        path, data_at = owner.stdout.readline().split()
+        assert read(ShardFile(ref, path, int(data_at))) == rig.fetcher.data(ref)
+        fd = os.open(path, os.O_RDWR)
+        try:
+            for refused in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0)):
+                with pytest.raises(PermissionError):
+                    refused()
+        finally:
+            os.close(fd)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait(20)
+    assert not os.path.exists(path)  # noqa: ASYNC240, PTH110 - one look at /proc
