@@ -60,7 +60,8 @@ class CacheConfig(Section):
         default_factory=dict, description="most of the cache that objects below a URL may take, longest match first"
     )
     verify: Literal["use", "boot", "off"] = Field(
-        "use", description="when shards are held against their checksums: whenever they go into use, once a start, never"
+        "use",
+        description="when shards are held against their checksums: whenever they go into use, once a start, never",
     )
 
     @field_validator("memory", "bypass")
