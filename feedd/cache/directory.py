@@ -17,13 +17,13 @@ from feedd.errors import CacheUnavailable
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from feedd.cache.blocks import BlockSums
     from feedd.cache.options import CacheOptions
     from feedd.cache.place import Depth, Finding, Opened, Stray
+    from feedd.flow.mapping import FileMapping
     from feedd.values import ObjectRef
 
 _OPEN_DEADLINE_S = 300.0
@@ -175,7 +175,7 @@ class DirectoryPlace:
             self._runs.pop(ref, None)
         return [self._path(ref) for ref in gone]
 
-    def _create(self, temp: Path, size_bytes: int) -> mmap.mmap:
+    def _create(self, temp: Path, size_bytes: int) -> FileMapping:
         reserve_bytes = self._options.free_reserve_bytes
         mapping = self._spares.take(temp, size_bytes, reserve_bytes)
         if mapping is None:

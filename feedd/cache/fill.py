@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class FillWatch:
     """What a fetch may know of the fill it is for: a ``FetchWatch``."""
 
-    def __init__(self, urgency: Callable[[], float], sums: BlockSums) -> None:
+    def __init__(self, urgency: Callable[[], float], sums: BlockSums | None) -> None:
         self._urgency = urgency
         self._sums = sums
 
@@ -33,7 +33,8 @@ class FillWatch:
 
     def arrived(self, span: ByteRange, piece: memoryview) -> None:
         """Take the checksums of a part while it is hot."""
-        self._sums.take(span, piece)
+        if self._sums is not None:
+            self._sums.take(span, piece)
 
 
 class Filler:
@@ -82,8 +83,10 @@ class Filler:
     async def _fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
         draft = await self._create(ref, make_room)
         try:
-            sums = BlockSums(ref.size_bytes)
-            await self._fetch(draft, FillWatch(urgency, sums))
+            sums = BlockSums(ref.size_bytes, layout.data_at(ref))
+            if self.place.shared:
+                draft.mapping.landed = sums.landed
+            await self._fetch(draft, FillWatch(urgency, sums if self.place.shared else None))
             await self.place.publish(draft, sums)
         except BaseException:
             self.place.abandon(draft)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from feedd.cache.blocks import BlockSums
     from feedd.cache.index import CacheIndex
+    from feedd.flow.mapping import FileMapping
     from feedd.values import ObjectRef, ShardFile
 
 
@@ -94,7 +94,7 @@ class Draft:
     """
 
     ref: ObjectRef
-    mapping: mmap.mmap
+    mapping: FileMapping
     temp: Path | None = None
     fd: int = -1
     published: bool = False

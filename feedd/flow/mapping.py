@@ -5,12 +5,28 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from typing import TYPE_CHECKING, NamedTuple
 
-_MADV_POPULATE_READ = 22  # since Linux 5.14; an older kernel says EINVAL and faults page by page, as without us
-_MADV_POPULATE_WRITE = 23
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-_libc = ctypes.CDLL(None, use_errno=True)  # mmap.madvise keeps the interpreter locked meanwhile, this does not
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    Landed = Callable[[int, memoryview], object]
+
+_PIECE_BYTES = 256 << 10  # stays in the processor's cache
+
+
+class FilePlace(NamedTuple):
+    """Where a view of a ``FileMapping`` lies in its file.
+
+    Attributes:
+        fd: the mapping's.
+        at: offset of the view's first byte.
+        landed: see ``FileMapping``.
+    """
+
+    fd: int
+    at: int
+    landed: Landed | None
 
 
 class FileMapping(mmap.mmap):
@@ -21,9 +37,12 @@ class FileMapping(mmap.mmap):
 
     Attributes:
         fd: open as long as the mapping is; duplicated by whoever may outlive that.
+        landed: told by whoever writes through the descriptor, of offset and bytes, while those are still in the
+            processor's cache; from any thread, not kept. None: nobody wants to know.
     """
 
     fd: int
+    landed: Landed | None
 
     def __new__(cls, fd: int, size_bytes: int) -> FileMapping:  # noqa: PYI034 - mmap's own would be typed Self of mmap
         """Map ``size_bytes`` of ``fd``, which stays the caller's.
@@ -33,6 +52,7 @@ class FileMapping(mmap.mmap):
         """
         mapping = super().__new__(cls, fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         mapping.fd = os.dup(fd)
+        mapping.landed = None
         return mapping
 
     def close(self) -> None:
@@ -54,28 +74,36 @@ class FileMapping(mmap.mmap):
             os.close(fd)
 
 
-def file_of(target: memoryview) -> tuple[int, int] | None:
-    """Return descriptor and offset of the file that ``target``, writable and not empty, is a view of; None: of none."""
+def file_of(target: memoryview) -> FilePlace | None:
+    """Return where in which file ``target``, writable and not empty, lies; None where it is no view of one."""
     mapping = target.obj
     if not isinstance(mapping, FileMapping) or mapping.fd < 0:
         return None
-    return mapping.fd, _address(target) - _address(mapping)
+    return FilePlace(mapping.fd, _address(target) - _address(mapping), mapping.landed)
 
 
-def populate(target: memoryview) -> None:
-    """Set up the page tables of ``target``, a part of a ``FileMapping`` that is about to be written through memory.
+def pieces(data: memoryview) -> Iterator[memoryview]:
+    """Yield ``data`` piece by piece, each good until the next is asked for; those of a file are read from it.
 
-    Best effort; what fails is left to faults. Without it every 4 KiB page costs a fault of its own: measured on tmpfs
-    (Linux 6.18) 0.32 to 0.36 CPU-seconds per GB where the file's pages are there already, more than receiving the
-    bytes. Asked to populate for reading, the kernel maps the pages around each fault as well; populating for writing
-    then only walks them: 0.10 together.
+    A copy into memory that is in the processor's cache, instead of a fault for every few pages of a mapping and their
+    unmapping later: measured on tmpfs 0.12 against 0.24 CPU-seconds per GB, checksum included.
+
+    Raises:
+        OSError: the file cannot be read.
     """
-    start = _address(target)
-    end = start + target.nbytes
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    size_bytes = end - end % mmap.PAGESIZE - first
-    if size_bytes > 0 and _libc.madvise(first, size_bytes, _MADV_POPULATE_READ) == 0:
-        _libc.madvise(first, size_bytes, _MADV_POPULATE_WRITE)
+    place = file_of(data) if data.nbytes and not data.readonly else None
+    if place is None:
+        for at in range(0, data.nbytes, _PIECE_BYTES):
+            yield data[at : at + _PIECE_BYTES]
+        return
+    buffer = memoryview(bytearray(min(_PIECE_BYTES, data.nbytes)))
+    at = 0
+    while at < data.nbytes:
+        count = os.preadv(place.fd, [buffer[: data.nbytes - at]], place.at + at)
+        if not count:
+            raise OSError(f"expected {data.nbytes} bytes at {place.at}, got {at}")
+        yield buffer[:count]
+        at += count
 
 
 def _address(memory: memoryview | mmap.mmap) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.flow.mapping import FileMapping, file_of, populate
+from feedd.flow.mapping import FileMapping, FilePlace, file_of
 from feedd.source.s3.direct.mover import Move, Mover
 from feedd.values import ReadProgress
 
@@ -35,7 +35,7 @@ class Rig:
         self.over = threading.Event()
 
     def move(self, size: int = SIZE, at: int = 4096) -> Move:
-        move = Move(self.near.fileno(), (self.file, at), size, self.progress, lambda _: self.over.set())
+        move = Move(self.near.fileno(), FilePlace(self.file, at, None), size, self.progress, lambda _: self.over.set())
         self.mover.add(move)
         return move
 
@@ -103,7 +103,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     """An error of the file is told apart from one of the socket, and the next body is not disturbed by it."""
     readonly = os.open(tmp_path / "file", os.O_RDONLY)
     failed = threading.Event()
-    bad = Move(rig.near.fileno(), (readonly, 0), SIZE, ReadProgress(), lambda _: failed.set())
+    bad = Move(rig.near.fileno(), FilePlace(readonly, 0, None), SIZE, ReadProgress(), lambda _: failed.set())
     rig.mover.add(bad)
     rig.send(DATA[:300_000])
     assert failed.wait(20)
@@ -112,7 +112,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        rig.mover.add(Move(near.fileno(), (rig.file, 0), 1000, rig.progress, lambda _: rig.over.set()))
+        rig.mover.add(Move(near.fileno(), FilePlace(rig.file, 0, None), 1000, rig.progress, lambda _: rig.over.set()))
         far.sendall(DATA[:1000])
         assert rig.ended()
     assert os.pread(rig.file, 1000, 0) == DATA[:1000]
@@ -137,7 +137,9 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
     for index, (near, far) in enumerate(pairs):
         near.setblocking(False)
         far.setblocking(False)
-        mover.add(Move(near.fileno(), (file, index * SIZE), SIZE, ReadProgress(), lambda _: done.release()))
+        mover.add(
+            Move(near.fileno(), FilePlace(file, index * SIZE, None), SIZE, ReadProgress(), lambda _: done.release())
+        )
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(30):
         await asyncio.gather(*[loop.sock_sendall(far, DATA) for _, far in pairs])
@@ -152,17 +154,16 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
 
 
 def test_file_of_a_view(tmp_path: Path) -> None:
-    """A slice of a mapping leads to its place in the file; other memory to none; populating changes no byte."""
+    """A slice of a mapping leads to its place in the file; other memory to none."""
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.write(file, DATA[:20_000])
     mapping = FileMapping(file, 20_000)
     with memoryview(mapping) as whole, whole[5000:] as part, part[10:] as inner:
         found = file_of(inner)
         assert found is not None
-        assert found[1] == 5010
-        os.pwrite(found[0], b"there", 5010)
+        assert found.at == 5010
+        os.pwrite(found.fd, b"there", 5010)
         assert bytes(inner[:5]) == b"there"
-        populate(inner)
         assert bytes(inner[5:]) == DATA[5015:20_000]
     assert file_of(memoryview(bytearray(10))) is None
     fd = mapping.fd

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, FeeddError
 from feedd.source.s3.direct.answer import Answer
-from feedd.source.s3.direct.body import file_body
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.source.s3.direct.body import FileBody
-    from feedd.source.s3.direct.mover import Mover
+    from feedd.source.s3.direct.body import FileBody, Files, FileWrite
 
 _HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
 _NOTHING = memoryview(bytearray())
@@ -40,7 +38,7 @@ class Connection(asyncio.BufferedProtocol):
         read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
         on_lost: called once, when the socket is gone.
         address: where it leads.
-        mover: takes bodies whose target is a file's, so that they need not come through here.
+        files: takes bodies whose target is a file's, so that they need not come through its mapping.
     """
 
     def __init__(
@@ -48,11 +46,12 @@ class Connection(asyncio.BufferedProtocol):
         read_timeout_s: float,
         on_lost: Callable[[Connection], object],
         address: str = "",
-        mover: Mover | None = None,
+        files: Files | None = None,
     ) -> None:
         self.address = address
-        self._mover = mover
+        self._files = files
         self._file_body: FileBody | None = None
+        self._file_write: FileWrite | None = None
         self._loop = asyncio.get_running_loop()
         self._check_every_s = read_timeout_s / 2
         self._on_lost = on_lost
@@ -141,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
         """Transport: where the next bytes go."""
         if self._in_body:
-            return self._target[self._at :]
+            return self._file_write.buffer(self._at) if self._file_write else self._target[self._at :]
         return self._scratch[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -149,6 +148,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._in_body:
             if not self._at:
                 self._progress.first_byte_s = time.monotonic()
+            if self._file_write is not None:
+                try:
+                    self._file_write.write(self._at, nbytes)
+                except FeeddError as error:
+                    self._fail(error)
+                    return
             self._at += nbytes
             self._progress.filled_bytes = self._at
             if self._at == self._size:
@@ -224,8 +229,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._at == self._size:
             self._finish()
             return
-        rest = self._target[self._at :]
-        self._file_body = file_body(self._mover, self._transport, rest, self._progress, self._moved)
+        if self._files is None:
+            return
+        self._file_write = self._files.write(self._target, self._at)
+        self._file_body = self._files.body(self._transport, self._target, self._progress, self._moved)
         if self._file_body is not None:
             self._file_body.begin(self._loop)
 
@@ -284,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         """Offer the kernel nothing of anybody's memory from here on."""
         if self._file_body is not None:
             self._file_body.stop()
-            self._file_body = None
+        self._file_body = self._file_write = None
         self._target = _NOTHING
         self._progress = _NOBODYS
         self._judge = self._answer = None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from feedd.source.options import SourceOptions
     from feedd.source.s3.direct.answer import Answer
-    from feedd.source.s3.direct.mover import Mover
+    from feedd.source.s3.direct.body import Files
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
 _RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds, and wants load spread over them
@@ -57,9 +57,9 @@ class ConnectionPool:
     where there is one. Where the process has no descriptor left, idle connections are given up and others awaited.
     """
 
-    def __init__(self, endpoint: Endpoint, limits: SourceOptions, mover: Mover | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None) -> None:
         self._endpoint = endpoint
-        self._mover = mover
+        self._files = files
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.parts_in_flight)
@@ -246,7 +246,7 @@ class ConnectionPool:
     async def _connect_to(self, address: str) -> Connection:
         endpoint = self._endpoint
         _, connection = await self._loop.create_connection(
-            lambda: Connection(self._limits.read_timeout_s, self._forget, address, self._mover),
+            lambda: Connection(self._limits.read_timeout_s, self._forget, address, self._files),
             address,
             endpoint.port,
             ssl=endpoint.tls,

@@ -21,6 +21,7 @@ from feedd.source.once import Once
 from feedd.source.pages import closing_pages
 from feedd.source.s3.answer import RangeHead, answered_by, check_head
 from feedd.source.s3.client import trusted_authorities
+from feedd.source.s3.direct.body import Files
 from feedd.source.s3.direct.mover import Mover
 from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
 from feedd.source.s3.direct.sign import Template, catch_template
@@ -191,7 +192,8 @@ class DirectStore:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
             if tls is None and self._mover is None:
                 self._mover = Mover()
-            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, self._mover)
+            files = Files(self._mover if tls is None else None)
+            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, files)
         return pool
 
     def _hand_over(self, reason: str) -> None:
