@@ -79,10 +79,14 @@ class FetchConfig(Section):
     parts_in_flight: int = Field(16, ge=1, le=4096, description="most range requests at one time")
     bytes_in_flight: Size = Field(256 * MIB, ge=MIB, description="most bytes asked for and not yet received")
     attempts: int = Field(8, ge=1, le=100, description="how often one request is sent before it is an error")
+    retry_deadline: Duration = Field(300.0, gt=0, description="how long a failing request is tried again")
     connect_timeout: Duration = Field(5.0, gt=0, le=600, description="longest wait for a connection")
     read_timeout: Duration = Field(30.0, gt=0, le=3600, description="longest silence on a connection")
     transport: Literal["auto", "direct", "aiobotocore"] = Field(
         "auto", description="how objects are received; direct: straight into the cache; auto: direct but for proxies"
+    )
+    verify: Literal["off", "length", "checksum"] = Field(
+        "checksum", description="what fetched objects are held against; checksum: the store's own, where it has one"
     )
 
 

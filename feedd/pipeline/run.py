@@ -38,9 +38,11 @@ def source_options(config: Config) -> SourceOptions:
         parts_in_flight=fetch.parts_in_flight,
         bytes_in_flight=fetch.bytes_in_flight,
         attempts_max=fetch.attempts,
+        retry_deadline_s=fetch.retry_deadline,
         connect_timeout_s=fetch.connect_timeout,
         read_timeout_s=fetch.read_timeout,
         transport=fetch.transport,
+        verify=fetch.verify,
         s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
     )
 

@@ -10,6 +10,7 @@ from feedd.units import MIB
 
 AddressingStyle = Literal["auto", "path", "virtual"]
 Transport = Literal["auto", "direct", "aiobotocore"]
+Verify = Literal["off", "length", "checksum"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,9 @@ class SourceOptions:
         part_size_bytes: size of one ranged GET.
         parts_in_flight: ranged GETs at one time, over all shards; also connections per bucket.
         bytes_in_flight: bytes of parts being received at one time.
-        attempts_max: attempts of one request, the first included.
+        attempts_max: attempts of one request that bring nothing, the first included; being told to slow down is
+            bounded by time instead.
+        retry_deadline_s: how long a request is tried again, besides the time for its bytes.
         connect_timeout_s: longest wait for a connection.
         read_timeout_s: longest silence of a server that owes us bytes.
         rate_floor_bytes_s: a part may take ``connect + read timeout + size / this``.
@@ -54,6 +57,9 @@ class SourceOptions:
         file_threads: threads that read local files.
         transport: who receives objects from S3. ``direct``: our own HTTP reader, straight into the target;
             ``aiobotocore``: the SDK; ``auto``: ours, the SDK behind a proxy. What only the SDK can address it reads.
+        verify: what is held against what. ``length``: each answer's length, range and version against what was asked
+            for; ``checksum``: besides, each object's bytes against the checksum its store keeps, where it keeps one;
+            ``off``: as ``length``, which costs nothing.
         s3: access by bucket; ``*`` for those not named.
     """
 
@@ -61,6 +67,7 @@ class SourceOptions:
     parts_in_flight: int = 16
     bytes_in_flight: int = 256 * MIB
     attempts_max: int = 8
+    retry_deadline_s: float = 300.0
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     rate_floor_bytes_s: int = MIB // 4
@@ -68,6 +75,7 @@ class SourceOptions:
     heads_in_flight: int = 64
     file_threads: int = 8
     transport: Transport = "auto"
+    verify: Verify = "checksum"
     s3: Mapping[str, S3Options] = field(default_factory=dict)
 
     def for_bucket(self, bucket: str) -> S3Options:
@@ -77,3 +85,7 @@ class SourceOptions:
     def read_deadline_s(self, size_bytes: int) -> float:
         """Return how long one request for ``size_bytes`` may take in all."""
         return self.connect_timeout_s + self.read_timeout_s + size_bytes / self.rate_floor_bytes_s
+
+    def whole_deadline_s(self, size_bytes: int) -> float:
+        """Return how long ``size_bytes`` may take with every attempt they need."""
+        return self.retry_deadline_s + size_bytes / self.rate_floor_bytes_s
