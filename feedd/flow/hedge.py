@@ -1,0 +1,204 @@
+"""When a request is slow enough to ask a second time: a pure decision from what was seen recently."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from feedd.units import MIB
+
+_WINDOW_COUNT = 256
+_SORT_EVERY = 16  # order statistics move slowly: sorting for each sample would cost more than it tells
+
+
+@dataclass(frozen=True, slots=True)
+class HedgePolicy:
+    """What counts as slow, and what may be spent on it.
+
+    A first byte is late after ``late_factor`` times the recent p95; after no more than ``median_factor`` times the
+    median, since a few outliers among the first samples are all of the p95; and never before ``part_share`` of the
+    time a part takes or ``floor_s``, since a part that hardly lasts longer is not worth a second request.
+
+    Attributes:
+        samples_min: parts seen before anything is judged.
+        late_factor: see above.
+        median_factor: see above.
+        part_share: share of the median part's time; also the time between two looks at a body.
+        floor_s: shortest time that is called late, and between two looks at a body.
+        slow_factor: a body so many times slower than the recent median drips.
+        first_look_s: time between looks while there are too few samples.
+        share: of the bytes read that may be asked for again.
+        initial_bytes: may be asked for again before anything was read; also the most that is saved up.
+        quiet_s: no second requests for so long after the store asked to slow down.
+    """
+
+    samples_min: int = 8
+    late_factor: float = 2.0
+    median_factor: float = 6.0
+    part_share: float = 0.25
+    floor_s: float = 0.05
+    slow_factor: float = 4.0
+    first_look_s: float = 0.1
+    share: float = 0.05
+    initial_bytes: int = 64 * MIB
+    quiet_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What is seen of one request at one moment.
+
+    Attributes:
+        at_s: since the request was made.
+        filled_bytes: received by then.
+        first_byte_s: when the first byte came, since the request was made; None: not yet.
+    """
+
+    at_s: float
+    filled_bytes: int = 0
+    first_byte_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hedge:
+    """Ask again for what is missing; its bytes are charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Nothing to do for ``after_s``."""
+
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Do not look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Usual:
+    """What is usual: seconds to the first byte, bytes per second of a body."""
+
+    first_p50_s: float
+    first_p95_s: float
+    rate_p50: float
+
+
+class Hedger:
+    """Judges the requests to one bucket. Time comes in from outside; nothing is random.
+
+    Second requests are paid for from an account fed with a share of the bytes read, so that a store where everything
+    is slow is not asked for everything twice.
+    """
+
+    def __init__(self, policy: HedgePolicy | None = None) -> None:
+        self._policy = policy or HedgePolicy()
+        self._first_s: deque[float] = deque(maxlen=_WINDOW_COUNT)
+        self._rates: deque[float] = deque(maxlen=_WINDOW_COUNT)
+        self._account_bytes: float = self._policy.initial_bytes
+        self._quiet_until_s = float("-inf")
+        self._usual: _Usual | None = None
+        self._unsorted_count = 0
+
+    def __repr__(self) -> str:
+        return f"Hedger({len(self._first_s)} samples, {int(self._account_bytes)} bytes to spend)"
+
+    @property
+    def account_bytes(self) -> float:
+        """Bytes that may be asked for a second time now."""
+        return self._account_bytes
+
+    def look_after_s(self, size_bytes: int) -> float | None:
+        """Return how long after it was made to look at a request for the first time; None: never."""
+        if not size_bytes or not self._policy.share:
+            return None
+        if self._usual is None:
+            return self._policy.first_look_s
+        return self._late_s(self._usual, size_bytes)
+
+    def judge(self, size_bytes: int, sight: Sight, before: Sight | None, now_s: float) -> Hedge | LookAgain | Leave:
+        """Return what to do about a request for ``size_bytes``; where that is ``Hedge``, the missing rest is charged.
+
+        Args:
+            size_bytes: of the whole request.
+            sight: what is seen of it now.
+            before: what was seen at the look before this one.
+            now_s: on the clock ``throttled`` is told of.
+        """
+        rest_bytes = size_bytes - sight.filled_bytes
+        if rest_bytes <= 0:
+            return Leave()
+        usual = self._usual
+        if usual is None:
+            return LookAgain(self._policy.first_look_s)
+        step_s = max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
+        wait_s = (
+            self._late_s(usual, size_bytes) - sight.at_s
+            if sight.first_byte_s is None
+            else self._body_wait_s(usual, sight, before, rest_bytes, step_s)
+        )
+        if wait_s > 0:
+            return LookAgain(max(wait_s, 1e-3))
+        if now_s < self._quiet_until_s or rest_bytes > self._account_bytes:
+            return LookAgain(step_s)
+        self._account_bytes -= rest_bytes
+        return Hedge()
+
+    def note(self, size_bytes: int, first_byte_s: float, whole_s: float) -> None:
+        """Take a request into account that was answered in full.
+
+        Args:
+            size_bytes: what it brought.
+            first_byte_s: from making it to its first byte.
+            whole_s: from making it to its last byte.
+        """
+        policy = self._policy
+        self._account_bytes = min(self._account_bytes + policy.share * size_bytes, policy.initial_bytes)
+        self._rates.append(size_bytes / max(whole_s - first_byte_s, 1e-6))
+        self._note_first(first_byte_s)
+
+    def note_slow(self, waited_s: float) -> None:
+        """Take a request into account that was given up without a byte after ``waited_s``.
+
+        Leaving them out would make what is slow look ever rarer, and ever less count as slow.
+        """
+        self._note_first(waited_s)
+
+    def throttled(self, now_s: float) -> None:
+        """Take note that the store asked to slow down."""
+        self._quiet_until_s = now_s + self._policy.quiet_s
+
+    def _note_first(self, first_byte_s: float) -> None:
+        self._first_s.append(first_byte_s)
+        self._unsorted_count += 1
+        if len(self._rates) < self._policy.samples_min:
+            return
+        if self._usual is None or self._unsorted_count >= _SORT_EVERY:
+            self._unsorted_count = 0
+            first_s, rates = sorted(self._first_s), sorted(self._rates)
+            p95_s = first_s[int(0.95 * (len(first_s) - 1))]
+            self._usual = _Usual(first_s[len(first_s) // 2], p95_s, rates[len(rates) // 2])
+
+    def _late_s(self, usual: _Usual, size_bytes: int) -> float:
+        policy = self._policy
+        late_s = min(policy.late_factor * usual.first_p95_s, policy.median_factor * usual.first_p50_s)
+        return max(late_s, policy.part_share * _part_s(usual, size_bytes), policy.floor_s)
+
+    def _body_wait_s(self, usual: _Usual, sight: Sight, before: Sight | None, rest_bytes: int, step_s: float) -> float:
+        """Return when to look at a body again; 0: it stalls or drips."""
+        assert sight.first_byte_s is not None
+        if before is None or before.first_byte_s is None:
+            before = Sight(sight.first_byte_s)
+        for_s = sight.at_s - before.at_s
+        if for_s < step_s / 2:  # too short to tell a pause from a stall
+            return step_s
+        rate = (sight.filled_bytes - before.filled_bytes) / for_s
+        if rate * self._policy.slow_factor >= usual.rate_p50:
+            return step_s
+        # the end of a body is not worth it: a second request takes its time, too
+        return 0.0 if rest_bytes > 2 * rate * (usual.first_p50_s + rest_bytes / usual.rate_p50) else step_s
+
+
+def _part_s(usual: _Usual, size_bytes: int) -> float:
+    return usual.first_p50_s + size_bytes / usual.rate_p50
