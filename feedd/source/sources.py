@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
+from feedd.flow.hedge import Hedger
 from feedd.flow.retry import RetryPolicy
+from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore
 from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
@@ -109,7 +111,8 @@ class Sources:
         metered = MeteredStore(bare, self._recorder, self._clock)
         limited = LimitStore(metered, self._options.parts_in_flight + self._options.heads_in_flight)
         policy = RetryPolicy(attempts_max=self._options.attempts_max)
-        return RetryStore(limited, policy, self._clock, self._recorder)
+        hedged = limited if bare.root == FILE_ROOT else HedgeStore(limited, Hedger(), self._recorder)
+        return RetryStore(hedged, policy, self._clock, self._recorder)
 
     async def _plain(self, location: Location) -> list[ObjectRef]:
         store = self.store(location.root)
