@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.errors import CacheUnavailable
 from feedd.flow.mapping import FilePlace, file_of
-from feedd.source.s3.direct.mover import Move, Mover
+from feedd.source.s3.direct.mover import Move, Mover, Movers
 
 if TYPE_CHECKING:
     import asyncio
@@ -106,11 +106,11 @@ class FileWrite:
 
 
 class Files:
-    """How bodies get into files: made once per pool, plain connections with a mover, those with TLS without."""
+    """How bodies get into files: made once per pool, plain connections with movers, those with TLS without."""
 
-    def __init__(self, mover: Mover | None) -> None:
-        self._mover = mover
-        self._buffer = None if mover else memoryview(bytearray(_BUFFER_BYTES))
+    def __init__(self, movers: Movers | None) -> None:
+        self._movers = movers
+        self._buffer = None if movers else memoryview(bytearray(_BUFFER_BYTES))
 
     def body(
         self,
@@ -123,12 +123,12 @@ class Files:
 
         So much of ``target`` as ``progress`` says is filled already.
         """
-        here = _place(target, progress.filled_bytes) if self._mover is not None else None
-        if here is None or self._mover is None:
+        here = _place(target, progress.filled_bytes) if self._movers is not None else None
+        if here is None or self._movers is None:
             return None
         done = progress.filled_bytes
         place = FilePlace(here.fd, here.at + done, here.landed)
-        return FileBody(self._mover, transport, place, target.nbytes - done, progress, ended)
+        return FileBody(self._movers.least_busy(), transport, place, target.nbytes - done, progress, ended)
 
     def write(self, target: memoryview, done: int) -> FileWrite | None:
         """Return what writes decrypted bytes to ``target``'s file; None where they may as well go there directly.

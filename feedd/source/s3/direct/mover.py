@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PIPE_BYTES = 1 << 20  # the most an unprivileged process gets; smaller ones cost more: measured, 256 KiB a third more
 _LOW_WATER_BYTES = 256 << 10  # woken for that much: fewer turns, and progress is still seen several times per part
 _BUFFER_BYTES = 256 << 10  # stays in the processor's cache
+_MOVERS_MAX = 2
 _MOVE = 1  # SPLICE_F_MOVE
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP
@@ -175,8 +176,29 @@ class Pipe:
         self.__init__()  # type: ignore[misc]  # the same two facts, anew
 
 
+class Movers:
+    """As many movers as are worth it; bodies go to the one that has the least to do."""
+
+    def __init__(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._all = [Mover() for _ in range(min(cores, _MOVERS_MAX))]
+
+    def least_busy(self) -> Mover:
+        """Return it."""
+        return min(self._all, key=lambda mover: mover.load)
+
+    def close(self) -> None:
+        """Close all; see ``Mover.close``."""
+        for mover in self._all:
+            mover.close()
+
+
 class Mover:
-    """Moves any number of bodies at a time, a step of each in turn, in one thread."""
+    """Moves any number of bodies at a time, a step of each in turn, in one thread.
+
+    Attributes:
+        load: bodies given to it and not at their end.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -185,6 +207,7 @@ class Mover:
         self._new: list[Move] = []
         self._lock = threading.Lock()
         self._closing = False
+        self.load = 0  # changed under the lock
         self._thread = threading.Thread(target=self._run, name="feedd-mover", daemon=True)
         self._thread.start()
 
@@ -192,6 +215,7 @@ class Mover:
         """Begin; ``move`` tells from this thread when it is over."""
         with self._lock:
             self._new.append(move)
+            self.load += 1
         self.look()
 
     def look(self) -> None:
@@ -245,4 +269,6 @@ class Mover:
     def _end(self, moves: dict[int, Move], move: Move) -> None:
         del moves[move.sock_fd]
         self._epoll.unregister(move.sock_fd)
+        with self._lock:
+            self.load -= 1
         move.finish()

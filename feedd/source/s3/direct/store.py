@@ -22,7 +22,7 @@ from feedd.source.pages import closing_pages
 from feedd.source.s3.answer import RangeHead, answered_by, check_head
 from feedd.source.s3.client import trusted_authorities
 from feedd.source.s3.direct.body import Files
-from feedd.source.s3.direct.mover import Mover
+from feedd.source.s3.direct.mover import Movers
 from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
 from feedd.source.s3.direct.sign import Template, catch_template
 from feedd.source.s3.errors import MOVED, code_of
@@ -66,7 +66,7 @@ class DirectStore:
         self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
         self._tls: Once[ssl.SSLContext] = Once(lambda: asyncio.to_thread(_tls_context, trusted_authorities(self._s3)))
-        self._mover: Mover | None = None
+        self._movers: Movers | None = None
         self._logged: set[str] = set()
 
     def __repr__(self) -> str:
@@ -123,8 +123,8 @@ class DirectStore:
         """Close connections; idempotent."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._sdk.close)
-            if self._mover is not None:
-                stack.push_async_callback(asyncio.to_thread, self._mover.close)
+            if self._movers is not None:
+                stack.push_async_callback(asyncio.to_thread, self._movers.close)
             for pool in self._pools.values():
                 stack.push_async_callback(pool.aclose)
 
@@ -190,9 +190,9 @@ class DirectStore:
         pool = self._pools.get(template.origin)
         if pool is None:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
-            if tls is None and self._mover is None:
-                self._mover = Mover()
-            files = Files(self._mover if tls is None else None)
+            if tls is None and self._movers is None:
+                self._movers = Movers()
+            files = Files(self._movers if tls is None else None)
             pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, files)
         return pool
 
