@@ -88,6 +88,9 @@ class FetchConfig(Section):
     verify: Literal["off", "length", "checksum"] = Field(
         "checksum", description="what fetched objects are held against; checksum: the store's own, where it has one"
     )
+    hedge_share: float = Field(
+        0.05, ge=0, le=1, description="most bytes asked for twice because they are slow, as a share of all; 0: none"
+    )
 
 
 class DecodeConfig(Section):

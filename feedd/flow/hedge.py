@@ -25,6 +25,7 @@ class HedgePolicy:
         median_factor: see above.
         part_share: share of the median part's time; also the time between two looks at a body.
         floor_s: shortest time that is called late, and between two looks at a body.
+        lag_max_s: a look that came later than that is no evidence.
         slow_factor: a body so many times slower than the recent median drips.
         first_look_s: time between looks while there are too few samples.
         share: of the bytes read that may be asked for again.
@@ -37,6 +38,7 @@ class HedgePolicy:
     median_factor: float = 6.0
     part_share: float = 0.25
     floor_s: float = 0.05
+    lag_max_s: float = 0.02
     slow_factor: float = 4.0
     first_look_s: float = 0.1
     share: float = 0.05
@@ -52,11 +54,13 @@ class Sight:
         at_s: since the request was made.
         filled_bytes: received by then.
         first_byte_s: when the first byte came, since the request was made; None: not yet.
+        lag_s: how much later than wanted the look itself came.
     """
 
     at_s: float
     filled_bytes: int = 0
     first_byte_s: float | None = None
+    lag_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,8 @@ class Hedger:
             if sight.first_byte_s is None
             else self._body_wait_s(usual, sight, before, rest_bytes, step_s)
         )
+        if sight.lag_s > self._policy.lag_max_s:
+            wait_s = step_s  # who cannot look in time cannot tell who else is late
         if wait_s > 0:
             return LookAgain(max(wait_s, 1e-3))
         if now_s < self._quiet_until_s or rest_bytes > self._account_bytes:

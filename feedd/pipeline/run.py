@@ -43,6 +43,7 @@ def source_options(config: Config) -> SourceOptions:
         read_timeout_s=fetch.read_timeout,
         transport=fetch.transport,
         verify=fetch.verify,
+        hedge_share=fetch.hedge_share,
         s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
     )
 

@@ -125,8 +125,7 @@ class _Race:
             self._failures.clear()  # their tracebacks lead here
 
     async def _run_first(self, group: asyncio.TaskGroup, after_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(after_s, self._look, group)
+        self._look_in(after_s, group)
         try:
             async with asyncio.timeout(None) as scope:
                 self._scope = scope
@@ -142,17 +141,24 @@ class _Race:
             self._scope = None
             self._timer.cancel()
 
+    def _look_in(self, after_s: float, group: asyncio.TaskGroup) -> None:
+        self._look_at_s = self._now_s() + after_s
+        self._timer = asyncio.get_running_loop().call_later(after_s, self._look, group)
+
     def _look(self, group: asyncio.TaskGroup) -> None:
         """Called by the timer: see how the first request is doing."""
         now_s = self._now_s()
         first_s = self._progress.first_byte_s
         sight = Sight(
-            now_s - self._started_s, self._progress.filled_bytes, None if first_s is None else first_s - self._started_s
+            now_s - self._started_s,
+            self._progress.filled_bytes,
+            None if first_s is None else first_s - self._started_s,
+            lag_s=now_s - self._look_at_s,
         )
         verdict = self._hedger.judge(self._span.size_bytes, sight, self._before, now_s)
         self._before = sight
         if isinstance(verdict, LookAgain):
-            self._timer = asyncio.get_running_loop().call_later(verdict.after_s, self._look, group)
+            self._look_in(verdict.after_s, group)
         elif isinstance(verdict, Hedge):
             self._rest_at = sight.filled_bytes
             self.hedged_bytes = self._span.size_bytes - self._rest_at

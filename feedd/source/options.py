@@ -60,6 +60,7 @@ class SourceOptions:
         verify: what is held against what. ``length``: each answer's length, range and version against what was asked
             for; ``checksum``: besides, each object's bytes against the checksum its store keeps, where it keeps one;
             ``off``: as ``length``, which costs nothing.
+        hedge_share: of the bytes read so much may be asked for a second time, where a part is slow; 0: none.
         s3: access by bucket; ``*`` for those not named.
     """
 
@@ -76,6 +77,7 @@ class SourceOptions:
     file_threads: int = 8
     transport: Transport = "auto"
     verify: Verify = "checksum"
+    hedge_share: float = 0.05
     s3: Mapping[str, S3Options] = field(default_factory=dict)
 
     def for_bucket(self, bucket: str) -> S3Options:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
-from feedd.flow.hedge import Hedger
+from feedd.flow.hedge import HedgePolicy, Hedger
 from feedd.flow.retry import RetryPolicy
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
@@ -111,8 +111,13 @@ class Sources:
         metered = MeteredStore(bare, self._recorder, self._clock)
         limited = LimitStore(metered, self._options.parts_in_flight + self._options.heads_in_flight)
         policy = RetryPolicy(attempts_max=self._options.attempts_max)
-        hedged = limited if bare.root == FILE_ROOT else HedgeStore(limited, Hedger(), self._recorder)
-        return RetryStore(hedged, policy, self._clock, self._recorder)
+        return RetryStore(self._hedged(limited), policy, self._clock, self._recorder)
+
+    def _hedged(self, store: ObjectStore) -> ObjectStore:
+        share, part_bytes = self._options.hedge_share, self._options.part_size_bytes
+        if store.root == FILE_ROOT or not share:
+            return store
+        return HedgeStore(store, Hedger(HedgePolicy(share=share, initial_bytes=8 * part_bytes)), self._recorder)
 
     async def _plain(self, location: Location) -> list[ObjectRef]:
         store = self.store(location.root)

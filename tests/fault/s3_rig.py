@@ -34,7 +34,12 @@ class Rig:
     ) -> None:
         self.recorder = TallyRecorder()
         self.clock = TimelessClock()
-        settings: dict[str, float] = {"connect_timeout_s": 2.0, "read_timeout_s": 5.0, "attempts_max": 4} | changes
+        settings: dict[str, float] = {
+            "connect_timeout_s": 2.0,
+            "read_timeout_s": 5.0,
+            "attempts_max": 4,
+            "hedge_share": 0.0,
+        } | changes
         settings = {"parts_in_flight": 4, "bytes_in_flight": 3 * PART_BYTES} | settings
         self.options = SourceOptions(
             part_size_bytes=PART_BYTES,
