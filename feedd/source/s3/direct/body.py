@@ -1,10 +1,11 @@
-"""A body on its way from a connection's socket straight into a file, seen from the event loop."""
+"""Where the body of an answer goes, and on which way: the bytes are received once, by the cheapest one there is."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
 from feedd.errors import CacheUnavailable
 from feedd.flow.mapping import FilePlace, file_of
@@ -20,8 +21,78 @@ _BUFFER_BYTES = 256 << 10
 _WORTH_IT_BYTES = 256 << 10  # below that a turn through another thread costs more than it saves
 
 
-class FileBody:
-    """Takes a transport's socket over until the body is whole; the transport is paused meanwhile.
+class Body(Protocol):
+    """One body on its way; ``progress`` follows it."""
+
+    def buffer(self) -> memoryview:
+        """Return where the next bytes may be put, never beyond the body's end."""
+
+    def received(self, size_bytes: int) -> None:
+        """Take note of bytes that were put there.
+
+        Raises:
+            CacheUnavailable: the target's file cannot be written.
+        """
+
+    def stop(self) -> None:
+        """Let go of the target: nothing is written to it from here on."""
+
+
+class MemoryBody:
+    """Received straight into the target."""
+
+    def __init__(self, target: memoryview, progress: ReadProgress) -> None:
+        self._target = target
+        self._progress = progress
+
+    def buffer(self) -> memoryview:
+        """Return what is left of the target."""
+        return self._target[self._progress.filled_bytes :]
+
+    def received(self, size_bytes: int) -> None:
+        """Count."""
+        _count(self._progress, size_bytes)
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+
+class WrittenBody:
+    """Decrypted into a buffer and written to the target's file: whole pages, that need not be cleared first.
+
+    The buffer is shared by all connections of a pool, and stays in the processor's cache: a protocol is asked for
+    its buffer and told what is in it in one turn of the loop.
+    """
+
+    def __init__(self, buffer: memoryview, place: FilePlace, size_bytes: int, progress: ReadProgress) -> None:
+        self._buffer = buffer
+        self._fd, self._start, self._landed = place
+        self._size_bytes = size_bytes
+        self._progress = progress
+
+    def buffer(self) -> memoryview:
+        """Return the buffer."""
+        return self._buffer[: self._size_bytes - self._progress.filled_bytes]
+
+    def received(self, size_bytes: int) -> None:
+        """Write that much of it; see ``Body.received``."""
+        at = self._start + self._progress.filled_bytes
+        done = 0
+        try:
+            while done < size_bytes:
+                done += os.pwrite(self._fd, self._buffer[done:size_bytes], at + done)
+        except OSError as error:
+            raise _unwritten(error) from error
+        if self._landed is not None:
+            self._landed(at, self._buffer[:size_bytes])
+        _count(self._progress, size_bytes)
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+
+class MovedBody:
+    """Moved from the transport's socket to the target's file by a thread; the transport is paused meanwhile.
 
     ``ended(error)`` is called on the loop: None: all is in the file, and the transport reads again. It is not called
     after ``stop``, which returns when nothing can be written any more.
@@ -31,28 +102,35 @@ class FileBody:
         self,
         mover: Mover,
         transport: Any,  # noqa: ANN401 - of whichever loop: uvloop's are no asyncio.Transport
-        place: FilePlace,
-        size_bytes: int,
-        progress: ReadProgress,
+        loop: asyncio.AbstractEventLoop,
         ended: Callable[[Exception | None], object],
     ) -> None:
         self._mover = mover
         self._transport = transport
-        self._progress = progress
-        self._ended = ended
-        transport.pause_reading()
-        sock_fd = transport.get_extra_info("socket").fileno()
-        self._move = Move(sock_fd, place, size_bytes, progress, self._over)
-
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand it to the thread."""
         self._loop = loop
+        self._ended = ended
+        self._move: Move | None = None
+
+    def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress) -> None:
+        """Hand what is left of the body to the thread."""
+        self._transport.pause_reading()
+        sock_fd = self._transport.get_extra_info("socket").fileno()
+        self._move = Move(sock_fd, place, size_bytes, progress, self._over)
         self._mover.add(self._move)
+
+    def buffer(self) -> memoryview:
+        """Raise: the transport does not read."""
+        raise AssertionError("a paused transport reads")
+
+    def received(self, size_bytes: int) -> None:
+        """Raise: the transport does not read."""
+        raise AssertionError(f"a paused transport read {size_bytes} bytes")
 
     def stop(self) -> None:
         """End it here."""
-        self._move.stop()
-        self._mover.look()
+        if self._move is not None:
+            self._move.stop()
+            self._mover.look()
 
     def _over(self, move: Move) -> None:
         """Called in the mover's thread."""
@@ -63,8 +141,7 @@ class FileBody:
         if move.stopped:
             return
         if move.file_error is not None:
-            got = move.file_error.strerror
-            self._ended(CacheUnavailable(f"expected to write what was received, got {got}", stage="source"))
+            self._ended(_unwritten(move.file_error))
         elif move.socket_error is not None:
             self._ended(move.socket_error)
         else:
@@ -72,75 +149,42 @@ class FileBody:
             self._ended(None)
 
 
-class FileWrite:
-    """Writes what was decrypted into a buffer to the target's file: whole pages that need not be cleared first.
-
-    The buffer is shared by all connections of a pool, and stays in the processor's cache: a protocol is asked for
-    its buffer and told what is in it in one turn of the loop.
-    """
-
-    def __init__(self, buffer: memoryview, place: FilePlace, size_bytes: int) -> None:
-        self._buffer = buffer
-        self._fd, self._start, self._landed = place
-        self._size_bytes = size_bytes
-
-    def buffer(self, at: int) -> memoryview:
-        """Return where the bytes from ``at`` on may be put, never beyond the body's end."""
-        return self._buffer[: self._size_bytes - at]
-
-    def write(self, at: int, size_bytes: int) -> None:
-        """Write that much of the buffer.
-
-        Raises:
-            CacheUnavailable: the file cannot be written.
-        """
-        try:
-            done = 0
-            while done < size_bytes:
-                done += os.pwrite(self._fd, self._buffer[done:size_bytes], self._start + at + done)
-        except OSError as error:
-            message = f"expected to write what was received, got {error.strerror}"
-            raise CacheUnavailable(message, stage="source") from error
-        if self._landed is not None:
-            self._landed(self._start + at, self._buffer[:size_bytes])
-
-
 class Files:
-    """How bodies get into files: made once per pool, plain connections with movers, those with TLS without."""
+    """Chooses each body's way: made once per pool, for plain connections with movers, for those with TLS without."""
 
     def __init__(self, movers: Movers | None) -> None:
         self._movers = movers
-        self._buffer = None if movers else memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = memoryview(b"") if movers else memoryview(bytearray(_BUFFER_BYTES))
 
     def body(
         self,
-        transport: Any,  # noqa: ANN401 - see FileBody
+        transport: Any,  # noqa: ANN401 - see MovedBody
+        loop: asyncio.AbstractEventLoop,
         target: memoryview,
         progress: ReadProgress,
         ended: Callable[[Exception | None], object],
-    ) -> FileBody | None:
-        """Return what moves the rest of a body to ``target``'s file; None where it has to come through memory.
-
-        So much of ``target`` as ``progress`` says is filled already.
-        """
-        here = _place(target, progress.filled_bytes) if self._movers is not None else None
-        if here is None or self._movers is None:
-            return None
+    ) -> Body:
+        """Begin with a body of which ``target`` holds as much already as ``progress`` says."""
         done = progress.filled_bytes
-        place = FilePlace(here.fd, here.at + done, here.landed)
-        return FileBody(self._movers.least_busy(), transport, place, target.nbytes - done, progress, ended)
+        if done:
+            progress.first_byte_s = time.monotonic()
+        place = file_of(target) if target.nbytes >= _WORTH_IT_BYTES and done < target.nbytes else None
+        if place is None:
+            return MemoryBody(target, progress)
+        if place.landed is not None and done:
+            place.landed(place.at, target[:done])
+        if self._movers is None:
+            return WrittenBody(self._buffer, place, target.nbytes, progress)
+        moved = MovedBody(self._movers.least_busy(), transport, loop, ended)
+        moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)
+        return moved
 
-    def write(self, target: memoryview, done: int) -> FileWrite | None:
-        """Return what writes decrypted bytes to ``target``'s file; None where they may as well go there directly.
 
-        The first ``done`` bytes of ``target`` are filled already.
-        """
-        place = _place(target, done) if self._buffer is not None else None
-        return None if place is None or self._buffer is None else FileWrite(self._buffer, place, target.nbytes)
+def _count(progress: ReadProgress, size_bytes: int) -> None:
+    if progress.first_byte_s is None:
+        progress.first_byte_s = time.monotonic()
+    progress.filled_bytes += size_bytes
 
 
-def _place(target: memoryview, done: int) -> FilePlace | None:
-    place = file_of(target) if target.nbytes >= _WORTH_IT_BYTES else None
-    if place is not None and place.landed is not None and done:
-        place.landed(place.at, target[:done])
-    return place
+def _unwritten(error: OSError) -> CacheUnavailable:
+    return CacheUnavailable(f"expected to write what was received, got {error.strerror}", stage="source")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, FeeddError
 from feedd.source.s3.direct.answer import Answer
+from feedd.source.s3.direct.body import Files
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.source.s3.direct.body import FileBody, Files, FileWrite
+    from feedd.source.s3.direct.body import Body
 
 _HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
 _NOTHING = memoryview(bytearray())
+_NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written: there is no body without somebody who waits for it
 
 
@@ -38,7 +39,7 @@ class Connection(asyncio.BufferedProtocol):
         read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
         on_lost: called once, when the socket is gone.
         address: where it leads.
-        files: takes bodies whose target is a file's, so that they need not come through its mapping.
+        files: chooses the way that bodies take.
     """
 
     def __init__(
@@ -46,12 +47,11 @@ class Connection(asyncio.BufferedProtocol):
         read_timeout_s: float,
         on_lost: Callable[[Connection], object],
         address: str = "",
-        files: Files | None = None,
+        files: Files = _NO_FILES,
     ) -> None:
         self.address = address
         self._files = files
-        self._file_body: FileBody | None = None
-        self._file_write: FileWrite | None = None
+        self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
         self._check_every_s = read_timeout_s / 2
         self._on_lost = on_lost
@@ -68,8 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._progress = _NOBODYS
         self._judge: Callable[[Answer], object] | None = None
         self._answer: Answer | None = None
-        self._in_body = False
-        self._at = self._size = self._filled = 0
+        self._filled = 0  # of the scratch memory
 
     def __repr__(self) -> str:
         return f"Connection({self._served_count} served)"
@@ -95,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
-        self._target, self._judge, self._size, self._progress = target, judge, target.nbytes, progress
+        self._target, self._judge, self._progress = target, judge, progress
         self._watch = self._loop.call_later(self._check_every_s, self._check, (0, 0), 0)
         try:
             self._transport.write(request)
@@ -139,41 +138,31 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
         """Transport: where the next bytes go."""
-        if self._in_body:
-            return self._file_write.buffer(self._at) if self._file_write else self._target[self._at :]
-        return self._scratch[self._filled :]
+        return self._scratch[self._filled :] if self._body is None else self._body.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: that many bytes went there."""
-        if self._in_body:
-            if not self._at:
-                self._progress.first_byte_s = time.monotonic()
-            if self._file_write is not None:
-                try:
-                    self._file_write.write(self._at, nbytes)
-                except FeeddError as error:
-                    self._fail(error)
-                    return
-            self._at += nbytes
-            self._progress.filled_bytes = self._at
-            if self._at == self._size:
-                self._finish()
-        elif self._waiter is None or self._waiter.done():
+        if self._waiter is None or self._waiter.done():
             self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
             self.drop()
-        else:
-            self._filled += nbytes
-            try:
+            return
+        try:
+            if self._body is None:
+                self._filled += nbytes
                 self._read_scratch()
-            except FeeddError as error:
-                self._fail(error)
+            else:
+                self._body.received(nbytes)
+                if self._progress.filled_bytes == self._target.nbytes:
+                    self._finish()
+        except FeeddError as error:
+            self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Transport: gone, for whatever reason."""
         waiter, answer = self._waiter, self._answer
         if waiter is not None and not waiter.done():
-            silent = not (self._at or self._filled or answer)
-            if exc is None and answer is not None and not self._in_body and answer.ends_with_connection:
+            silent = not (self._filled or answer)
+            if exc is None and answer is not None and self._body is None and answer.ends_with_connection:
                 self._finish()
             else:
                 # not exc itself: its traceback may lead to frames that hold the target
@@ -218,39 +207,27 @@ class Connection(asyncio.BufferedProtocol):
         self._judge(answer)
         if answer.size_bytes is None:  # chunked, or until the connection closes: a guess where it ends is no option
             raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
-        if answer.size_bytes != self._size or len(data) > self._size:
+        size_bytes = self._target.nbytes
+        if answer.size_bytes != size_bytes or len(data) > size_bytes:
             got = max(answer.size_bytes, len(data))
-            raise BadResponse(f"expected {self._size} bytes, got {got}", stage="source")
+            raise BadResponse(f"expected {size_bytes} bytes, got {got}", stage="source")
         self._target[: len(data)] = data
-        self._at = self._progress.filled_bytes = len(data)
-        if data:
-            self._progress.first_byte_s = time.monotonic()
-        self._in_body = True
-        if self._at == self._size:
+        self._progress.filled_bytes = len(data)
+        self._body = self._files.body(self._transport, self._loop, self._target, self._progress, self._moved)
+        if len(data) == size_bytes:
             self._finish()
-            return
-        if self._files is None:
-            return
-        self._file_write = self._files.write(self._target, self._at)
-        self._file_body = self._files.body(self._transport, self._target, self._progress, self._moved)
-        if self._file_body is not None:
-            self._file_body.begin(self._loop)
 
     def _moved(self, error: Exception | None) -> None:
-        self._file_body = None
         if error is None:
             self._finish()
-        elif isinstance(error, FeeddError):
-            self._fail(error)
         else:
-            self._fail(ConnectionResetError(f"{self._got}: {error}"))
+            self._fail(error if isinstance(error, FeeddError) else ConnectionResetError(f"{self._got}: {error}"))
 
     @property
     def _got(self) -> str:
-        return f"connection closed after {self._progress.filled_bytes if self._in_body else 0} of {self._size} bytes"
+        return f"connection closed after {self._progress.filled_bytes} of {self._target.nbytes} bytes"
 
     def _read_error_body(self, answer: Answer, data: bytes) -> None:
-        self._at += len(data)
         if data:
             answer.feed(data)
         if answer.complete:
@@ -289,14 +266,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _let_go(self) -> None:
         """Offer the kernel nothing of anybody's memory from here on."""
-        if self._file_body is not None:
-            self._file_body.stop()
-        self._file_body = self._file_write = None
+        if self._body is not None:
+            self._body.stop()
+            self._body = None
         self._target = _NOTHING
         self._progress = _NOBODYS
         self._judge = self._answer = None
-        self._in_body = False
-        self._at = self._size = self._filled = 0
+        self._filled = 0
 
     def _check(self, before: tuple[int, int], quiet_count: int) -> None:
         now = (self._filled, self._progress.filled_bytes)

@@ -15,6 +15,7 @@ from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 from feedd.errors import ResourceExhausted
 from feedd.source.once import Once
 from feedd.source.s3.direct.addresses import Addresses
+from feedd.source.s3.direct.body import Files
 from feedd.source.s3.direct.connection import Connection, StaleConnection
 from feedd.values import ReadProgress
 
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
     from feedd.source.options import SourceOptions
     from feedd.source.s3.direct.answer import Answer
-    from feedd.source.s3.direct.body import Files
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
 _RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds, and wants load spread over them
 _CLOSE_S = 5.0
+_CLOSE_TURNS = 16
 _PROBE_SHARE = 8  # of the time for connecting: a probe of an address that was dead delays a part by no more
 _SUBJECTS_MAX = 1024
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
@@ -59,7 +60,7 @@ class ConnectionPool:
 
     def __init__(self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None) -> None:
         self._endpoint = endpoint
-        self._files = files
+        self._files = files or Files(None)
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.parts_in_flight)
@@ -70,6 +71,7 @@ class ConnectionPool:
         self._given_back = asyncio.Event()
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
+        self._closing: set[socket.socket] = set()  # of handshakes that were broken off
         self._closed = False
 
     def __repr__(self) -> str:
@@ -113,6 +115,9 @@ class ConnectionPool:
         """Drop all connections and wait until their sockets are closed; idempotent."""
         self._closed = True
         await self._drop(list(self._all))
+        for _ in range(_CLOSE_TURNS):  # there is no connection yet that could tell that it is lost
+            if any(sock.fileno() >= 0 for sock in self._closing):
+                await asyncio.sleep(0)
 
     async def _exchange(
         self,
@@ -245,13 +250,25 @@ class ConnectionPool:
 
     async def _connect_to(self, address: str) -> Connection:
         endpoint = self._endpoint
-        _, connection = await self._loop.create_connection(
-            lambda: Connection(self._limits.read_timeout_s, self._forget, address, self._files),
-            address,
-            endpoint.port,
-            ssl=endpoint.tls,
-            server_hostname=endpoint.host if endpoint.tls else None,
-        )
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            sock.setblocking(False)  # noqa: FBT003 - the standard library's
+            await self._loop.sock_connect(sock, (address, endpoint.port))
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self._limits.read_timeout_s, self._forget, address, self._files),
+                sock=sock,
+                ssl=endpoint.tls,
+                server_hostname=endpoint.host if endpoint.tls else None,
+            )
+        except BaseException:
+            self._closing.add(sock)  # by its transport, a turn of the loop or two from now
+            raise
+        finally:
+            self._closing = {one for one in self._closing if one.fileno() >= 0}
         return connection
 
     def _forget(self, connection: Connection) -> None:
