@@ -180,7 +180,7 @@ class Hedger:
         self._unsorted_count += 1
         if len(self._rates) < self._policy.samples_min:
             return
-        if self._usual is None or self._unsorted_count >= _SORT_EVERY:
+        if self._usual is None or self._unsorted_count >= min(_SORT_EVERY, len(self._first_s) // 4):
             self._unsorted_count = 0
             first_s, rates = sorted(self._first_s), sorted(self._rates)
             p95_s = first_s[int(0.95 * (len(first_s) - 1))]
