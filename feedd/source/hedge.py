@@ -161,12 +161,11 @@ class _Race:
             self._look_in(verdict.after_s, group)
         elif isinstance(verdict, Hedge):
             self._rest_at = sight.filled_bytes
-            self.hedged_bytes = self._span.size_bytes - self._rest_at
-            self._asked_again_s = now_s
             self._second = group.create_task(self._run_second())
 
     async def _run_second(self) -> None:
         rest = ByteRange(self._span.start + self._rest_at, self._span.end)
+        self.hedged_bytes, self._asked_again_s = rest.size_bytes, self._now_s()
         try:
             with self._target[self._rest_at :] as piece:
                 await self._inner.read_into(self._ref, rest, piece, self._rest)

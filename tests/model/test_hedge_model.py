@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from feedd.flow.hedge import Hedge, Hedger, HedgePolicy, Leave, LookAgain, Sight
+from feedd.flow.hedge import Hedge, HedgePolicy, Hedger, Leave, LookAgain, Sight
 from tests.budget import budget
 
 POLICY = HedgePolicy(initial_bytes=5000, share=0.1, quiet_s=3.0, samples_min=4)
@@ -51,9 +51,7 @@ class HedgerModel(RuleBasedStateMachine):
         self.now_s += passed_s
 
     @rule(size=SIZES, share=st.floats(0, 1), at_s=TIMES, first_s=st.none() | TIMES, gone_s=TIMES, lag_s=TIMES)
-    def judge(  # noqa: PLR0913 - all that is seen of a request
-        self, size: int, share: float, at_s: float, first_s: float | None, gone_s: float, lag_s: float
-    ) -> None:
+    def judge(self, size: int, share: float, at_s: float, first_s: float | None, gone_s: float, lag_s: float) -> None:
         """Somebody looks at a request, and looked before."""
         begun = first_s is not None and first_s <= at_s
         filled = int(size * share) if begun else 0
