@@ -175,7 +175,7 @@ class Files:
             place.landed(place.at, target[:done])
         if self._movers is None:
             return WrittenBody(self._buffer, place, target.nbytes, progress)
-        moved = MovedBody(self._movers.least_busy(), transport, loop, ended)
+        moved = MovedBody(self._movers.for_file(place.fd), transport, loop, ended)
         moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)
         return moved
 

@@ -16,6 +16,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Move:
         file_error: the file could not be written.
         socket_error: the socket broke; ``ConnectionResetError`` too where it ended early.
         sock_fd: descriptor of the socket, our own.
+        file: descriptor of the file that was given; ours is another.
     """
 
     def __init__(
@@ -51,10 +53,10 @@ class Move:
         progress: ReadProgress,
         ended: Callable[[Move], object],
     ) -> None:
-        file_fd, self._at, self._landed = place
+        self.file, self._at, self._landed = place
         self.sock_fd = os.dup(sock_fd)
         try:
-            self._file_fd = os.dup(file_fd)
+            self._file_fd = os.dup(self.file)
         except OSError:
             os.close(self.sock_fd)
             raise
@@ -177,15 +179,19 @@ class Pipe:
 
 
 class Movers:
-    """As many movers as are worth it; bodies go to the one that has the least to do."""
+    """As many movers as are worth it; bodies go to the one that has the least to do.
+
+    Those of one file go to the same one: a file lets one writer in at a time, and the others would spin. Measured, two
+    movers cost a tenth of a CPU-second per GB more where they write to the same file.
+    """
 
     def __init__(self) -> None:
         cores = len(os.sched_getaffinity(0))
         self._all = [Mover() for _ in range(min(cores, _MOVERS_MAX))]
 
-    def least_busy(self) -> Mover:
-        """Return it."""
-        return min(self._all, key=lambda mover: mover.load)
+    def for_file(self, fd: int) -> Mover:
+        """Return the one to move a body to that descriptor's file."""
+        return min(self._all, key=lambda mover: (not mover.files[fd], mover.files.total()))
 
     def close(self) -> None:
         """Close all; see ``Mover.close``."""
@@ -197,7 +203,7 @@ class Mover:
     """Moves any number of bodies at a time, a step of each in turn, in one thread.
 
     Attributes:
-        load: bodies given to it and not at their end.
+        files: bodies given to it and not at their end, by descriptor of their file.
     """
 
     def __init__(self) -> None:
@@ -207,7 +213,7 @@ class Mover:
         self._new: list[Move] = []
         self._lock = threading.Lock()
         self._closing = False
-        self.load = 0  # changed under the lock
+        self.files: Counter[int] = Counter()  # changed under the lock
         self._thread = threading.Thread(target=self._run, name="feedd-mover", daemon=True)
         self._thread.start()
 
@@ -215,7 +221,7 @@ class Mover:
         """Begin; ``move`` tells from this thread when it is over."""
         with self._lock:
             self._new.append(move)
-            self.load += 1
+            self.files[move.file] += 1
         self.look()
 
     def look(self) -> None:
@@ -270,5 +276,6 @@ class Mover:
         del moves[move.sock_fd]
         self._epoll.unregister(move.sock_fd)
         with self._lock:
-            self.load -= 1
+            self.files[move.file] -= 1
+            self.files += Counter()  # forget the zeros
         move.finish()
