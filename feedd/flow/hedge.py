@@ -17,14 +17,15 @@ class HedgePolicy:
 
     A first byte is late after ``late_factor`` times the recent p95; after no more than ``median_factor`` times the
     median, since a few outliers among the first samples are all of the p95; and never before ``part_share`` of the
-    time a part takes or ``floor_s``, since a part that hardly lasts longer is not worth a second request.
+    time a part takes or ``floor_s``, since a part that hardly lasts longer is not worth a second request. Bodies are
+    looked at twice as rarely: they come in gusts, and what receives them may pause as well as what sends.
 
     Attributes:
         samples_min: parts seen before anything is judged.
         late_factor: see above.
         median_factor: see above.
-        part_share: share of the median part's time; also the time between two looks at a body.
-        floor_s: shortest time that is called late, and between two looks at a body.
+        part_share: share of the median part's time.
+        floor_s: shortest time that is called late.
         lag_max_s: a look that came later than that is no evidence.
         slow_factor: a body so many times slower than the recent median drips.
         first_look_s: time between looks while there are too few samples.
@@ -35,7 +36,7 @@ class HedgePolicy:
 
     samples_min: int = 8
     late_factor: float = 2.0
-    median_factor: float = 6.0
+    median_factor: float = 4.0
     part_share: float = 0.25
     floor_s: float = 0.05
     lag_max_s: float = 0.02
@@ -136,7 +137,7 @@ class Hedger:
         usual = self._usual
         if usual is None:
             return LookAgain(self._policy.first_look_s)
-        step_s = max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
+        step_s = 2 * max(self._policy.floor_s, self._policy.part_share * _part_s(usual, size_bytes))
         wait_s = (
             self._late_s(usual, size_bytes) - sight.at_s
             if sight.first_byte_s is None

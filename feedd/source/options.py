@@ -44,7 +44,7 @@ class SourceOptions:
 
     Attributes:
         part_size_bytes: size of one ranged GET.
-        parts_in_flight: ranged GETs at one time, over all shards; also connections per bucket.
+        parts_in_flight: ranged GETs at one time, over all shards; see ``connections_max``.
         bytes_in_flight: bytes of parts being received at one time.
         attempts_max: attempts of one request that bring nothing, the first included; being told to slow down is
             bounded by time instead.
@@ -83,6 +83,15 @@ class SourceOptions:
     def for_bucket(self, bucket: str) -> S3Options:
         """Return the access settings of ``bucket``."""
         return self.s3.get(bucket) or self.s3.get("*") or S3Options()
+
+    @property
+    def connections_max(self) -> int:
+        """How many requests for parts, and connections for them, one bucket gets at one time.
+
+        Second requests come on top: one that waited for a part to end would come too late, and one that took a part's
+        place would make that late, and the next.
+        """
+        return self.parts_in_flight + (self.parts_in_flight // 4 + 1 if self.hedge_share else 0)
 
     def read_deadline_s(self, size_bytes: int) -> float:
         """Return how long one request for ``size_bytes`` may take in all."""

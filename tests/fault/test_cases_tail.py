@@ -65,6 +65,12 @@ async def test_case_10_stall_in_mid_body(server: S3Server, hedging: Rig) -> None
     assert extra_bytes >= 123 - 1
 
 
+async def test_case_10_all_that_is_under_way_stalls(server: S3Server, hedging: Rig) -> None:
+    """Where as many parts stall as may be in flight, second requests still get connections, and none is retried."""
+    assert hedging.options.bytes_in_flight == 3 * PART_BYTES
+    await won_by_the_second(server, hedging, fault.hang(), *[fault.hang_in_body(STALL_BYTES)] * 2)
+
+
 async def test_case_11_drip(server: S3Server, hedging: Rig) -> None:
     """A body far below the usual rate counts as one that stalls, though it never pauses for long."""
     await won_by_the_second(server, hedging, fault.drip(10_000))

@@ -36,7 +36,7 @@ def head(size_bytes: int = len(BODY), status: str = "206 Partial Content", more:
 @contextlib.asynccontextmanager
 async def pool_of(port: int, host: str = "127.0.0.1", read_timeout_s: float = 5.0) -> AsyncIterator[ConnectionPool]:
     """Open a pool."""
-    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=read_timeout_s, parts_in_flight=4)
+    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=read_timeout_s, parts_in_flight=4, hedge_share=0.0)
     pool = ConnectionPool(Endpoint(f"http://{host}:{port}", host, port, None), options)
     try:
         yield pool

@@ -52,7 +52,7 @@ class Endpoint:
 
 
 class ConnectionPool:
-    """Lends connections, the last used first, to at most ``parts_in_flight`` requests at a time.
+    """Lends connections, the last used first, to at most ``connections_max`` requests at a time.
 
     A request that is sent again, because the one before failed or is slow, goes to another address than that one,
     where there is one. Where the process has no descriptor left, idle connections are given up and others awaited.
@@ -63,7 +63,7 @@ class ConnectionPool:
         self._files = files or Files(None)
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._permits = asyncio.Semaphore(limits.parts_in_flight)
+        self._permits = asyncio.Semaphore(limits.connections_max)
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._load: Counter[str] = Counter()
@@ -191,7 +191,7 @@ class ConnectionPool:
 
     async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
         while True:
-            if len(self._all) >= self._limits.parts_in_flight:  # the idle ones lead where this one is not to go
+            if len(self._all) >= self._limits.connections_max:  # the idle ones lead where this one is not to go
                 await self._drop(self._idle[:1])
             try:
                 connection = await self._connect(avoid, due)
