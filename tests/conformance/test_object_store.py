@@ -11,7 +11,9 @@ import pytest
 from feedd.bench.server.checksums import Kept
 from feedd.bench.server.server import S3Server
 from feedd.errors import NotFound
+from feedd.flow.hedge import HedgePolicy, Hedger
 from feedd.flow.retry import RetryPolicy
+from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore
 from feedd.source.memory import MemoryStore
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 KINDS = ["memory", "local", "direct", "direct-tls", "sdk"]
 KINDS += ["limit/memory", "retry/memory", "metered/memory", "metered+limit+retry/direct", "metered+limit+retry/local"]
+KINDS += ["hedge/memory", "hedge/direct", "hedge/direct-tls", "hedge/sdk", "metered+limit+hedge+retry/direct"]
 
 
 @contextlib.contextmanager
@@ -73,11 +76,20 @@ def _local(top: Path) -> Bed:
     return Bed(LocalStore(2), put, lambda name: (top / name).unlink(), lambda name: f"{top}/{name}", odd_names)
 
 
+def _eager() -> Hedger:
+    """Return one that finds whatever takes a moment late."""
+    hedger = Hedger(HedgePolicy(floor_s=1e-5, part_share=0.0, lag_max_s=60.0))
+    for _ in range(16):
+        hedger.note(1, 1e-5, 2e-5)
+    return hedger
+
+
 def _wrapped(names: str, inner: ObjectStore) -> ObjectStore:
     recorder, clock = TallyRecorder(), TimelessClock()
     wrappers: dict[str, Callable[[ObjectStore], ObjectStore]] = {
         "limit": lambda store: LimitStore(store, 2),
         "retry": lambda store: RetryStore(store, RetryPolicy(), clock, recorder),
+        "hedge": lambda store: HedgeStore(store, _eager(), recorder),
         "metered": lambda store: MeteredStore(store, recorder, clock),
     }
     for name in filter(None, names.split("+")):
