@@ -39,6 +39,9 @@ SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for
 SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes asked for a second time")
 FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")
 FETCH_PARTS = Metric("feedd_fetch_parts", _G, "", "parts in flight")
+FETCH_DAMAGED = Metric(
+    "feedd_fetch_damaged_bytes_total", _C, "bytes", "bytes that did not match the store's checksum, and came again"
+)
 CACHE_HITS = Metric("feedd_cache_hits_total", _C, "", "shards found in the cache when they were needed")
 CACHE_MISSES = Metric("feedd_cache_misses_total", _C, "", "shards that had to be fetched")
 CACHE_EVICTIONS = Metric("feedd_cache_evictions_total", _C, "", "shards evicted to make room")

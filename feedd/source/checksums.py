@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from awscrt import checksums as crt
 
+from feedd.flow.mapping import pieces
 from feedd.units import MIB
 from feedd.values import ByteRange
 
@@ -120,7 +121,7 @@ class Verification:
         if self._algorithm.on_arrival:
             for cut in self._cut(span):
                 with piece[cut.start - span.start : cut.end - span.start] as data:
-                    self._note(cut, self._algorithm.of([data]))
+                    self._note(cut, self._algorithm.of(pieces(data)))
 
     async def finish(self, target: memoryview) -> tuple[ByteRange, ...]:
         """Return the spans to fetch again: none where the object is good.
@@ -218,7 +219,7 @@ def _strides(target: memoryview, span: ByteRange, stop: threading.Event) -> Iter
         if stop.is_set():
             return
         with target[start : min(start + _STRIDE_BYTES, span.end)] as stride:
-            yield stride
+            yield from pieces(stride)
 
 
 def _base64(digest: bytes) -> str:

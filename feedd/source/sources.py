@@ -52,6 +52,7 @@ class Sources:
             recorder,
             part_size_bytes=options.part_size_bytes,
             parts_in_flight=options.parts_in_flight,
+            verified=options.verify == "checksum",
         )
 
     async def __aenter__(self) -> Self:

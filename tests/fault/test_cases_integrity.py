@@ -28,8 +28,6 @@ UPLOADED = (2 * PART_BYTES, 2 * PART_BYTES, len(DATA) - 4 * PART_BYTES)  # parts
 FLIP_AT = 3 * PART_BYTES - 7  # in the second of those
 URL, KEY = "s3://bucket/key", "key"
 
-UNWIRED = pytest.mark.xfail(strict=True, reason="RangeFetcher does not ask for checksums yet: take this mark off then")
-
 
 def asked_bytes(server: S3Server) -> int:
     """Return the bytes of all ranges asked for."""
@@ -69,7 +67,6 @@ def held(file: ShardFile) -> bytes:
     return Path(file.path).read_bytes()[file.data_at : file.data_at + file.ref.size_bytes]
 
 
-@UNWIRED
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_case_17_damaged_body_full_object_checksum(rig: Rig, server: S3Server, algorithm: str) -> None:
     """A bit that flips on the way is found at completion by any checksum of the full object; all is fetched again."""
@@ -80,7 +77,6 @@ async def test_case_17_damaged_body_full_object_checksum(rig: Rig, server: S3Ser
     assert asked(server) == 12
 
 
-@UNWIRED
 @pytest.mark.parametrize("algorithm", ["crc32c", "crc32", "sha256", "sha1"])
 async def test_case_17_damaged_body_composite_checksum(rig: Rig, server: S3Server, algorithm: str) -> None:
     """Of an object uploaded in parts only the part with the flipped bit is fetched again."""
@@ -91,7 +87,6 @@ async def test_case_17_damaged_body_composite_checksum(rig: Rig, server: S3Serve
     assert asked(server) == 8
 
 
-@UNWIRED
 async def test_case_17_nothing_is_fetched_twice_where_all_is_well(rig: Rig, server: S3Server) -> None:
     """A good object costs each byte once and one question for its checksum."""
     server.put("bucket", KEY, DATA, Kept("crc64nvme"))
@@ -103,7 +98,6 @@ async def test_case_17_nothing_is_fetched_twice_where_all_is_well(rig: Rig, serv
     assert len(server.requests) - before == 7
 
 
-@UNWIRED
 @pytest.mark.parametrize("sizes", [(), UPLOADED], ids=["full", "composite"])
 async def test_case_18_damaged_for_good(
     rig: Rig, server: S3Server, tmp_path: Path, way: str, sizes: tuple[int, ...]
@@ -127,7 +121,6 @@ async def test_case_18_damaged_for_good(
             assert held(pinned.files[0]) == DATA
 
 
-@UNWIRED
 async def test_case_18_the_store_s_own_checksum_is_wrong(rig: Rig, server: S3Server) -> None:
     """A checksum that was never the object's is an error and no endless loop: the bytes are not believed."""
     server.put("bucket", KEY, DATA, Kept("crc64nvme"))

@@ -66,7 +66,10 @@ class S3Store:
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
         """Return what S3 keeps, in one or two requests; see ``ObjectStore.checksum``."""
-        return await self._checksums.of(ref, self.asked("head", ref.key, ref.etag))
+        try:
+            return await self._checksums.of(ref, self.asked("head", ref.key, ref.etag))
+        except ObjectChanged as changed:
+            raise await self.explained(changed, ref) from changed.__cause__
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
