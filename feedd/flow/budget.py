@@ -70,6 +70,17 @@ class ByteBudget:
         finally:
             self._release(size_bytes)
 
+    def take(self, size_bytes: int) -> bool:
+        """Hold ``size_bytes`` until ``give_back``, if that can be now; False, and nothing held, where it cannot."""
+        if self._waiters or not self._fits(size_bytes):
+            return False
+        self._held_bytes += size_bytes
+        return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """Hold no longer what ``take`` gave."""
+        self._release(size_bytes)
+
     async def _acquire(self, size_bytes: int) -> None:
         if not self._waiters and self._fits(size_bytes):
             self._held_bytes += size_bytes

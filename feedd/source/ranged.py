@@ -1,29 +1,55 @@
-"""Whole objects by parallel ranges, bounded in count and in bytes over all objects."""
+"""Whole objects by parallel ranges: the most urgent first, bounded in count and in bytes over all objects."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError
+from feedd.flow.line import Line, Standing
+from feedd.flow.pace import Pace
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
-from feedd.plan.parts import split
 from feedd.source.verified import Arrivals
 from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from feedd.flow.budget import ByteBudget
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ObjectRef
 
 
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How hard a ``RangeFetcher`` pulls.
+
+    Attributes:
+        part_size_bytes: of one request.
+        parts_in_flight: requests at one time, over all objects.
+        verified: hold objects against the checksums that their stores keep.
+    """
+
+    part_size_bytes: int
+    parts_in_flight: int
+    verified: bool = False
+
+
 class RangeFetcher:
     """A ``ShardFetcher`` that cuts objects into parts.
 
-    Parts of all objects stand in one line, in the order the fetches began: earlier shards finish first,
-    and the bandwidth of the last parts of one is already used by the first parts of the next.
+    Parts of all objects stand in one line. The place of a part that ended goes to the most urgent fetch, so that the
+    bandwidth of the last parts of one object is already used by the first parts of the next.
+
+    Args:
+        store_of: finds the store of a root.
+        budget: bytes of parts in flight; nobody else's.
+        recorder: takes the measurements.
+        limits: how hard to pull.
+        pace_of: finds the pace of a root; without, each root gets one of our own.
     """
 
     def __init__(
@@ -31,21 +57,20 @@ class RangeFetcher:
         store_of: Callable[[str], ObjectStore],
         budget: ByteBudget,
         recorder: Recorder,
-        *,
-        part_size_bytes: int,
-        parts_in_flight: int,
-        verified: bool = False,
+        limits: FetchLimits,
+        pace_of: Callable[[str], Pace] | None = None,
     ) -> None:
         self._store_of = store_of
         self._budget = budget
         self._recorder = recorder
-        self._part_size_bytes = part_size_bytes
-        self._verified = verified
+        self._limits = limits
         self._unverified: set[str] = set()
-        self._line = asyncio.Semaphore(parts_in_flight)
+        self._paces: dict[str, Pace] = {}
+        self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, Pace(limits.parts_in_flight)))
+        self._line: Line[_Parts] = Line(limits.parts_in_flight, budget, lambda root: self._pace_of(root).limit)
 
     def __repr__(self) -> str:
-        return f"RangeFetcher({self._part_size_bytes} bytes per part, {self._budget!r})"
+        return f"RangeFetcher({self._limits.part_size_bytes} bytes per part, {self._budget!r})"
 
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops its siblings."""
@@ -55,41 +80,95 @@ class RangeFetcher:
         spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
         fetch_count = 0
         while spans:
-            await self._fetch_spans(store, arrivals, spans, ask=self._verified and not fetch_count)
+            await self._fetch_spans(store, arrivals, spans, ask=self._limits.verified and not fetch_count)
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
     async def _fetch_spans(
-        self, store: ObjectStore, arrivals: Arrivals, spans: tuple[ByteRange, ...], *, ask: bool
+        self, store: ObjectStore, arrivals: Arrivals, spans: Iterable[ByteRange], *, ask: bool
     ) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        cancels_before = me.cancelling()
         failures: list[FeeddError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                for whole in spans:
-                    for span in split(whole.size_bytes, self._part_size_bytes):
-                        at = ByteRange(whole.start + span.start, whole.start + span.end)
-                        tasks.create_task(self._fetch_part(store, at, arrivals))
-                if ask:
-                    tasks.create_task(arrivals.ask(store, self._unverified))
+                parts = _Parts(store, arrivals, spans, self._limits.part_size_bytes, tasks)
+                self._line.join(parts)
+                try:
+                    self._advance()
+                    if ask:
+                        tasks.create_task(arrivals.ask(store, self._unverified))
+                    await parts.ended.wait()
+                finally:
+                    self._line.leave(parts)
         except* FeeddError as group:
             failures = _flat(group)
         if failures:
+            if me.cancelling() > cancels_before:  # a task group with failures of its own forgets that we were cancelled
+                raise asyncio.CancelledError from failures[0]
             # an error that ends the fetch for good says more than one that might have passed
             raise min(failures, key=lambda error: error.retryable)
 
-    async def _fetch_part(self, store: ObjectStore, span: ByteRange, arrivals: Arrivals) -> None:
-        size_bytes = span.size_bytes
-        async with self._line, self._budget.reserve(size_bytes):
-            self._recorder.move(FETCH_BYTES, size_bytes)
+    def _advance(self) -> None:
+        """Begin as many parts as there are places for."""
+        loop = asyncio.get_running_loop()
+        while (taken := self._line.take()) is not None:
+            parts, span = taken
+            self._recorder.move(FETCH_BYTES, span.size_bytes)
             self._recorder.move(FETCH_PARTS, 1)
-            try:
-                with arrivals.target[span.start : span.end] as piece:
-                    progress = ReadProgress()
-                    await store.read_into(arrivals.ref, span, piece, progress)
-                    arrivals.arrived(span, piece, progress.answered_by)
-            finally:
-                self._recorder.move(FETCH_BYTES, -size_bytes)
-                self._recorder.move(FETCH_PARTS, -1)
+            # the place is not given back by the task itself: one cancelled before its first step never runs
+            parts.begin(span).add_done_callback(functools.partial(self._ended, parts, span, loop.time()))
+
+    def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
+        """Hand the place of a part on; of a fetch that failed nothing more begins."""
+        if not task.cancelled() and task.exception() is None:
+            elapsed_s = asyncio.get_running_loop().time() - began_s
+            self._pace_of(parts.group).ended(span.size_bytes, elapsed_s, self._line.in_flight_of(parts.group))
+        else:
+            self._line.leave(parts)
+        self._line.give_back(parts, span)
+        self._recorder.move(FETCH_BYTES, -span.size_bytes)
+        self._recorder.move(FETCH_PARTS, -1)
+        if parts.over:
+            parts.ended.set()
+        self._advance()
+
+
+class _Parts(Standing):
+    """The parts of one fetch: in the line, in its task group, and what becomes of them."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        arrivals: Arrivals,
+        spans: Iterable[ByteRange],
+        part_size_bytes: int,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        watch = arrivals.watch
+        super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
+        self._store = store
+        self._arrivals = arrivals
+        self._tasks = tasks
+        self._context = contextvars.copy_context()  # a place may be freed by somebody else's part
+        self.ended = asyncio.Event()
+        if self.over:  # only empty spans
+            self.ended.set()
+
+    def begin(self, span: ByteRange) -> asyncio.Task[None]:
+        """Start on a part."""
+        return self._tasks.create_task(self._fetch(span), context=self._context)
+
+    async def _fetch(self, span: ByteRange) -> None:
+        arrivals, progress = self._arrivals, ReadProgress()
+        with arrivals.target[span.start : span.end] as piece:
+            await self._store.read_into(arrivals.ref, span, piece, progress)
+            arrivals.arrived(span, piece, progress.answered_by)
+
+
+def _whenever() -> float:
+    return 0.0
 
 
 def _flat(group: BaseExceptionGroup[FeeddError]) -> list[FeeddError]:

@@ -16,7 +16,7 @@ from feedd.source.local import LocalStore
 from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
 from feedd.source.metered import MeteredStore
 from feedd.source.pages import closing_pages
-from feedd.source.ranged import RangeFetcher
+from feedd.source.ranged import FetchLimits, RangeFetcher
 from feedd.source.retry import RetryStore
 from feedd.source.s3.client import warm
 from feedd.source.s3.direct.store import DirectStore
@@ -50,9 +50,7 @@ class Sources:
             self.store,
             ByteBudget(options.bytes_in_flight),
             recorder,
-            part_size_bytes=options.part_size_bytes,
-            parts_in_flight=options.parts_in_flight,
-            verified=options.verify == "checksum",
+            FetchLimits(options.part_size_bytes, options.parts_in_flight, verified=options.verify == "checksum"),
         )
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ from feedd.errors import NotFound, StoreUnavailable
 from feedd.flow.budget import ByteBudget
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.source.memory import MemoryStore
-from feedd.source.ranged import RangeFetcher
+from feedd.source.ranged import FetchLimits, RangeFetcher
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class GatedStore(MemoryStore):
 
 def fetcher_over(store: MemoryStore, recorder: TallyRecorder, parts: int = 2, budget_bytes: int = 1000) -> RangeFetcher:
     """Make a fetcher with parts of ten bytes."""
-    return RangeFetcher(lambda _: store, ByteBudget(budget_bytes), recorder, part_size_bytes=10, parts_in_flight=parts)
+    return RangeFetcher(lambda _: store, ByteBudget(budget_bytes), recorder, FetchLimits(10, parts))
 
 
 async def test_parts_of_earlier_shards_go_first() -> None:
@@ -67,7 +67,7 @@ async def test_bytes_in_flight_are_bounded() -> None:
     """The budget bounds bytes over all shards, and one part gets through however small it is."""
     store, recorder = MemoryStore(), TallyRecorder()
     refs = [store.put(str(index), bytes([index]) * 95) for index in range(5)]
-    for budget_bytes, peak in ((25, 20), (3, 10)):
+    for budget_bytes, peak in ((25, 25), (3, 10)):
         fetcher = fetcher_over(store, recorder, parts=50, budget_bytes=budget_bytes)
         targets = [bytearray(95) for _ in refs]
         await asyncio.gather(*(fetcher.fetch(ref, memoryview(t)) for ref, t in zip(refs, targets, strict=True)))
@@ -109,3 +109,65 @@ async def test_empty_object_asks_nothing() -> None:
     store = GatedStore()
     await fetcher_over(store, TallyRecorder()).fetch(store.put("x", b""), memoryview(bytearray()))
     assert store.begun == []
+
+
+class Watch:
+    """A watch that says how urgent it is."""
+
+    def __init__(self, urgency: float) -> None:
+        self.now = urgency
+
+    def urgency(self) -> float:
+        return self.now
+
+    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+        pass
+
+
+async def test_a_freed_place_goes_to_the_most_urgent() -> None:
+    """Who is most urgent when a place frees gets it, whoever came first; parts of one object go in order."""
+    store = GatedStore()
+    fetcher = fetcher_over(store, TallyRecorder(), parts=1)
+    first, second, third = Watch(5), Watch(9), Watch(7)
+    refs = [store.put(key, bytes(20)) for key in "abc"]
+    async with asyncio.TaskGroup() as tasks:
+        for ref, watch in zip(refs, (first, second, third), strict=True):
+            tasks.create_task(fetcher.fetch(ref, memoryview(bytearray(20)), watch))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        second.now = 1
+        store.gate.set()
+    assert store.begun == [("a", 0), ("b", 0), ("b", 10), ("a", 10), ("c", 0), ("c", 10)]
+
+
+async def test_a_huge_object_is_cut_as_it_goes() -> None:
+    """An object of many parts has only as many tasks as parts in flight."""
+    store = GatedStore()
+    ref = store.put("x", bytes(100_000))
+    before = len(asyncio.all_tasks())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(fetcher_over(store, TallyRecorder(), parts=4).fetch(ref, memoryview(bytearray(100_000))))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) - before <= 1 + 4
+        store.gate.set()
+    assert len(store.begun) == 10_000
+
+
+async def test_cancelled_before_the_first_step() -> None:
+    """A fetch whose parts were given places and never ran a step hands the places on."""
+    store, recorder = GatedStore(), TallyRecorder()
+    fetcher = fetcher_over(store, recorder, parts=2, budget_bytes=20)
+    doomed, other = store.put("doomed", bytes(50)), store.put("other", b"o" * 50)
+    task = asyncio.get_running_loop().create_task(fetcher.fetch(doomed, memoryview(bytearray(50))))
+    await asyncio.sleep(0)
+    assert recorder.total(FETCH_PARTS) == 2
+    assert store.begun == []
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    store.gate.set()
+    target = bytearray(50)
+    await fetcher.fetch(other, memoryview(target))
+    assert target == b"o" * 50
+    assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0

@@ -1,0 +1,160 @@
+"""A line before a bounded number of places: the most urgent goes first, and nothing is cut before its turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from feedd.flow.budget import ByteBudget
+
+
+class Standing:
+    """One fetch in the line: what is left of it. Takes the same room however large the object is.
+
+    Attributes:
+        group: what shares a limit with it: its bucket.
+        urgency: asked whenever there is a choice; lower goes first.
+        in_flight_count: its parts that hold a place.
+    """
+
+    def __init__(
+        self, group: str, spans: Iterable[ByteRange], part_size_bytes: int, urgency: Callable[[], float]
+    ) -> None:
+        if part_size_bytes <= 0:
+            raise ValueError(f"expected a part size above 0 bytes, got {part_size_bytes}")
+        self.group = group
+        self.urgency = urgency
+        self.in_flight_count = 0
+        self._part_size_bytes = part_size_bytes
+        self._spans = deque(span for span in spans if span.size_bytes)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some of it has no place yet."""
+        return bool(self._spans)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it waits or is in flight."""
+        return not self._spans and not self.in_flight_count
+
+    @property
+    def next_bytes(self) -> int:
+        """Size of its next part."""
+        return min(self._spans[0].size_bytes, self._part_size_bytes)
+
+    def cut(self) -> ByteRange:
+        """Take its next part."""
+        span = self._spans.popleft()
+        if span.size_bytes <= self._part_size_bytes:
+            return span
+        end = span.start + self._part_size_bytes
+        self._spans.appendleft(ByteRange(end, span.end))
+        return ByteRange(span.start, end)
+
+    def drop(self) -> None:
+        """Forget what waits."""
+        self._spans.clear()
+
+
+_S = TypeVar("_S", bound=Standing)
+
+
+class Line(Generic[_S]):
+    """Who may begin a part: bounded in parts, in parts of one group, and in bytes; pure bookkeeping.
+
+    A place goes to the most urgent fetch whose group has room; among equals, to the one that came first. Where its part
+    does not fit into the budget nobody overtakes it, so that large parts do not starve.
+
+    Args:
+        places_max: parts in flight together.
+        budget: bytes of the parts in flight; nobody else may wait for them.
+        limit_of: parts in flight of one group, as of now.
+    """
+
+    def __init__(self, places_max: int, budget: ByteBudget, limit_of: Callable[[str], int]) -> None:
+        if places_max < 1:
+            raise ValueError(f"expected 1 or more places, got {places_max}")
+        self._places_max = places_max
+        self._budget = budget
+        self._limit_of = limit_of
+        self._waiting: dict[int, _S] = {}  # in order of arrival
+        self._numbers = itertools.count()
+        self._in_flight: Counter[str] = Counter()
+        self._in_flight_count = 0
+
+    def __repr__(self) -> str:
+        return f"Line({len(self._waiting)} waiting, {self._in_flight_count}/{self._places_max} in flight)"
+
+    @property
+    def waiting_count(self) -> int:
+        """Fetches of which something waits."""
+        return len(self._waiting)
+
+    @property
+    def in_flight_count(self) -> int:
+        """Places taken."""
+        return self._in_flight_count
+
+    def in_flight_of(self, group: str) -> int:
+        """Places taken by one group."""
+        return self._in_flight[group]
+
+    def join(self, standing: _S) -> None:
+        """Stand at the end of the line."""
+        if standing.waiting:
+            self._waiting[next(self._numbers)] = standing
+
+    def leave(self, standing: _S) -> None:
+        """Let no more of it begin; places it holds stay taken until they are given back. May be called twice."""
+        standing.drop()
+        for number in [number for number, other in self._waiting.items() if other is standing]:
+            del self._waiting[number]
+
+    def take(self) -> tuple[_S, ByteRange] | None:
+        """Give the next place; None where there is none to give, or nobody to take it."""
+        if self._in_flight_count >= self._places_max:
+            return None
+        number = self._most_urgent()
+        if number is None:
+            return None
+        standing = self._waiting[number]
+        if not self._budget.take(standing.next_bytes):
+            return None
+        span = standing.cut()
+        standing.in_flight_count += 1
+        self._in_flight[standing.group] += 1
+        self._in_flight_count += 1
+        if not standing.waiting:
+            del self._waiting[number]
+        return standing, span
+
+    def give_back(self, standing: _S, span: ByteRange) -> None:
+        """Free the place of a part."""
+        self._budget.give_back(span.size_bytes)
+        standing.in_flight_count -= 1
+        self._in_flight_count -= 1
+        self._in_flight[standing.group] -= 1
+        assert standing.in_flight_count >= 0, "gave back more places than were taken"
+        if not self._in_flight[standing.group]:
+            del self._in_flight[standing.group]
+
+    def _most_urgent(self) -> int | None:
+        room: dict[str, bool] = {}
+        best, best_urgency = None, 0.0
+        for number, standing in self._waiting.items():
+            group = standing.group
+            if group not in room:  # a limit below 1 would stop the group for good
+                room[group] = self._in_flight[group] < max(1, self._limit_of(group))
+            if not room[group]:
+                continue
+            urgency = standing.urgency() if len(self._waiting) > 1 else 0.0
+            if best is None or urgency < best_urgency:
+                best, best_urgency = number, urgency
+        return best

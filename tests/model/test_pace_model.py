@@ -1,0 +1,72 @@
+"""The pace against simulated stores: it finds the knee, never leaves its bounds, and does not answer storms twice."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.flow.pace import Pace
+from tests.budget import budget
+
+PART_BYTES = 8_000_000
+
+
+def run(pace: Pace, knee: int, part_count: int) -> None:
+    """End parts at a store whose rate grows with the requests up to ``knee`` of them, all places always taken."""
+    for _ in range(part_count):
+        limit = pace.limit
+        pace.ended(PART_BYTES, 0.1 * max(1.0, limit / knee), limit)
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(knee=st.integers(17, 200), limit_max=st.integers(16, 128))
+def test_finds_the_knee(knee: int, limit_max: int) -> None:
+    """It rises to where more requests bring no more, or to its bound, and stays within a step of it."""
+    pace = Pace(limit_max)
+    run(pace, knee, 20_000)
+    top = min(knee, limit_max)
+    assert top * 0.75 <= pace.limit <= min(limit_max, max(16, top * 1.6))
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(
+    limit_max=st.integers(1, 100),
+    events=st.lists(st.tuples(st.booleans(), st.floats(0, 10), st.integers(1, 100)), max_size=300),
+)
+def test_never_leaves_its_bounds(limit_max: int, events: list[tuple[bool, float, int]]) -> None:
+    """Whatever it is told, the limit lies between the least and the most."""
+    pace = Pace(limit_max)
+    for throttled, elapsed_s, in_flight in events:
+        pace.throttled() if throttled else pace.ended(PART_BYTES, elapsed_s, in_flight)
+        assert min(2, limit_max) <= pace.limit <= limit_max
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(limit_max=st.integers(2, 100))
+def test_a_volley_slows_it_down_once(limit_max: int) -> None:
+    """All requests in flight are told to slow down: one step back for all of them; the next volley is another."""
+    pace = Pace(limit_max)
+    seen = [pace.limit]
+    for _ in range(20):
+        for _ in range(pace.limit):
+            pace.throttled()
+        seen.append(pace.limit)
+    assert seen[1] == max(2, int(seen[0] * 0.7))
+    assert all(after >= int(before * 0.7) for before, after in itertools.pairwise(seen))
+    assert seen[-1] == 2  # a store that always says so gets the least
+
+
+@settings(max_examples=budget(25), deadline=None)
+@given(knee=st.integers(20, 100))
+def test_comes_back_after_throttling(knee: int) -> None:
+    """When the store is well again, the pace is, too."""
+    pace = Pace(128)
+    run(pace, knee, 20_000)
+    before = pace.limit
+    for _ in range(500):
+        pace.throttled()
+    assert pace.limit == 2
+    run(pace, knee, 40_000)
+    assert pace.limit >= 0.7 * min(before, knee)
