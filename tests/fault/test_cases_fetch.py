@@ -1,0 +1,103 @@
+"""Cases 49 to 51: consumers that stop, budgets smaller than a part, and cancellation at every await."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.bench.server import faults as fault
+from feedd.bench.server.checksums import Kept
+from feedd.bench.server.server import S3Server
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from tests.budget import budget
+from tests.fault.s3_rig import DATA, PART_BYTES, Rig, asked, opened
+
+if TYPE_CHECKING:
+    from tests.unit.serve.certs import Authority
+
+SHARDS = 4
+
+
+def put_shards(server: S3Server) -> list[str]:
+    """Store several objects; return their URLs."""
+    for number in range(SHARDS):
+        server.put("bucket", f"shard-{number}", DATA[number:])
+    return [f"s3://bucket/shard-{number}" for number in range(SHARDS)]
+
+
+async def test_case_49_consumer_stops(server: S3Server, rig: Rig) -> None:
+    """Whoever asked and then waits holds no more bytes than the budget; more arrive as soon as it goes on."""
+    refs = await rig.sources.resolve(put_shards(server))
+    for _ in range(3):  # a consumer that takes one shard, and stops for good while the others are on their way
+        tasks = [asyncio.get_running_loop().create_task(rig.fetch_ref(ref)) for ref in refs]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert rig.recorder.total(FETCH_BYTES) <= rig.options.bytes_in_flight
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        rig.assert_nothing_held()
+    got = await asyncio.gather(*map(rig.fetch_ref, refs))
+    assert got == [DATA[number:] for number in range(SHARDS)]
+    assert rig.recorder.peaks[FETCH_BYTES.name] <= rig.options.bytes_in_flight
+    assert rig.recorder.peaks[FETCH_PARTS.name] <= rig.options.parts_in_flight
+
+
+async def test_case_50_budget_smaller_than_a_part_per_shard(server: S3Server, authority: Authority, way: str) -> None:
+    """With less memory than one part of each open shard, even than one part, all come whole, each byte asked once."""
+    urls = put_shards(server)
+    for bytes_in_flight in (2 * PART_BYTES, PART_BYTES // 2):
+        async with opened(server.url, authority, way, bytes_in_flight=bytes_in_flight) as rig:
+            refs = await rig.sources.resolve(urls)
+            before = asked(server)
+            got = await asyncio.gather(*map(rig.fetch_ref, refs))
+            assert got == [DATA[number:] for number in range(SHARDS)]
+            assert asked(server) - before == SHARDS * 6
+            assert rig.recorder.peaks[FETCH_BYTES.name] <= max(bytes_in_flight, PART_BYTES)
+
+
+async def after_turns(turn_count: int, task: asyncio.Task[bytes]) -> None:
+    """Cancel a task so many turns of the loop from now, or when it is done."""
+    for _ in range(turn_count):
+        if task.done():
+            break
+        await asyncio.sleep(0)
+    task.cancel()
+
+
+async def cancelled_and_again(url: str, authority: Authority, turn_counts: list[int]) -> None:
+    """Fetch and give up after so many turns, again and again beside a fetch that goes on; then all is as ever."""
+    async with opened(url, authority) as rig:
+        (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+        loop = asyncio.get_running_loop()
+        for turn_count in turn_counts:
+            before = asyncio.all_tasks()
+            doomed, other = loop.create_task(rig.fetch_ref(ref)), loop.create_task(rig.fetch_ref(ref))
+            await after_turns(turn_count, doomed)
+            with contextlib.suppress(asyncio.CancelledError):
+                assert await doomed == DATA
+            assert await other == DATA
+            rig.assert_nothing_held()
+            assert asyncio.all_tasks() <= before
+        assert await rig.fetch_ref(ref) == DATA
+        assert rig.recorder.peaks[FETCH_BYTES.name] <= rig.options.bytes_in_flight
+
+
+@pytest.mark.slow
+def test_case_51_cancelled_at_any_await(authority: Authority) -> None:
+    """A fetch given up at any turn of the loop leaks no connection, task, place or byte, and harms no other."""
+
+    @settings(max_examples=budget(15), deadline=None)
+    @given(turn_counts=st.lists(st.integers(0, 120), min_size=1, max_size=6), broken=st.booleans())
+    def check(turn_counts: list[int], broken: bool) -> None:
+        with S3Server() as server:
+            server.put("bucket", "key", DATA, Kept("crc64nvme"))
+            if broken:
+                server.script("bucket", "key", None, fault.slow_down(), fault.reset_in_body(1000), fault.flipped_bit(9))
+            asyncio.run(cancelled_and_again(server.url, authority, turn_counts))
+
+    check()
