@@ -98,7 +98,7 @@ class RangeFetcher:
                 try:
                     self._advance()
                     if ask:
-                        tasks.create_task(arrivals.ask(store, self._unverified))
+                        tasks.create_task(arrivals.ask(store, parts.ended, self._unverified))
                     await parts.ended.wait()
                 finally:
                     self._line.leave(parts)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from feedd.errors import BadResponse, PermissionDenied, Unsupported
+from feedd.errors import BadRequest, BadResponse, PermissionDenied, Unsupported
 from feedd.metrics import FETCH_DAMAGED
 from feedd.source.checksums import Verification
 
 if TYPE_CHECKING:
+    import asyncio
+
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ByteRange, ObjectRef
 
@@ -36,19 +38,28 @@ class Arrivals:
         self._verification: Verification | None = None
         self._answered: dict[str, None] = {}  # an ordered set
 
-    async def ask(self, store: ObjectStore, unverified: set[str]) -> None:
+    async def ask(self, store: ObjectStore, whole: asyncio.Event, unverified: set[str]) -> None:
         """Ask for the checksum; parts that come before the answer are digested in the end.
+
+        A refusal counts only when the object itself came: a HEAD does not say why it is refused, and where credentials
+        ran out the parts have others found.
 
         Args:
             store: where the object is.
+            whole: set when all parts are there.
             unverified: roots whose checksums we may not see; this one is added, and logged, where that is so.
         """
         try:
-            expected = await store.checksum(self.ref)
+            try:
+                expected = await store.checksum(self.ref)
+            except (BadRequest, PermissionDenied):
+                if store.root in unverified:
+                    return
+                await whole.wait()
+                expected = await store.checksum(self.ref)
         except (PermissionDenied, Unsupported) as error:
-            if store.root not in unverified:
-                unverified.add(store.root)
-                _log.warning("objects are not verified", root=store.root, reason=str(error))
+            unverified.add(store.root)
+            _log.warning("objects are not verified", root=store.root, reason=str(error))
             return
         if expected is not None:
             self._verification = Verification(self.ref, expected)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import NotFound, StoreUnavailable
+from feedd.errors import BadResponse, NotFound, PermissionDenied, StoreUnavailable
 from feedd.flow.budget import ByteBudget
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.source.memory import MemoryStore
 from feedd.source.ranged import FetchLimits, RangeFetcher
+from feedd.values import ObjectChecksum
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
-    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
+    from feedd.values import ByteRange, ObjectRef, ReadProgress
 
 
 class GatedStore(MemoryStore):
@@ -171,3 +172,45 @@ async def test_cancelled_before_the_first_step() -> None:
     await fetcher.fetch(other, memoryview(target))
     assert target == b"o" * 50
     assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0
+
+
+class AskedStore(MemoryStore):
+    """A store that answers questions for checksums from a list."""
+
+    def __init__(self, *answers: ObjectChecksum | Exception) -> None:
+        super().__init__()
+        self.answers = list(answers)
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Answer or raise, in turn."""
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def test_checksums_out_of_reach() -> None:
+    """Where checksums may not be seen objects are taken unverified, and each is asked for only once more."""
+    store = AskedStore(*[PermissionDenied("no")] * 3)
+    fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
+    for key in "ab":
+        target = bytearray(15)
+        await fetcher.fetch(store.put(key, b"x" * 15), memoryview(target))
+        assert target == b"x" * 15
+    assert not store.answers
+
+
+async def test_a_failed_question_fails_the_fetch() -> None:
+    """An object whose checksum cannot be asked for because the store is down is not taken on trust."""
+    store = AskedStore(StoreUnavailable("down"))
+    fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
+    with pytest.raises(StoreUnavailable, match="down"):
+        await fetcher.fetch(store.put("a", bytes(15)), memoryview(bytearray(15)))
+
+
+async def test_a_refused_question_is_asked_again() -> None:
+    """A question refused while the object itself came is asked again, and its answer believed."""
+    store = AskedStore(PermissionDenied("no"), ObjectChecksum("crc32c", bytes(4)))
+    fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
+    with pytest.raises(BadResponse, match="crc32c"):
+        await fetcher.fetch(store.put("a", b"x" * 15), memoryview(bytearray(15)))
