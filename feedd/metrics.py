@@ -35,6 +35,9 @@ SOURCE_REQUESTS = Metric("feedd_source_requests_total", _C, "", "requests sent t
 SOURCE_BYTES = Metric("feedd_source_bytes_total", _C, "bytes", "object bytes received from the store")
 SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of one request, body included", ("op",))
 SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests sent again", ("reason",))
+SOURCE_RETRY_WAIT = Metric(
+    "feedd_source_retry_wait_seconds_total", _C, "seconds", "time requests waited to be sent again", ("reason",)
+)
 SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for parts that were slow", ("outcome",))
 SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes asked for a second time")
 FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")

@@ -48,12 +48,13 @@ class RetryPolicy:
         if self.attempts_max < 1 or self.bad_response_attempts_max < 1:
             raise ValueError("expected at least one attempt")
 
-    def delay_s(self, error: BaseException, attempt: int, chance: float) -> float | None:
+    def delay_s(self, error: BaseException, attempt: int, chance: float, waits: int = 0) -> float | None:
         """Return how long to wait before attempt ``attempt + 1``, or None to give up.
 
         Args:
             error: what attempt ``attempt`` (counted from 1) ended with.
-            attempt: attempts made so far.
+            attempt: attempts made so far, as far as they count.
+            waits: attempts made so far that the wait grows with; 0: ``attempt``.
             chance: uniform in [0, 1): full jitter, so that a thousand clients told off together
                 do not come back together.
         """
@@ -66,7 +67,7 @@ class RetryPolicy:
             return None
         base_s = self.throttled_base_s if isinstance(error, Throttled) else self.base_s
         # the exponent is capped for the float's sake: 2.0**30 s is beyond any ceiling
-        delay_s = chance * min(self.ceiling_s, base_s * 2.0 ** min(attempt - 1, 30))
+        delay_s = chance * min(self.ceiling_s, base_s * 2.0 ** min((waits or attempt) - 1, 30))
         suggested_s = error.retry_after_s if isinstance(error, Throttled) else None
         if suggested_s is not None:
             delay_s = max(delay_s, min(suggested_s, self.ceiling_s))

@@ -69,6 +69,8 @@ class LocalStore:
     ) -> None:
         """Read a range on a thread; see ``ObjectStore.read_into``."""
         await self._in_thread(lambda stop: _read(ref, span, target, stop), ref.key)
+        if progress is not None:
+            progress.filled_bytes = span.size_bytes
 
     async def close(self) -> None:
         """End the threads; idempotent."""

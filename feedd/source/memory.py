@@ -73,6 +73,8 @@ class MemoryStore:
                 f"expected etag {ref.etag}, got {current.etag}", object=ref.url, stage="source", hint=CHANGED_HINT
             )
         target[:] = memoryview(self._objects[ref.key])[span.start : span.end]
+        if progress is not None:
+            progress.filled_bytes = span.size_bytes
 
     async def close(self) -> None:
         """Nothing to release."""

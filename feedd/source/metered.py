@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from feedd.errors import FeeddError
 from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_SECONDS
 from feedd.source.pages import closing_pages
+from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from feedd.protocols import Clock, ObjectStore, Recorder
-    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 
 class MeteredStore:
@@ -57,8 +58,13 @@ class MeteredStore:
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store."""
-        with self._measured("read"):
-            await self._inner.read_into(ref, span, target, progress)
+        noted = progress or ReadProgress()
+        try:
+            with self._measured("read"):
+                await self._inner.read_into(ref, span, target, noted)
+        except BaseException:
+            self._recorder.count(SOURCE_BYTES, noted.filled_bytes)  # received, and often kept
+            raise
         self._recorder.count(SOURCE_BYTES, span.size_bytes)
 
     async def close(self) -> None:

@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from feedd.errors import FeeddError
+from feedd.errors import BadResponse, FeeddError, Throttled
+from feedd.flow.quota import RetryQuota
 from feedd.flow.retry import RetryPolicy, retrying
-from feedd.metrics import SOURCE_RETRIES
+from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
 from feedd.source.pages import closing_pages
+from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from feedd.protocols import Clock, ObjectStore, Recorder
-    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
+    from feedd.values import ObjectChecksum, ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """How often and how long to try.
+
+    Attributes:
+        policy: decides after each error.
+        deadline_s: how long so many bytes may take with every attempt.
+        quota: of the bucket.
+        throttled: told whenever the store asks to slow down.
+    """
+
+    policy: RetryPolicy
+    deadline_s: Callable[[int], float] = lambda _: math.inf
+    quota: RetryQuota = field(default_factory=RetryQuota)
+    throttled: Callable[[], object] = lambda: None
 
 
 class RetryStore:
-    """Wraps every request in ``flow.retry``; a listing that breaks off goes on after its last key."""
+    """Sends again what can be sent again: a listing goes on after its last key, a read where it broke off.
+
+    A read that is told to slow down, or finds the quota used up, waits until its deadline; ``attempts_max`` bounds
+    attempts that brought nothing.
+
+    Args:
+        inner: sends each request once.
+        limits: how often and how long.
+        clock: measures and waits.
+        recorder: counts retries and waits.
+        chance: source of jitter, uniform in [0, 1).
+    """
 
     def __init__(
         self,
         inner: ObjectStore,
-        policy: RetryPolicy,
+        limits: RetryLimits,
         clock: Clock,
         recorder: Recorder,
         *,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._inner = inner
-        self._policy = policy
+        self._policy = limits.policy
+        self._limits = limits
         self._clock = clock
         self._recorder = recorder
         self._chance = chance
@@ -78,17 +111,53 @@ class RetryStore:
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store until the range is there or the policy gives up."""
-        await retrying(
-            self._policy,
-            self._clock,
-            lambda: self._inner.read_into(ref, span, target, progress),
-            chance=self._chance,
-            on_retry=self._note,
-        )
+        noted = part = progress or ReadProgress()
+        ends_s = self._clock.monotonic_s() + self._limits.deadline_s(span.size_bytes)
+        attempt = done = 0
+        while True:
+            before = done
+            try:
+                with target[done:] as rest:
+                    await self._inner.read_into(ref, ByteRange(span.start + done, span.end), rest, part)
+            except FeeddError as error:
+                came_bytes = 0 if isinstance(error, BadResponse) else part.filled_bytes
+                attempt = 1 if came_bytes else attempt + 1
+                done += came_bytes
+                await self._before_retry(error, attempt, ends_s)
+            else:
+                self._limits.quota.succeeded()
+                return
+            finally:
+                if part is not noted:
+                    noted.filled_bytes, noted.answered_by = before + part.filled_bytes, part.answered_by
+            part = ReadProgress()
+
+    async def _before_retry(self, error: FeeddError, attempt: int, ends_s: float) -> None:
+        """Return when the request may be sent again.
+
+        Raises:
+            FeeddError: ``error``, where it should not be.
+        """
+        clock, quota = self._clock, self._limits.quota
+        throttled = isinstance(error, Throttled)
+        if throttled:
+            self._limits.throttled()
+        # being told to slow down is no failure: the wait grows, but only the deadline ends it
+        delay_s = self._policy.delay_s(error, 1 if throttled else attempt, self._chance(), waits=attempt)
+        if delay_s is None or clock.monotonic_s() + delay_s > ends_s:
+            raise error
+        self._note(error, delay_s)
+        await clock.sleep_s(delay_s)
+        while wait_s := quota.ask(clock.monotonic_s()):
+            if clock.monotonic_s() + wait_s > ends_s:
+                raise error
+            self._recorder.count(SOURCE_RETRY_WAIT, wait_s, reason="quota")
+            await clock.sleep_s(wait_s)
 
     async def close(self) -> None:
         """Close the inner store."""
         await self._inner.close()
 
-    def _note(self, error: FeeddError, _delay_s: float) -> None:
+    def _note(self, error: FeeddError, delay_s: float) -> None:
         self._recorder.count(SOURCE_RETRIES, reason=error.kind)
+        self._recorder.count(SOURCE_RETRY_WAIT, delay_s, reason=error.kind)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
-from feedd.flow.hedge import HedgePolicy, Hedger
 from feedd.flow.retry import RetryPolicy
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
@@ -17,10 +16,11 @@ from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
 from feedd.source.metered import MeteredStore
 from feedd.source.pages import closing_pages
 from feedd.source.ranged import FetchLimits, RangeFetcher
-from feedd.source.retry import RetryStore
+from feedd.source.retry import RetryLimits, RetryStore
 from feedd.source.s3.client import warm
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
+from feedd.source.tempo import Tempo
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ class Sources:
         self._recorder = recorder
         self._clock = clock
         self._stores: dict[str, ObjectStore] = {}
+        self._tempos: dict[str, Tempo] = {}
         self._closed = False
         self._fetcher = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
             recorder,
             FetchLimits(options.part_size_bytes, options.parts_in_flight, verified=options.verify == "checksum"),
+            pace_of=lambda root: self.tempo(root).pace,
         )
 
     async def __aenter__(self) -> Self:
@@ -84,6 +86,13 @@ class Sources:
             found = self._stores[root] = self._wrapped(self._bare(root))
         return found
 
+    def tempo(self, root: str) -> Tempo:
+        """Return what is known of how that store answers."""
+        found = self._tempos.get(root)
+        if found is None:
+            found = self._tempos[root] = Tempo(self._options)
+        return found
+
     async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
         """Return the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
@@ -109,14 +118,13 @@ class Sources:
     def _wrapped(self, bare: ObjectStore) -> ObjectStore:
         metered = MeteredStore(bare, self._recorder, self._clock)
         limited = LimitStore(metered, self._options.parts_in_flight + self._options.heads_in_flight)
+        tempo = self.tempo(bare.root)
+        hedged: ObjectStore = limited
+        if tempo.hedger is not None and bare.root != FILE_ROOT:
+            hedged = HedgeStore(limited, tempo.hedger, self._recorder)
         policy = RetryPolicy(attempts_max=self._options.attempts_max)
-        return RetryStore(self._hedged(limited), policy, self._clock, self._recorder)
-
-    def _hedged(self, store: ObjectStore) -> ObjectStore:
-        share, part_bytes = self._options.hedge_share, self._options.part_size_bytes
-        if store.root == FILE_ROOT or not share:
-            return store
-        return HedgeStore(store, Hedger(HedgePolicy(share=share, initial_bytes=8 * part_bytes)), self._recorder)
+        limits = RetryLimits(policy, self._options.whole_deadline_s, tempo.quota, tempo.pace.throttled)
+        return RetryStore(hedged, limits, self._clock, self._recorder)
 
     async def _plain(self, location: Location) -> list[ObjectRef]:
         store = self.store(location.root)

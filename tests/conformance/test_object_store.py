@@ -19,7 +19,7 @@ from feedd.source.local import LocalStore
 from feedd.source.memory import MemoryStore
 from feedd.source.metered import MeteredStore
 from feedd.source.options import S3Options, SourceOptions
-from feedd.source.retry import RetryStore
+from feedd.source.retry import RetryLimits, RetryStore
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
 from feedd.values import ObjectRef
@@ -88,7 +88,7 @@ def _wrapped(names: str, inner: ObjectStore) -> ObjectStore:
     recorder, clock = TallyRecorder(), TimelessClock()
     wrappers: dict[str, Callable[[ObjectStore], ObjectStore]] = {
         "limit": lambda store: LimitStore(store, 2),
-        "retry": lambda store: RetryStore(store, RetryPolicy(), clock, recorder),
+        "retry": lambda store: RetryStore(store, RetryLimits(RetryPolicy()), clock, recorder),
         "hedge": lambda store: HedgeStore(store, _eager(), recorder),
         "metered": lambda store: MeteredStore(store, recorder, clock),
     }

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import NotFound
-from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_SECONDS
+from feedd.errors import NotFound, Throttled
+from feedd.flow.retry import RetryPolicy
+from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_RETRY_WAIT, SOURCE_SECONDS
 from feedd.source.limit import LimitStore
 from feedd.source.memory import MemoryStore
 from feedd.source.metered import MeteredStore
 from feedd.source.once import Once
+from feedd.source.retry import RetryLimits, RetryStore
 from feedd.values import ByteRange
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 from tests.unit.source.test_ranged import GatedStore
+
+if TYPE_CHECKING:
+    from feedd.values import ObjectRef, ReadProgress
 
 
 async def test_permit_lives_as_long_as_the_body() -> None:
@@ -50,6 +56,40 @@ async def test_listing_holds_no_permit_between_pages() -> None:
     limited = LimitStore(store, 1)
     found = [(page[0].key, (await limited.head("a")).key) async for page in limited.list("")]
     assert found == [("a", "a"), ("b", "a"), ("c", "a")]
+
+
+class _Refusing(MemoryStore):
+    """Tells every reader to slow down, until it is told to stop that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent_count = 0
+        self.refuses = True
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        self.sent_count += 1
+        if self.refuses:
+            raise Throttled("expected 206, got 503", object=ref.url)
+        await super().read_into(ref, span, target, progress)
+
+
+async def test_no_storm_whatever_the_jitter() -> None:
+    """With no jitter at all the quota alone keeps a minute of refusals to its balance and a few probes."""
+    store, clock, recorder = _Refusing(), TimelessClock(), TallyRecorder()
+    ref = store.put("x", b"0123456789")
+    limits = RetryLimits(RetryPolicy(), lambda _: 60.0)
+    retrying = RetryStore(store, limits, clock, recorder, chance=lambda: 0.0)
+    with pytest.raises(Throttled):
+        await retrying.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+    assert store.sent_count <= 1 + 16 + 60 / 4 + 5
+    assert clock.now_s > 50
+    assert recorder.total(SOURCE_RETRY_WAIT, reason="quota") > 50
+    store.refuses = False
+    target = bytearray(5)
+    await retrying.read_into(ref, ByteRange(0, 5), memoryview(target))
+    assert target == b"01234"
 
 
 async def test_meter_tells_outcomes_apart() -> None:

@@ -1,0 +1,31 @@
+"""What is known of how one bucket answers lately; shared by everything that sends requests to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.flow.hedge import HedgePolicy, Hedger
+from feedd.flow.pace import Pace
+from feedd.flow.quota import RetryQuota
+
+if TYPE_CHECKING:
+    from feedd.source.options import SourceOptions
+
+
+class Tempo:
+    """The state machines of one bucket.
+
+    Attributes:
+        quota: how many requests may be sent again.
+        pace: how many parts may be in flight.
+        hedger: which parts are asked for twice.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.quota = RetryQuota()
+        self.pace = Pace(options.parts_in_flight)
+        policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * options.part_size_bytes)
+        self.hedger = Hedger(policy) if options.hedge_share else None
+
+    def __repr__(self) -> str:
+        return f"Tempo({self.quota!r}, {self.pace!r})"
