@@ -203,6 +203,9 @@ class ConnectionPool:
                 if idle is not None:
                     return idle
                 continue
+            if self._closed:
+                await self._drop([connection])
+                raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="the pool is closed")
             if connection.lost.done():  # before we came to note it
                 raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
             self._all.add(connection)
@@ -257,6 +260,7 @@ class ConnectionPool:
         except BaseException:
             sock.close()
             raise
+        self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
         try:
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._limits.read_timeout_s, self._forget, address, self._files),
@@ -264,11 +268,9 @@ class ConnectionPool:
                 ssl=endpoint.tls,
                 server_hostname=endpoint.host if endpoint.tls else None,
             )
-        except BaseException:
-            self._closing.add(sock)  # by its transport, a turn of the loop or two from now
-            raise
         finally:
             self._closing = {one for one in self._closing if one.fileno() >= 0}
+        self._closing.discard(sock)  # known by its connection from here on
         return connection
 
     def _forget(self, connection: Connection) -> None:
