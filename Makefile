@@ -15,7 +15,7 @@ FAST   := not slow and not gpu and not bench
 help:
 	@echo 'make demo [URL=s3://bucket/prefix/] [NODES=2]   the main job, on an embedded S3 server or on your data'
 	@echo 'make test                                       every test that needs no GPU'
-	@echo 'make check                                      format, lint, types, floors, tidy and fast tests'
+	@echo 'make check                                      format, lint, types, floors, tidy, unit and model tests'
 	@echo 'make bench [ARGS=...]                           side by side with peers'
 	@echo 'make proto                                      both sides stubs from proto/feedd.proto'
 	@echo 'make venv                                       $(VENV) with everything installed'
@@ -46,8 +46,9 @@ check-static: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
+# Rooms and rules, and the models; what needs a server (conformance, fault, e2e) is left to make test.
 check-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check tests
+	$(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check tests/unit tests/tidy tests/model
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
