@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.values import ObjectChecksum, ObjectRef
 
+_PROGRESS_SHARE = 16  # an attempt that brought a sixteenth of the range did not fail; a drip would never end
+
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
@@ -42,7 +44,7 @@ class RetryStore:
     """Sends again what can be sent again: a listing goes on after its last key, a read where it broke off.
 
     A read that is told to slow down, or finds the quota used up, waits until its deadline; ``attempts_max`` bounds
-    attempts that brought nothing.
+    attempts that brought next to nothing.
 
     Args:
         inner: sends each request once.
@@ -121,7 +123,7 @@ class RetryStore:
                     await self._inner.read_into(ref, ByteRange(span.start + done, span.end), rest, part)
             except FeeddError as error:
                 came_bytes = 0 if isinstance(error, BadResponse) else part.filled_bytes
-                attempt = 1 if came_bytes else attempt + 1
+                attempt = 1 if came_bytes * _PROGRESS_SHARE >= span.size_bytes else attempt + 1
                 done += came_bytes
                 await self._before_retry(error, attempt, ends_s)
             else:
