@@ -125,7 +125,8 @@ class RetryStore:
                 came_bytes = 0 if isinstance(error, BadResponse) else part.filled_bytes
                 attempt = 1 if came_bytes * _PROGRESS_SHARE >= span.size_bytes else attempt + 1
                 done += came_bytes
-                await self._before_retry(error, attempt, ends_s)
+                if not await self._may_retry(error, attempt, ends_s):
+                    raise  # here and not there: an error that leads to the frame that raised it would keep the target
             else:
                 self._limits.quota.succeeded()
                 return
@@ -134,12 +135,8 @@ class RetryStore:
                     noted.filled_bytes, noted.answered_by = before + part.filled_bytes, part.answered_by
             part = ReadProgress()
 
-    async def _before_retry(self, error: FeeddError, attempt: int, ends_s: float) -> None:
-        """Return when the request may be sent again.
-
-        Raises:
-            FeeddError: ``error``, where it should not be.
-        """
+    async def _may_retry(self, error: FeeddError, attempt: int, ends_s: float) -> bool:
+        """Return True when the request may be sent again, False where it should not be."""
         clock, quota = self._clock, self._limits.quota
         throttled = isinstance(error, Throttled)
         if throttled:
@@ -147,14 +144,15 @@ class RetryStore:
         # being told to slow down is no failure: the wait grows, but only the deadline ends it
         delay_s = self._policy.delay_s(error, 1 if throttled else attempt, self._chance(), waits=attempt)
         if delay_s is None or clock.monotonic_s() + delay_s > ends_s:
-            raise error
+            return False
         self._note(error, delay_s)
         await clock.sleep_s(delay_s)
         while wait_s := quota.ask(clock.monotonic_s()):
             if clock.monotonic_s() + wait_s > ends_s:
-                raise error
+                return False
             self._recorder.count(SOURCE_RETRY_WAIT, wait_s, reason="quota")
             await clock.sleep_s(wait_s)
+        return True
 
     async def close(self) -> None:
         """Close the inner store."""
