@@ -8,6 +8,8 @@ _START: Final = 16
 _GAIN: Final = 1.05  # more requests must bring so much more, or they are not worth their memory
 _BACK_OFF: Final = 0.7
 _HOLD_PERIODS: Final = 8
+_PATIENCE_EARNED: Final = 0.1  # refusals overlooked for each part that came: being refused rarely is not being too fast
+_PATIENCE_MAX: Final = 3.0
 
 
 class Pace:
@@ -16,7 +18,7 @@ class Pace:
     The rate of a period follows from the parts that ended while all places were taken: places times bytes per second
     of each. A period that brings ``_GAIN`` more than the one before the last rise earns another rise; otherwise the
     rise is taken back and nothing tried for some periods. Being told to slow down takes places away at once, but once
-    only for all the requests that were in flight together.
+    only for all the requests that were in flight together, and not where it happens to less than a tenth of them.
 
     Args:
         limit_max: never more.
@@ -32,6 +34,7 @@ class Pace:
         self._hold_left = 1  # periods
         self._before: tuple[int, float] | None = None  # limit and rate before the rise that is being tried
         self._deaf_count = 0  # requests that were under way when we last slowed down, and are not heard of yet
+        self._patience = 1.0
         self._begin_period()
 
     def __repr__(self) -> str:
@@ -51,6 +54,7 @@ class Pace:
             in_flight_count: parts of the bucket in flight when it ended, itself included.
         """
         self._deaf_count = max(0, self._deaf_count - 1)
+        self._patience = min(_PATIENCE_MAX, self._patience + _PATIENCE_EARNED)
         if in_flight_count < self._limit:
             return  # too little to do: says nothing of more places
         if self._settling_count:
@@ -66,6 +70,9 @@ class Pace:
         """Take note that the store asked to slow down."""
         if self._deaf_count:
             self._deaf_count -= 1
+            return
+        if self._patience >= 1:
+            self._patience -= 1  # a stray one: a store that refuses one in twenty serves nineteen
             return
         self._deaf_count = self._limit - 1
         self._before = None
