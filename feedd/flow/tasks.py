@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import AsyncIterator, Coroutine, Iterable
 
 _T = TypeVar("_T")
@@ -64,3 +65,22 @@ def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def to_its_end(job: asyncio.Future[_T], stop: threading.Event) -> _T:
+    """Wait for work in a thread even if cancelled, then told by ``stop``: until it ends it uses borrowed memory.
+
+    Raises:
+        Whatever the work raised. CancelledError: we were cancelled; what the work then ended with is dropped.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        try:
+            await asyncio.wait([job])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            stop.set()
+    if cancelled is not None:
+        job.exception()  # looked at, so that nobody complains that it was not
+        raise cancelled
+    return job.result()

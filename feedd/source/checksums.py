@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from awscrt import checksums as crt
 
 from feedd.flow.mapping import pieces
+from feedd.flow.tasks import to_its_end
 from feedd.units import MIB
 from feedd.values import ByteRange
 
@@ -195,17 +196,7 @@ async def _digests(algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[
     """Digest on a thread. Waits for its end even if cancelled: until then it reads borrowed memory."""
     stop = threading.Event()
     job = asyncio.get_running_loop().run_in_executor(None, _digest_all, algorithm, target, spans, stop)
-    cancelled: asyncio.CancelledError | None = None
-    while not job.done():
-        try:
-            await asyncio.wait([job])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            stop.set()
-    if cancelled is not None:
-        job.exception()  # what a cancelled one ended with is of no interest
-        raise cancelled
-    return job.result()
+    return await to_its_end(job, stop)
 
 
 def _digest_all(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable
+from feedd.flow.tasks import to_its_end
 from feedd.source.hints import CHANGED_HINT
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
@@ -80,18 +81,8 @@ class LocalStore:
         """Run ``work`` and wait for its end even if cancelled: until then it may write into borrowed memory."""
         stop = threading.Event()
         job = asyncio.get_running_loop().run_in_executor(self._pool, work, stop)
-        cancelled: asyncio.CancelledError | None = None
-        while not job.done():
-            try:
-                await asyncio.wait([job])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                stop.set()
-        if cancelled is not None:
-            job.exception()  # what a cancelled read ended with is of no interest
-            raise cancelled
         try:
-            return job.result()
+            return await to_its_end(job, stop)
         except OSError as error:
             raise _translate(error, path) from error
 
