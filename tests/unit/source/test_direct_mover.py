@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.flow.mapping import FileMapping, FilePlace, file_of
-from feedd.source.s3.direct.mover import Move, Mover
+from feedd.source.s3.direct.body import Files, MemoryBody
+from feedd.source.s3.direct.mover import Move, Mover, Movers
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
@@ -151,6 +153,31 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
     for pair in pairs:
         for sock in pair:
             sock.close()
+
+
+async def test_without_descriptors_through_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no descriptor for a copy of the socket, the body comes through memory, its transport unpaused."""
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(file, 0, SIZE)
+    mapping = FileMapping(file, SIZE)
+    near, far = socket.socketpair()
+    transport, protocol = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+    movers = Movers()
+    refusal = OSError(errno.EMFILE, "too many open files")
+    monkeypatch.setattr(os, "dup", lambda _: (_ for _ in ()).throw(refusal))
+    target = memoryview(mapping)
+    body = Files(movers).body(transport, asyncio.get_running_loop(), target, ReadProgress(), lambda _: None)
+    monkeypatch.undo()
+    assert isinstance(body, MemoryBody)
+    assert transport.is_reading()
+    assert isinstance(protocol, asyncio.Protocol)
+    movers.close()
+    target.release()
+    transport.abort()
+    far.close()
+    mapping.close()
+    os.close(file)
+    await asyncio.sleep(0)
 
 
 def test_file_of_a_view(tmp_path: Path) -> None:

@@ -112,10 +112,14 @@ class MovedBody:
         self._move: Move | None = None
 
     def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress) -> None:
-        """Hand what is left of the body to the thread."""
-        self._transport.pause_reading()
+        """Hand what is left of the body to the thread.
+
+        Raises:
+            OSError: there are no descriptors for that; the transport goes on as it was.
+        """
         sock_fd = self._transport.get_extra_info("socket").fileno()
         self._move = Move(sock_fd, place, size_bytes, progress, self._over)
+        self._transport.pause_reading()
         self._mover.add(self._move)
 
     def buffer(self) -> memoryview:
@@ -176,7 +180,10 @@ class Files:
         if self._movers is None:
             return WrittenBody(self._buffer, place, target.nbytes, progress)
         moved = MovedBody(self._movers.for_file(place.fd), transport, loop, ended)
-        moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)
+        try:
+            moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)
+        except OSError:  # no descriptor is left for a copy of the socket or the file: memory needs none
+            return MemoryBody(target, progress)
         return moved
 
 

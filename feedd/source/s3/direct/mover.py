@@ -54,12 +54,13 @@ class Move:
         ended: Callable[[Move], object],
     ) -> None:
         self.file, self._at, self._landed = place
-        self.sock_fd = os.dup(sock_fd)
+        self._sock = socket.socket(fileno=os.dup(sock_fd))
         try:
             self._file_fd = os.dup(self.file)
         except OSError:
-            os.close(self.sock_fd)
+            self._sock.close()
             raise
+        self.sock_fd = self._sock.fileno()
         self._left_bytes = size_bytes
         self._progress = progress
         self._ended = ended
@@ -118,7 +119,7 @@ class Move:
         """Let go of both descriptors and tell."""
         with contextlib.suppress(OSError):
             self._set_low_water(1)  # the next head is short
-        os.close(self.sock_fd)
+        self._sock.close()
         os.close(self._file_fd)
         self._ended(self)
 
@@ -150,8 +151,7 @@ class Move:
     def _set_low_water(self, size_bytes: int) -> None:
         if size_bytes != self._low_water_bytes:
             self._low_water_bytes = size_bytes
-            with socket.socket(fileno=os.dup(self.sock_fd)) as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
 
 class Pipe:
@@ -163,6 +163,9 @@ class Pipe:
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._open()
+
+    def _open(self) -> None:
         self.out, self.into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(OSError):  # the user's pipes may be at their limit: smaller works too
             fcntl.fcntl(self.into, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -175,7 +178,7 @@ class Pipe:
     def renew(self) -> None:
         """Throw the content away."""
         self.close()
-        self.__init__()  # type: ignore[misc]  # the same two facts, anew
+        self._open()
 
 
 class Movers:
@@ -191,7 +194,7 @@ class Movers:
 
     def for_file(self, fd: int) -> Mover:
         """Return the one to move a body to that descriptor's file."""
-        return min(self._all, key=lambda mover: (not mover.files[fd], mover.files.total()))
+        return min(self._all, key=lambda mover: mover.burden(fd))
 
     def close(self) -> None:
         """Close all; see ``Mover.close``."""
@@ -200,11 +203,7 @@ class Movers:
 
 
 class Mover:
-    """Moves any number of bodies at a time, a step of each in turn, in one thread.
-
-    Attributes:
-        files: bodies given to it and not at their end, by descriptor of their file.
-    """
+    """Moves any number of bodies at a time, a step of each in turn, in one thread."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -213,7 +212,7 @@ class Mover:
         self._new: list[Move] = []
         self._lock = threading.Lock()
         self._closing = False
-        self.files: Counter[int] = Counter()  # changed under the lock
+        self._files: Counter[int] = Counter()  # bodies under way, by descriptor of their file
         self._thread = threading.Thread(target=self._run, name="feedd-mover", daemon=True)
         self._thread.start()
 
@@ -221,8 +220,13 @@ class Mover:
         """Begin; ``move`` tells from this thread when it is over."""
         with self._lock:
             self._new.append(move)
-            self.files[move.file] += 1
+            self._files[move.file] += 1
         self.look()
+
+    def burden(self, file: int) -> tuple[bool, int]:
+        """Return what to compare movers by: whether they are strange to that file, then how much they have to do."""
+        with self._lock:
+            return not self._files[file], self._files.total()
 
     def look(self) -> None:
         """Notice what is new, and moves that were stopped."""
@@ -276,6 +280,6 @@ class Mover:
         del moves[move.sock_fd]
         self._epoll.unregister(move.sock_fd)
         with self._lock:
-            self.files[move.file] -= 1
-            self.files += Counter()  # forget the zeros
+            self._files[move.file] -= 1
+            self._files += Counter()  # forget the zeros
         move.finish()
