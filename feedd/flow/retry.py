@@ -26,7 +26,8 @@ class RetryPolicy:
     not retryable       give up at once
     ``BadResponse``     up to ``bad_response_attempts_max`` attempts: a store that keeps sending
                         the wrong bytes will not stop
-    ``Throttled``       up to ``attempts_max``, waiting from a larger base, never less than the server said
+    ``Throttled``       up to ``attempts_max``, waiting from a larger base, never less than the server said;
+                        reads count no attempts then and end with their deadline (``source/retry.py``)
     other retryable     up to ``attempts_max``
     ==================  =====================================================================
 
