@@ -40,6 +40,11 @@ class WeightedLru(Generic[K, V]):
         if found is not None:
             self._weight -= found[1]
 
+    def clear(self) -> None:
+        """Remove everything."""
+        self._items.clear()
+        self._weight = 0
+
     @property
     def weight(self) -> int:
         """Weight of all values."""

@@ -160,6 +160,7 @@ class DirectStore:
         answer = await pool.request(request, part.target, judge, progress=progress, subject=(ref.key, span.end))
         if answer.status < 300:
             return None
+        template.refused()
         progress.answered_by = answered_by(answer.headers, answer.address)
         return _client_error(answer)
 
