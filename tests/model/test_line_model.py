@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,6 +13,7 @@ from feedd.flow.line import Line, Standing
 from feedd.values import ByteRange
 from tests.budget import budget
 
+AT = st.integers(0, 3).map(float) | st.just(-math.inf)
 PLACES, BUDGET_BYTES, PART_BYTES = 4, 25, 10
 
 
@@ -26,8 +29,8 @@ class LineModel(RuleBasedStateMachine):
         self.left: dict[Standing, list[ByteRange]] = {}  # in order of arrival
         self.flying: list[tuple[Standing, ByteRange]] = []
 
-    @rule(group=st.sampled_from("ab"), sizes=st.lists(st.integers(0, 35), min_size=1, max_size=3), at=st.integers(0, 3))
-    def join(self, group: str, sizes: list[int], at: int) -> None:
+    @rule(group=st.sampled_from("ab"), sizes=st.lists(st.integers(0, 35), min_size=1, max_size=3), at=AT)
+    def join(self, group: str, sizes: list[int], at: float) -> None:
         spans, start = [], 0
         for size in sizes:
             spans.append(ByteRange(start, start + size))
@@ -47,7 +50,12 @@ class LineModel(RuleBasedStateMachine):
         able = [s for s, left in self.left.items() if left and flying.count(s.group) < self.limits[s.group]]
         if not able or len(flying) >= PLACES:
             return None
-        chosen = min(able, key=self.urgency.__getitem__)
+        chosen, *others = sorted(able, key=self.urgency.__getitem__)[:2]
+        for other in others:
+            hurried = [self.urgency[one] == -math.inf for one in (chosen, other)]
+            counts = [sum(standing is one for standing, _ in self.flying) for one in (chosen, other)]
+            if counts[1] < counts[0] and hurried != [True, False]:
+                chosen = other
         span = self.left[chosen][0]
         held = sum(other.size_bytes for _, other in self.flying)
         return (chosen, span) if not held or held + span.size_bytes <= BUDGET_BYTES else None
@@ -74,8 +82,8 @@ class LineModel(RuleBasedStateMachine):
         self.line.leave(standing)
 
     @precondition(lambda self: self.left)
-    @rule(data=st.data(), at=st.integers(0, 3))
-    def change_urgency(self, data: st.DataObject, at: int) -> None:
+    @rule(data=st.data(), at=AT)
+    def change_urgency(self, data: st.DataObject, at: float) -> None:
         self.urgency[data.draw(st.sampled_from(list(self.left)))] = at
 
     @rule(group=st.sampled_from("ab"), limit=st.integers(1, 5))
