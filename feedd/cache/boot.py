@@ -88,9 +88,10 @@ def _take(options: CacheOptions) -> Taken:
     for stray in found.strays[: len(found.strays) - len(strays)]:
         files.remove(stray.path)
     index = CacheIndex(limit_bytes, Quotas(options.quotas))
-    refused = [record for record in kept if not index.adopt(record.ref)]  # by a quota that is smaller now
-    for record in refused:
-        files.remove(layout.file_path(options.directory, record.ref))
+    kept_sizes = sizes[surplus_count : len(found.listed)]
+    refused = index.adopt_all((record.ref, size) for record, size in zip(kept, kept_sizes, strict=True))
+    for ref in refused:  # by a quota that is smaller now
+        files.remove(layout.file_path(options.directory, ref))
     listing.resume(kept)
     runs = {record.ref: (record.boot, record.run) for record in kept}
     return Taken(Opened(index, tuple(strays), found.broken_count, surplus_count + len(refused)), ledger, listing, runs)

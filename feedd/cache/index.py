@@ -90,13 +90,32 @@ class CacheIndex:
         """Return the object's entry, reserved or committed."""
         return self._entries.get(ref)
 
-    def adopt(self, ref: ObjectRef) -> bool:
-        """Enter an object found on disk at start, oldest use first; False where no limit leaves room for it."""
-        size = layout.disk_bytes(ref)
-        if ref in self._entries or self.room.lacking_bytes({ref: size}) > 0:
-            return False
-        self.commit(self._reserve(ref))
-        return True
+    def adopt_all(self, sizes: Iterable[tuple[ObjectRef, int]]) -> list[ObjectRef]:
+        """Enter objects found on disk, oldest use first, one after another: there may be a million.
+
+        Args:
+            sizes: objects and their disk bytes.
+
+        Returns:
+            Those not entered: no limit leaves room for them beside those before them, or they are here already.
+        """
+        adopted: list[Entry] = []
+        refused: list[ObjectRef] = []
+        entries, uses, room = self._entries, self._next_uses, self.room
+        for ref, disk_bytes in sizes:
+            next_use = uses.get(ref, math.inf) if uses else math.inf  # an empty one is not worth a hash
+            entry = Entry(ref, disk_bytes, EntryState.COMMITTED, next_use=next_use, group=room.group(ref))
+            if not room.fits(entry) or entries.setdefault(ref, entry) is not entry:
+                refused.append(ref)
+                continue
+            room.take(entry)
+            self._now += 1
+            entry.used_at = self._now
+            adopted.append(entry)
+        self.committed_bytes += sum(entry.disk_bytes for entry in adopted)
+        self.committed_count += len(adopted)
+        room.order.add_all(adopted)
+        return refused
 
     def reserve_all(self, refs: Sequence[ObjectRef]) -> Claim | FullNow | TooLarge:
         """Pin all of ``refs`` (no duplicates) and reserve what is missing: everything or nothing."""

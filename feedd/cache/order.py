@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from feedd.values import ObjectRef
 
 _COMPACT_SLACK = 64
+_BULK_SHARE = 8  # of a heap: fewer new tickets than that are pushed, more are worth ordering all of it
 
 
 class EntryState(enum.Enum):
@@ -71,6 +72,15 @@ class _Lane:
             heapq.heapify(self.heap)
         heapq.heappush(self.heap, ticket)
 
+    def push_all(self, fresh: list[_Ticket]) -> None:
+        self.count += len(fresh)
+        if len(fresh) < len(self.heap) // _BULK_SHARE:
+            for ticket in fresh:
+                self.push(ticket)
+            return
+        self.heap = [*filter(_is_live, self.heap), *fresh]
+        heapq.heapify(self.heap)
+
     def first(self) -> _Ticket | None:
         while self.heap and not _is_live(self.heap[0]):
             heapq.heappop(self.heap)
@@ -97,6 +107,18 @@ class EvictionOrder:
         self.idle_bytes += entry.disk_bytes
         self._lanes.setdefault(entry.group, _Lane()).count += 1
         self._push(entry)
+
+    def add_all(self, entries: Iterable[Entry]) -> None:
+        """Put entries in their places, as ``add`` would one after another; the work of very many is done at once."""
+        tickets: dict[str, list[_Ticket]] = {}
+        for entry in entries:
+            assert entry.stamp == 0, "already in the order"
+            self.idle_bytes += entry.disk_bytes
+            self._last_stamp += 1
+            entry.stamp = self._last_stamp
+            tickets.setdefault(entry.group, []).append((-entry.next_use, entry.used_at, entry.stamp, entry))
+        for group, fresh in tickets.items():
+            self._lanes.setdefault(group, _Lane()).push_all(fresh)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out; it is no longer idle."""

@@ -57,6 +57,13 @@ class Room:
         """Return the quota an object counts against; empty: none."""
         return self._quotas.group(ref)
 
+    def fits(self, entry: Entry) -> bool:
+        """Whether an entry could be counted in with nobody giving way."""
+        if entry.disk_bytes > self._free_bytes:
+            return False
+        limit_bytes = self._quotas.limit_bytes(entry.group) if entry.group != NO_GROUP else None
+        return limit_bytes is None or self._group_bytes[entry.group] + entry.disk_bytes <= limit_bytes
+
     def take(self, entry: Entry) -> None:
         """Count an entry in."""
         self.taken_bytes += entry.disk_bytes

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from feedd.cache import layout
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_EVICTIONS
 
@@ -76,6 +77,7 @@ class Examination:
         self.left_bytes -= batch_bytes
         self._index.room.limit_bytes += batch_bytes
         self._tally.error("broken", len(batch) - len(refs))
-        unwanted = [ref for ref in refs if self._index.find(ref) is None and not self._index.adopt(ref)]
+        unknown = [(ref, layout.disk_bytes(ref)) for ref in refs if self._index.find(ref) is None]
+        unwanted = self._index.adopt_all(unknown)
         self._place.remove(unwanted)
         self._tally.count(CACHE_EVICTIONS, len(unwanted))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.cache import layout
@@ -25,6 +25,7 @@ PAGE = layout.PAGE_BYTES
 LIMIT = 20 * PAGE
 REFS = [ObjectRef("s3://b", f"k{index}", index % 5 * PAGE + index, "e") for index in range(12)]
 QUOTAS = {"s3://b/k": 15 * PAGE, "s3://b/k1": 6 * PAGE, "s3://b/k3": 4 * PAGE, "s3://other/": PAGE}
+MANY = [ObjectRef("s3://b", f"k{index}", index % 3 * PAGE, "e") for index in range(40)]
 refs = st.sampled_from(REFS)
 positions = st.one_of(st.just(math.inf), st.integers(0, 6).map(float))
 
@@ -176,13 +177,16 @@ class IndexMachine(RuleBasedStateMachine):
         else:
             assert self.index.room.price(missing) == (min(*uses, NOT_NEEDED) if uses else math.inf)
 
-    @rule(ref=refs)
-    def adopt(self, ref: ObjectRef) -> None:
-        fits = ref not in self.rows and self.used_bytes() + self.size(ref) <= LIMIT and not self.over_quota([ref])
-        assert self.index.adopt(ref) is fits
-        if fits:
+    @rule(found=st.lists(refs, max_size=8))
+    def adopt_all(self, found: list[ObjectRef]) -> None:
+        refused = []
+        for ref in found:
+            if ref in self.rows or self.used_bytes() + self.size(ref) > LIMIT or self.over_quota([ref]):
+                refused.append(ref)
+                continue
             self.rows[ref] = Row("whole")
             self.touch(ref)
+        assert self.index.adopt_all([(ref, self.size(ref)) for ref in found]) == refused
 
     def filling(self) -> list[ObjectRef]:
         return [ref for ref, row in self.rows.items() if row.state == "filling"]
@@ -283,6 +287,45 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.room.taken_bytes == self.used_bytes()
         assert all(self.group_bytes(group) <= limit for group, limit in QUOTAS.items())
         assert self.index.pin_count == len(self.held) == sum(entry.pins for entry in set(self.held))
+
+
+def books(index: CacheIndex) -> dict[str, object]:
+    """All that an index knows, in the order in which it would evict."""
+    order = [
+        (entry.ref, entry.disk_bytes, entry.state, entry.next_use, entry.used_at, entry.stamp, entry.group)
+        for entry in index
+    ]
+    sums = (index.committed_bytes, index.reserved_bytes, index.committed_count, index.pin_count)
+    room = (index.room.taken_bytes, index.room.order.idle_bytes, dict(index.room._group_bytes))
+    gone = [entry.ref for entry in index.make_room(index.room.order.idle_bytes)]
+    return {"order": order, "sums": sums, "room": room, "gone": gone, "after": index.room.order.idle_bytes}
+
+
+@given(
+    found=st.lists(st.sampled_from(MANY), max_size=60),
+    before=st.lists(st.sampled_from(MANY), max_size=60),
+    uses=st.lists(st.tuples(st.sampled_from(MANY), positions), max_size=20),
+    limit=st.integers(1, 120),
+    quotas=st.sampled_from([{}, QUOTAS, {"s3://b/k": 60 * PAGE, "s3://b/k1": 20 * PAGE}]),
+)
+@settings(max_examples=budget(200), deadline=None)
+def test_adopting_all_is_adopting_each(
+    found: list[ObjectRef],
+    before: list[ObjectRef],
+    uses: list[tuple[ObjectRef, float]],
+    limit: int,
+    quotas: dict[str, int],
+) -> None:
+    """Entering a list at once leaves the books that entering its objects one by one leaves, down to what goes first."""
+    at_once, one_by_one = (CacheIndex(limit * PAGE, Quotas(quotas)) for _ in range(2))
+    for index in (at_once, one_by_one):
+        index.note_next_use(uses)
+        for ref in before:  # a list that is short beside them takes another way into the order
+            index.adopt_all([(ref, layout.disk_bytes(ref))])
+        index.note_next_use((ref, 1.0) for ref, _ in uses[::2])  # leaves stale tickets
+    refused = at_once.adopt_all((ref, layout.disk_bytes(ref)) for ref in found)
+    assert refused == [ref for ref in found if one_by_one.adopt_all([(ref, layout.disk_bytes(ref))])]
+    assert books(at_once) == books(one_by_one)
 
 
 IndexMachine.TestCase.settings = settings(max_examples=budget(120), stateful_step_count=50, deadline=None)
