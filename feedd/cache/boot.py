@@ -6,7 +6,8 @@ import contextlib
 import gc
 import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
 
 from feedd.cache import files, layout, trouble
 from feedd.cache.durability import RunLedger
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from feedd.cache.lock import DirectoryLock
     from feedd.cache.options import CacheOptions
     from feedd.values import ObjectRef
+
+
+_run_of: Final = itemgetter(slice(2, None))  # boot and run of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +121,13 @@ def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> lis
 
 def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Found:
     """Sort what is in the directory; unfinished fills, and entries of other formats or of lost runs, are removed."""
-    lost = {run for run in {record[2:] for record in records.values()} if not ledger.holds(*run)}
-    believed = {name: record for name, record in records.items() if record[2:] not in lost} if lost else records
+    lost = {run for run in set(map(_run_of, records.values())) if not ledger.holds(*run)}
+    believed = {name: record for name, record in records.items() if _run_of(record) not in lost} if lost else records
     present: set[str] = set()
     strays: list[Stray] = []
     broken_count = 0
     for folder, names in files.folders(directory / layout.FORMAT_FOLDER):
-        here = {layout.entry_name(name) for name in names} & believed.keys()  # sets: there may be a million
+        here = believed.keys() & map(layout.entry_name, names)  # sets: there may be a million
         present |= here
         if len(here) == len(names):
             continue
@@ -138,6 +142,8 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
         for folder, names in files.folders(directory / old):
             broken_count += sum(_removed(folder / name) for name in filter(files.is_ours, names))
     strays.sort(key=lambda stray: stray.written_s)
+    if len(present) == len(believed):
+        return _Found(list(believed.values()), strays, broken_count)
     return _Found([record for name, record in believed.items() if name in present], strays, broken_count)
 
 

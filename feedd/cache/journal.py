@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -77,10 +78,13 @@ class Journal:
         records: dict[str, Record] = {}
         with contextlib.suppress(OSError, ValueError, LookupError):
             for chunk, end in _chunks(self._path.read_bytes()):
-                for record in _records(chunk):
-                    records.pop(record.name, None)  # listed again: its last place counts
-                    records[record.name] = record
-                    self._listed_count += 1
+                fresh, known_count = _records(chunk), len(records)
+                records.update((record.name, record) for record in fresh)
+                if len(records) < known_count + len(fresh):
+                    for record in fresh:  # listed again: its last place counts
+                        del records[record.name]
+                        records[record.name] = record
+                self._listed_count += len(fresh)
                 self._good_bytes = end
         return records
 
@@ -155,14 +159,21 @@ def _chunks(data: bytes) -> Iterator[tuple[_Chunk, int]]:
         yield _decoder.decode(payload), at
 
 
-def _records(chunk: _Chunk) -> Iterator[Record]:
-    roots = [_text(root) for root in chunk.roots]
-    digits = chunk.names.hex()
-    for at, (key, etag, size, run_at, root_at) in enumerate(
-        zip(chunk.keys, chunk.etags, chunk.sizes, chunk.run_at, chunk.root_at, strict=True)
-    ):
-        name = digits[2 * _NAME_BYTES * at : 2 * _NAME_BYTES * (at + 1)]
-        yield Record(name, ObjectRef(roots[root_at], _text(key), size, _text(etag)), *chunk.runs[run_at])
+def _records(chunk: _Chunk) -> list[Record]:
+    """Return a chunk's rows, made column by column: there may be a million.
+
+    Raises:
+        LookupError, ValueError: columns that do not fit together.
+    """
+    digits, width = chunk.names.hex(), 2 * _NAME_BYTES
+    names = [digits[at : at + width] for at in range(0, len(digits), width)]
+    columns = (chunk.keys, chunk.etags, chunk.sizes, chunk.run_at, chunk.root_at)
+    if any(len(column) != len(names) for column in columns):
+        raise ValueError(f"expected columns of {len(names)} rows, got {[len(column) for column in columns]}")
+    roots = map(_texts(chunk.roots).__getitem__, chunk.root_at)
+    refs = map(ObjectRef, roots, _texts(chunk.keys), chunk.sizes, _texts(chunk.etags))
+    runs = [chunk.runs[at] for at in chunk.run_at]
+    return list(map(Record, names, refs, map(itemgetter(0), runs), map(itemgetter(1), runs)))
 
 
 def _in_chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -199,8 +210,11 @@ def _coded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _text(coded: bytes) -> str:
-    return coded.decode("utf-8", "surrogatepass")
+def _texts(coded: Sequence[bytes]) -> list[str]:
+    try:
+        return list(map(bytes.decode, coded))
+    except UnicodeDecodeError:
+        return [text.decode("utf-8", "surrogatepass") for text in coded]
 
 
 def record_of(ref: ObjectRef, boot: bytes, run: bytes) -> Record:
