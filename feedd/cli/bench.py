@@ -50,7 +50,10 @@ RateOption = Annotated[
 LatencyOption = Annotated[str, typer.Option(help="With --delayed or --errors: before every first byte.")]
 SeedOption = Annotated[int, typer.Option(help="Draws which GETs are delayed or refused.")]
 PeersPythonOption = Annotated[Path | None, typer.Option(help="Interpreter that has the peers.", exists=True)]
-FolderOption = Annotated[Path, typer.Option("--dir", help="Folder on tmpfs for objects and caches.")]
+FolderOption = Annotated[
+    Path,
+    typer.Option("--dir", help="Folder on tmpfs for objects and caches; mounted with huge=within_size it costs half."),
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write every round to this file.")]
 
 bench = typer.Typer(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from feedd.cache.lock import DirectoryLock
+from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine import existing_parent, memory_bytes
 from feedd.config.types import UNIX_PREFIX
 from feedd.errors import CacheUnavailable
@@ -86,6 +87,10 @@ def _cache(config: Config) -> Iterator[Finding]:
         yield Finding("cache space", Verdict.NOTE, f"{room} and cache.free_reserve {format_size(reserve)}", hint)
     else:
         yield Finding("cache space", Verdict.FINE, room)
+    with contextlib.suppress(OSError):
+        if lacks_huge_pages(found):
+            hint = "mount -o remount,huge=within_size on it halves what filling the cache costs"
+            yield Finding("cache pages", Verdict.NOTE, f"{found} is memory in pages of 4 KiB", hint)
 
 
 def _owner(directory: Path) -> Finding:

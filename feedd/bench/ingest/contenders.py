@@ -21,6 +21,9 @@ WIDE_PARTS = 64
 LIMIT = "server's limit"
 LIMIT_DISCARD = "server's limit, nothing copied"
 AIOBOTOCORE = "aiobotocore"
+RECYCLED = "recycled: feedd, its cache full"
+RECYCLED_AIOBOTOCORE = "recycled: aiobotocore"
+RECYCLED_BEST_OF = ("recycled: obstore", "recycled: boto3")
 BEST_OF = ("obstore", "boto3", "boto3 download_file", "awscrt", "s3torchconnector")
 _CHECKOUT_PEERS = Path(__file__).resolve().parents[3] / ".venv-bench" / "bin" / "python"
 _SYSTEM_TRUST = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -83,7 +86,7 @@ _RECEIVERS = (
     Contender("receiver: threads, splice", "splice", stops_at_plain=True),
 )
 _RECYCLED = (
-    Contender("recycled: feedd, its cache full", "feedd", recycled=True),
+    Contender(RECYCLED, "feedd", recycled=True),
     Contender("recycled: threads, MSG_WAITALL", "threads", recycled=True),
     Contender("recycled: BufferedProtocol", "protocol", recycled=True),
     Contender("recycled: threads, splice", "splice", recycled=True, stops_at_plain=True),
@@ -91,7 +94,7 @@ _RECYCLED = (
 _RECYCLED_PEERS = (
     Contender("recycled: obstore", "obstore", "obstore", recycled=True),
     Contender("recycled: boto3", "boto3", "boto3", recycled=True),
-    Contender("recycled: aiobotocore", "aiobotocore", "aiobotocore", recycled=True),
+    Contender(RECYCLED_AIOBOTOCORE, "aiobotocore", "aiobotocore", recycled=True),
 )
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from feedd.bench.ingest.contenders import AIOBOTOCORE, BEST_OF, FEEDD, FEEDD_WIDE, LIMIT
+from feedd.bench.ingest.contenders import (
+    AIOBOTOCORE,
+    BEST_OF,
+    FEEDD,
+    FEEDD_WIDE,
+    LIMIT,
+    RECYCLED,
+    RECYCLED_AIOBOTOCORE,
+    RECYCLED_BEST_OF,
+)
 from feedd.bench.ingest.run import CLEAN, DELAYED, ERRORS, HTTP, TLS, USERS
 from feedd.bench.report import Column, Result, Verdict
 
@@ -98,6 +107,7 @@ def _cost_verdicts(section: Section, result: Result) -> list[Verdict]:
     if rates:
         fastest = max(rates, key=lambda name: rates[name])
         verdicts.append(Verdict(f"GB/s over {fastest}, the fastest", rate / rates[fastest], 1.0))
+    verdicts += _recycled_verdicts(section)
     limit = _middle(section, LIMIT, "rate")
     if limit is not None and section.name == HTTP:
         verdicts.append(Verdict("GB/s over the server's limit", rate / limit, 0.9))
@@ -105,6 +115,21 @@ def _cost_verdicts(section: Section, result: Result) -> list[Verdict]:
     if wide is not None and wide.warmup:
         used = wide.warmup["peak_resident_bytes"] / MEMORY_BYTES_MAX
         verdicts.append(Verdict("peak RSS beyond the cache over 150 MB, 64 parts in flight", used, 1.0, at_least=False))
+    return verdicts
+
+
+def _recycled_verdicts(section: Section) -> list[Verdict]:
+    """Say how a full cache fares, which is what a long run has, beside others over files that are there already."""
+    cost = _middle(section, RECYCLED, "cpu_per_gb")
+    peers = {name: _middle(section, name, "cpu_per_gb") for name in RECYCLED_BEST_OF}
+    costs = {name: value for name, value in peers.items() if value is not None}
+    if cost is None or not costs or section.name == TLS:
+        return []
+    cheapest = min(costs, key=lambda name: costs[name])
+    verdicts = [Verdict(f"CPU per GB, recycled, over {cheapest}", cost / costs[cheapest], 0.65, at_least=False)]
+    sdk = _middle(section, RECYCLED_AIOBOTOCORE, "cpu_per_gb")
+    if sdk is not None:
+        verdicts.append(Verdict(f"CPU per GB, recycled, over {RECYCLED_AIOBOTOCORE}", cost / sdk, 0.45, at_least=False))
     return verdicts
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.lock import DirectoryLock
+from feedd.cli.hugepages import lacks_huge_pages
 from feedd.cli.machine import Finding, Verdict, examine
 from feedd.config import load, options
 
@@ -132,3 +133,25 @@ def test_a_cache_larger_than_the_disk_is_noted(place: Path) -> None:
 def test_an_arena_larger_than_memory_cannot_be_served(place: Path) -> None:
     """Shared memory is memory."""
     assert _examine(place, arena__size="900TiB")["memory"].verdict is Verdict.CANNOT
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "lacking"),
+    [
+        ("tmpfs tmpfs rw,size=9k", True),
+        ("tmpfs tmpfs rw,huge=never", True),
+        ("tmpfs tmpfs rw,huge=advise,size=9k", True),
+        ("tmpfs none rw,huge=within_size", False),
+        ("tmpfs none rw,huge=always,size=9k", False),
+        ("ext4 /dev/vda rw", False),
+    ],
+)
+def test_memory_in_small_pages_is_noted(tmp_path: Path, filesystem: str, lacking: bool) -> None:
+    """A tmpfs without huge pages is told apart from one with, and from disks, by its line in the table of mounts."""
+    device = tmp_path.stat().st_dev
+    mounts = tmp_path / "mountinfo"
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / /a\\040b rw shared:1 - {filesystem}"
+    mounts.write_text(f"35 1 0:0 / / rw - tmpfs tmpfs rw\n{line}\n")
+    assert lacks_huge_pages(tmp_path, mounts) is lacking
+    mounts.write_text("35 1 999:0 / / rw - tmpfs tmpfs rw\n")
+    assert not lacks_huge_pages(tmp_path, mounts)
