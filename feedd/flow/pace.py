@@ -34,7 +34,7 @@ class Pace:
         self._hold_left = 1  # periods
         self._before: tuple[int, float] | None = None  # limit and rate before the rise that is being tried
         self._deaf_count = 0  # requests that were under way when we last slowed down, and are not heard of yet
-        self._patience = 1.0
+        self._patience = _PATIENCE_MAX
         self._begin_period()
 
     def __repr__(self) -> str:

@@ -35,14 +35,16 @@ class RetryPolicy:
         attempts_max: attempts in all, the first one included.
         bad_response_attempts_max: the same for answers that are not what was asked for.
         base_s: upper bound of the first wait; doubles with each attempt.
-        throttled_base_s: the same after being asked to slow down.
+        throttled_base_s: the same after being asked to slow down. No larger than a part takes: a store that refuses
+            one request in twenty would lose more by the waits than by the refusals; one that goes on refusing is
+            met by the doubling, the pace and the quota.
         ceiling_s: upper bound of any wait, also of one the server suggests.
     """
 
     attempts_max: int = 8
     bad_response_attempts_max: int = 3
     base_s: float = 0.2
-    throttled_base_s: float = 0.5
+    throttled_base_s: float = 0.1
     ceiling_s: float = 20.0
 
     def __post_init__(self) -> None:
