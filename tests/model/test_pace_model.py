@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
+import statistics
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,6 +59,20 @@ def test_a_volley_slows_it_down_once(limit_max: int) -> None:
     assert seen[1] == max(2, int(seen[0] * 0.7))
     assert all(after >= int(before * 0.7) for before, after in itertools.pairwise(seen))
     assert seen[-1] == 2  # a store that always says so gets the least
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(seed=st.integers(0, 2**32), limit_max=st.integers(16, 64))
+def test_a_store_that_refuses_rarely_is_not_slowed_down_to(seed: int, limit_max: int) -> None:
+    """One refusal in twenty leaves nearly all places, on average over its answers; one in three takes most of them."""
+    for share, least, most in ((0.05, 0.85, math.inf), (1 / 3, 0.0, 0.6)):
+        draw = random.Random(seed)
+        pace = Pace(limit_max)
+        places = []
+        for _ in range(500):
+            pace.throttled() if draw.random() < share else pace.ended(PART_BYTES, 0.1, pace.limit)
+            places.append(pace.limit / 16)
+        assert least <= statistics.fmean(places) <= most
 
 
 @settings(max_examples=budget(25), deadline=None)
