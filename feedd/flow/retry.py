@@ -1,19 +1,10 @@
-"""When to try again, and how long to wait first: a pure decision, and a small driver around it."""
+"""When to try again, and how long to wait first: a pure decision."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
 
 from feedd.errors import BadResponse, FeeddError, Throttled
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from feedd.protocols import Clock
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +17,8 @@ class RetryPolicy:
     not retryable       give up at once
     ``BadResponse``     up to ``bad_response_attempts_max`` attempts: a store that keeps sending
                         the wrong bytes will not stop
-    ``Throttled``       up to ``attempts_max``, waiting from a larger base, never less than the server said;
-                        reads count no attempts then and end with their deadline (``source/retry.py``)
+    ``Throttled``       always: being told to slow down is no failure. The wait grows from a base of its own, is
+                        never less than the server said, and only the request's deadline ends it
     other retryable     up to ``attempts_max``
     ==================  =====================================================================
 
@@ -51,13 +42,12 @@ class RetryPolicy:
         if self.attempts_max < 1 or self.bad_response_attempts_max < 1:
             raise ValueError("expected at least one attempt")
 
-    def delay_s(self, error: BaseException, attempt: int, chance: float, waits: int = 0) -> float | None:
+    def delay_s(self, error: BaseException, attempt: int, chance: float) -> float | None:
         """Return how long to wait before attempt ``attempt + 1``, or None to give up.
 
         Args:
             error: what attempt ``attempt`` (counted from 1) ended with.
             attempt: attempts made so far, as far as they count.
-            waits: attempts made so far that the wait grows with; 0: ``attempt``.
             chance: uniform in [0, 1): full jitter, so that a thousand clients told off together
                 do not come back together.
         """
@@ -66,43 +56,13 @@ class RetryPolicy:
         limit = self.attempts_max
         if isinstance(error, BadResponse):
             limit = min(limit, self.bad_response_attempts_max)
-        if attempt >= limit:
+        throttled = isinstance(error, Throttled)
+        if attempt >= limit and not throttled:
             return None
-        base_s = self.throttled_base_s if isinstance(error, Throttled) else self.base_s
+        base_s = self.throttled_base_s if throttled else self.base_s
         # the exponent is capped for the float's sake: 2.0**30 s is beyond any ceiling
-        delay_s = chance * min(self.ceiling_s, base_s * 2.0 ** min((waits or attempt) - 1, 30))
+        delay_s = chance * min(self.ceiling_s, base_s * 2.0 ** min(attempt - 1, 30))
         suggested_s = error.retry_after_s if isinstance(error, Throttled) else None
         if suggested_s is not None:
             delay_s = max(delay_s, min(suggested_s, self.ceiling_s))
         return delay_s
-
-
-async def retrying(
-    policy: RetryPolicy,
-    clock: Clock,
-    call: Callable[[], Awaitable[T]],
-    *,
-    chance: Callable[[], float] = random.random,
-    on_retry: Callable[[FeeddError, float], None] | None = None,
-) -> T:
-    """Await ``call`` until it succeeds or the policy gives up; its last error then comes out unchanged.
-
-    Args:
-        policy: the decision table.
-        clock: sleeps between attempts.
-        call: one attempt; called again for each.
-        chance: source of jitter, uniform in [0, 1).
-        on_retry: told of the error and the wait before each new attempt.
-    """
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return await call()
-        except FeeddError as error:
-            delay_s = policy.delay_s(error, attempt, chance())
-            if delay_s is None:
-                raise
-            if on_retry is not None:
-                on_retry(error, delay_s)
-        await clock.sleep_s(delay_s)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from feedd.errors import BadResponse, FeeddError, Throttled
 from feedd.flow.quota import RetryQuota
-from feedd.flow.retry import RetryPolicy, retrying
 from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
 from feedd.source.pages import closing_pages
 from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from feedd.flow.retry import RetryPolicy
     from feedd.protocols import Clock, ObjectStore, Recorder
     from feedd.values import ObjectChecksum, ObjectRef
 
+_T = TypeVar("_T")
 _PROGRESS_SHARE = 16  # an attempt that brought a sixteenth of the range did not fail; a drip would never end
 
 
@@ -43,8 +44,8 @@ class RetryLimits:
 class RetryStore:
     """Sends again what can be sent again: a listing goes on after its last key, a read where it broke off.
 
-    A read that is told to slow down, or finds the quota used up, waits until its deadline; ``attempts_max`` bounds
-    attempts that brought next to nothing.
+    Whoever is told to slow down, or finds the quota used up, waits until its deadline; ``attempts_max`` bounds attempts
+    that brought next to nothing. One quota pays for all kinds of requests.
 
     Args:
         inner: sends each request once.
@@ -80,41 +81,35 @@ class RetryStore:
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield the inner store's pages, none twice; attempts are counted from the last good page on."""
-        last, attempt = start_after, 0
+        last, attempt, ends_s = start_after, 0, self._ends_s(0)
         while True:
             try:
                 async with closing_pages(self._inner.list(prefix, last)) as pages:
                     async for page in pages:
-                        last, attempt = page[-1].key, 0
+                        last, attempt, ends_s = page[-1].key, 0, self._ends_s(0)
                         yield page
             except FeeddError as error:
                 attempt += 1
-                delay_s = self._policy.delay_s(error, attempt, self._chance())
-                if delay_s is None:
+                if not await self._may_retry(error, attempt, ends_s):
                     raise
-                self._note(error, delay_s)
             else:
+                self._limits.quota.succeeded()
                 return
-            await self._clock.sleep_s(delay_s)
 
     async def head(self, key: str) -> ObjectRef:
         """Ask the inner store until it answers or the policy gives up."""
-        return await retrying(
-            self._policy, self._clock, lambda: self._inner.head(key), chance=self._chance, on_retry=self._note
-        )
+        return await self._ask(lambda: self._inner.head(key))
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
         """Ask the inner store until it answers or the policy gives up; see ``ObjectStore.checksum``."""
-        return await retrying(
-            self._policy, self._clock, lambda: self._inner.checksum(ref), chance=self._chance, on_retry=self._note
-        )
+        return await self._ask(lambda: self._inner.checksum(ref))
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store until the range is there or the policy gives up."""
         noted = part = progress or ReadProgress()
-        ends_s = self._clock.monotonic_s() + self._limits.deadline_s(span.size_bytes)
+        ends_s = self._ends_s(span.size_bytes)
         attempt = done = 0
         while True:
             before = done
@@ -135,14 +130,28 @@ class RetryStore:
                     noted.filled_bytes, noted.answered_by = before + part.filled_bytes, part.answered_by
             part = ReadProgress()
 
+    async def _ask(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        attempt, ends_s = 0, self._ends_s(0)
+        while True:
+            try:
+                answer = await call()
+            except FeeddError as error:
+                attempt += 1
+                if not await self._may_retry(error, attempt, ends_s):
+                    raise
+            else:
+                self._limits.quota.succeeded()
+                return answer
+
+    def _ends_s(self, size_bytes: int) -> float:
+        return self._clock.monotonic_s() + self._limits.deadline_s(size_bytes)
+
     async def _may_retry(self, error: FeeddError, attempt: int, ends_s: float) -> bool:
         """Return True when the request may be sent again, False where it should not be."""
         clock, quota = self._clock, self._limits.quota
-        throttled = isinstance(error, Throttled)
-        if throttled:
+        if isinstance(error, Throttled):
             self._limits.throttled()
-        # being told to slow down is no failure: the wait grows, but only the deadline ends it
-        delay_s = self._policy.delay_s(error, 1 if throttled else attempt, self._chance(), waits=attempt)
+        delay_s = self._policy.delay_s(error, attempt, self._chance())
         if delay_s is None or clock.monotonic_s() + delay_s > ends_s:
             return False
         self._note(error, delay_s)

@@ -1,19 +1,13 @@
-"""The retry decision table and its driver."""
+"""The retry decision table."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.errors import BadResponse, FeeddError, NotFound, StoreUnavailable, Throttled
-from feedd.flow.retry import RetryPolicy, retrying
-from tests.fakes.timeless import TimelessClock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from feedd.errors import BadResponse, NotFound, StoreUnavailable, Throttled
+from feedd.flow.retry import RetryPolicy
 
 POLICY = RetryPolicy(attempts_max=5, bad_response_attempts_max=3, base_s=1.0, throttled_base_s=4.0, ceiling_s=10.0)
 
@@ -31,6 +25,7 @@ POLICY = RetryPolicy(attempts_max=5, bad_response_attempts_max=3, base_s=1.0, th
         (BadResponse("x"), 3, 0.5, None),
         (Throttled("x"), 1, 0.5, 2.0),
         (Throttled("x"), 3, 1.0, 10.0),
+        (Throttled("x"), 500, 1.0, 10.0),
         (Throttled("x", retry_after_s=6.0), 1, 0.5, 6.0),
         (Throttled("x", retry_after_s=0.1), 1, 0.5, 2.0),
         (Throttled("x", retry_after_s=3600.0), 1, 0.5, 10.0),
@@ -47,38 +42,6 @@ def test_wait_is_bounded(attempt: int, chance: float) -> None:
     delay_s = RetryPolicy(attempts_max=20_000).delay_s(StoreUnavailable("x"), attempt, chance)
     assert delay_s is not None
     assert 0 <= delay_s <= 20.0
-
-
-async def test_driver_returns_first_success() -> None:
-    """The driver repeats the call, waits on the clock, tells of each retry, and returns the first success."""
-    clock, told = TimelessClock(), list[str]()
-    answers: Iterator[FeeddError | str] = iter([StoreUnavailable("one"), Throttled("two"), "good"])
-
-    async def call() -> str:
-        answer = next(answers)
-        if isinstance(answer, FeeddError):
-            raise answer
-        return answer
-
-    def note(error: FeeddError, delay_s: float) -> None:
-        told.append(f"{error.message} {delay_s:g}")
-
-    assert await retrying(POLICY, clock, call, chance=lambda: 0.5, on_retry=note) == "good"
-    assert told == ["one 0.5", "two 4"]
-    assert clock.sleeps_s == [0.5, 4.0]
-
-
-async def test_driver_gives_up_with_the_last_error() -> None:
-    """When attempts run out the last error comes out itself."""
-    errors = [StoreUnavailable(str(index)) for index in range(9)]
-    rest = iter(errors)
-
-    async def call() -> None:
-        raise next(rest)
-
-    with pytest.raises(StoreUnavailable) as caught:
-        await retrying(POLICY, TimelessClock(), call)
-    assert caught.value is errors[4]
 
 
 def test_policy_needs_an_attempt() -> None:
