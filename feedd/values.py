@@ -209,14 +209,20 @@ class Topology:
 class Cursor:
     """Resume position of one rank; travels with every batch.
 
-    ``anchor_sample`` is the position in the node's sample stream of the first sample of window
-    ``anchor_window``: with it a restarted daemon plans on without knowing earlier windows' counts.
+    Attributes:
+        anchors: for each partition of the rank's node a window, and the position in the partition's stream of that
+            window's first sample: with them a restarted daemon plans on without knowing earlier windows' counts. None
+            at all: nothing is known.
     """
 
     epoch: int = 0
     step: int = 0
-    anchor_window: int = 0
-    anchor_sample: int = 0
+    anchors: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def window(self) -> int:
+        """The first window that is still needed, as far as the anchors say."""
+        return min((window for window, _ in self.anchors), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +250,10 @@ class OpenSpec:
         urls: prefixes, objects, or ``manifest+s3://…``.
         fields: (name, recipe text) pairs; empty: the format's defaults.
         window_shards: shards per shuffle window; 0: the daemon's default.
-        sharding: "key", "replicated" or "size".
+        sharding: "key", "replicated", "size" or "sample".
+        partitions: parts the dataset is cut into; 0: as many as nodes.
+        uneven: "drop", "pad", "repeat", "join" or "allow"; empty: as suits.
+        steps: of every rank in every epoch; 0: as many as the samples make.
         prefetch_batches: slots wanted; 0: as many as suit the size of a batch.
         consumer_count: DataLoader workers that split the rank's stream.
         expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
@@ -260,6 +269,9 @@ class OpenSpec:
     window_shards: int = 0
     seed: int = 0
     sharding: str = "key"
+    partitions: int = 0
+    uneven: str = "allow"
+    steps: int = 0
     epoch: int = 0
     prefetch_batches: int = 0
     consumer_count: int = 1
@@ -272,8 +284,9 @@ class SessionInfo:
     """What Open tells the client.
 
     Attributes:
-        fingerprint: 16 bytes over ordered keys, sizes, ETags, recipe and node count.
+        fingerprint: 16 bytes over ordered keys, sizes, ETags and recipe.
         steps: batches of the rank in the epoch, where known.
+        uneven: what equalises the steps of all ranks: as asked for, or what was chosen.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -282,6 +295,7 @@ class SessionInfo:
     assigned_shard_count: int
     assigned_bytes: int
     steps: int | None = None
+    uneven: str = "allow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +304,7 @@ class BatchReady:
 
     Attributes:
         oversize: private buffer of ``size_bytes`` for a batch larger than its slot; sent inline.
+        again: one byte per row, 1 where the sample came before in this epoch, to fill up a step; empty: nowhere.
     """
 
     cursor: Cursor
@@ -298,6 +313,7 @@ class BatchReady:
     size_bytes: int
     bad_samples: int = 0
     oversize: memoryview | None = None
+    again: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     Payload: TypeAlias = NDArray[np.uint8]
     Decoder: TypeAlias = Callable[[Payload, pb.FieldRegion, int], Any]
+
+
+VALID: Final = "__valid__"
 
 
 class BatchDecoder:
@@ -54,6 +57,16 @@ class BatchDecoder:
             }
         except (TypeError, ValueError, IndexError) as error:  # numpy's words for a region outside the payload
             raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got {error}") from error
+
+
+def first_time(message: pb.Batch) -> torch.Tensor:
+    """Return bool[rows], for uneven="pad": False for samples that came before in this epoch and fill up the step."""
+    if not message.again:
+        return torch.ones(message.rows, dtype=torch.bool)
+    again = np.frombuffer(message.again, np.uint8)
+    if again.shape[0] != message.rows:
+        raise ProtocolError(f"expected a mark for each of {message.rows} rows, got {again.shape[0]}")
+    return torch.from_numpy(again == 0)
 
 
 def split_rows(batch: Batch, rows: int) -> list[dict[str, Any]]:

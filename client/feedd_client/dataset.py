@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedd_client import state as states
-from feedd_client.errors import BadOptionError
+from feedd_client.errors import BadOptionError, Draining, ResourceError
 from feedd_client.feeder import Consumer, Feeder, Opener
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
 from feedd_client.options import FeedOptions, parse_shuffle, parse_urls
@@ -50,12 +51,17 @@ class FeedDataset(IterableDataset[Any]):
         fields: what to decode and how; None takes the format's defaults by extension.
         shuffle: True, False, or a ``Shuffle``.
         seed: of the order and of augmentations.
-        sharding: "key" (ShardedByS3Key), "size" or "replicated": which objects a node gets. "sample" needs sample
-            counts, which this version does not have: it is refused when the dataset is opened.
-        uneven: what equalises the steps of ranks. "join": all ranks stop where the first one ends (needs
-            torch.distributed); "allow": each ends by itself; "drop", "pad", "repeat" need sample counts, which this
-            version does not have: with more than one rank they are refused.
-            None: "allow" for one rank, else "join".
+        sharding: "key" (ShardedByS3Key), "size" or "replicated": which objects a node gets. "sample": equal shares of
+            all samples, to within one; needs sample counts (``feedd index``).
+        uneven: what equalises the steps of ranks. "drop": what would make some rank's last steps short or missing is
+            left out; "pad": ranks that end early see samples again, marked False in ``batch["__valid__"]``; "repeat":
+            the same without marks; these need sample counts, or ``steps``. "join": all ranks stop where the first one
+            ends (needs torch.distributed). "allow": each ends by itself.
+            None: "allow" for one rank, else "drop" where sample counts are known and "join" where not.
+        partitions: parts the dataset is cut into, a multiple of the number of nodes; None: one for each node. A run can
+            go on with other numbers of nodes and ranks as long as the partitions, and the samples of a step of all
+            ranks together, stay what they are.
+        steps: of every rank in every epoch, instead of what the samples make; ranks that end early begin again.
         address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
             started for this process tree.
         topology: where this process stands; None: torch.distributed or the launcher's variables.
@@ -81,6 +87,8 @@ class FeedDataset(IterableDataset[Any]):
         seed: int = 0,
         sharding: Sharding = "key",
         uneven: Uneven | None = None,
+        partitions: int | None = None,
+        steps: int | None = None,
         address: str | None = None,
         topology: Topology | None = None,
         keys: bool = False,
@@ -99,6 +107,8 @@ class FeedDataset(IterableDataset[Any]):
             seed=seed,
             sharding=sharding,
             uneven=uneven,
+            partitions=partitions,
+            steps=steps,
             keys=keys,
             copy=copy,
             prefetch=prefetch,
@@ -119,6 +129,7 @@ class FeedDataset(IterableDataset[Any]):
         self._fingerprint = b""
         self._standing: dict[str, int] = {}
         self._known_steps: int | None = None
+        self._asked_steps = False
         self._reset_process_state()
 
     # ------------------------------------------------------------------ what users call
@@ -127,17 +138,21 @@ class FeedDataset(IterableDataset[Any]):
         return self.start_pass(copy=self._options.copy)
 
     def __len__(self) -> int:
-        """Steps of this rank in an epoch, where they are known.
+        """Steps of this rank in an epoch, where they are known; the first time the daemon is asked.
 
         Raises:
             TypeError: they are not, or samples are yielded one at a time.
+            FeedError: the dataset cannot be opened.
         """
         if self._options.batch_size is None:
             raise TypeError("the number of samples is not known ahead; count them, or set batch_size and count steps")
+        if self._known_steps is None and not self._asked_steps:
+            self._known_steps = self._ask_steps()
+            self._asked_steps = True
         if self._known_steps is None:
             raise TypeError(
-                "the number of steps is not known: tar shards are counted as they arrive. Iterate without len(), or"
-                " stop after a number of steps of your own; it is known once an epoch was seen to its end"
+                "the number of steps is not known: tar shards are counted as they arrive. Run feedd index on the data,"
+                " pass steps=, or iterate without len(); it is known once an epoch was seen to its end"
             )
         return self._known_steps
 
@@ -217,21 +232,23 @@ class FeedDataset(IterableDataset[Any]):
         consumer = Consumer(ranks.topology(in_worker=in_worker), worker_count, worker_id or 0)
         uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
         start, fingerprint = self._start(consumer, worker_id)
-        opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel)
+        opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven)
         feeder = Feeder(opener, self._options, consumer, self._stats)
         try:
             feeder.start(start, runtime.borrow(), fingerprint)
+            if uneven == "auto" and feeder.uneven == "join":
+                ranks.check_join(consumer.topology, in_worker=in_worker)
             # Workers hand batches to a queue that pickles them later, from a thread of its own: a view of a slot
             # would be overwritten by then, so they get copies.
             plan = PassPlan(copy=copy or in_worker, skip_rows=start.row)
             if not in_worker:
-                plan = ranks.agree(plan, feeder, start, consumer.topology, uneven)
+                plan = ranks.agree(plan, feeder, start, consumer.topology)
         except BaseException:
             feeder.interrupt()
             runtime.give_back(feeder.close(None))
             raise
         assert feeder.session is not None
-        self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer)
+        self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer, self._options)
         self._resume, self._position = None, start
         if feeder.known_steps is not None:
             limit = plan.step_limit
@@ -261,6 +278,22 @@ class FeedDataset(IterableDataset[Any]):
         self._ranks = Ranks(self._options, self._topology)
         self._stats = LoaderStats()
 
+    def _ask_steps(self) -> int | None:
+        """Open a session for as long as it takes to see how many steps there are."""
+        ranks, runtime, info = self._ranks, self._runtime, get_worker_info()
+        topology = ranks.topology(in_worker=info is not None)
+        uneven = ranks.uneven(topology, in_worker=False) if self._options.uneven != "join" else "join"
+        opener = Opener(self._options, Consumer(topology), runtime.connect, runtime.drop_channel, uneven)
+        opener.expect = self._fingerprint
+        retry = (Draining, ResourceError)
+        session = opener.open(int(self._epochs[0]), self._options.open_timeout_s, retry, threading.Event())
+        try:
+            granted = session.granted
+            joined = granted.uneven == "join" and topology.world_size > 1  # how many then depends on the others
+            return granted.steps if granted.HasField("steps") and not joined else None
+        finally:
+            session.close()
+
     def _start(self, consumer: Consumer, worker_id: int | None) -> tuple[Position, bytes]:
         """Return where to begin, and what the dataset must be where a state says so."""
         if worker_id is not None and worker_id >= _WORKERS_MAX:
@@ -271,5 +304,5 @@ class FeedDataset(IterableDataset[Any]):
         resume = self._resume
         if resume is None or resume.position.epoch != epoch:
             return Position(epoch, consumer.first_step(0)), self._fingerprint
-        at = resume.for_consumer(consumer)
+        at = resume.for_consumer(consumer, self._options)
         return replace(at, step=consumer.first_step(at.step)), resume.fingerprint

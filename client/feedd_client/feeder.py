@@ -21,7 +21,7 @@ from feedd_client.errors import (
     ProtocolError,
     ResourceError,
 )
-from feedd_client.session import CLOSE_TIMEOUT_S, Lease, Position, Session, Stream
+from feedd_client.session import CLOSE_TIMEOUT_S, Lease, Position, Session, Stream, anchors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,9 +60,11 @@ class Opener:
         consumer: Consumer,
         connect: Callable[[], Endpoint],
         forget: Callable[[], None],
+        uneven: str = "allow",
     ) -> None:
-        """``connect`` returns a usable endpoint, a fresh one after ``forget``."""
+        """``connect`` returns a usable endpoint, a fresh one after ``forget``; ``uneven`` as the wire has it."""
         self.forget = forget
+        self.uneven = uneven
         self.expect = b""
         self._options = options
         self._consumer = consumer
@@ -95,6 +97,11 @@ class Opener:
                 self.forget()
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
+    def settle(self, fingerprint: bytes, uneven: str) -> None:
+        """Have every further session be of that dataset, its ranks evened out in that way."""
+        self.expect = fingerprint
+        self.uneven = uneven or ("join" if self.uneven == "auto" else self.uneven)  # daemons before 1.1 say nothing
+
     def _request(self, epoch: int) -> pb.OpenRequest:
         options, topology = self._options, self._consumer.topology
         return pb.OpenRequest(
@@ -117,6 +124,9 @@ class Opener:
             shuffle=pb.Shuffle(enabled=options.shuffle is not None, window_shards=options.window_shards),
             seed=options.seed,
             sharding=options.sharding,
+            partitions=options.partitions or 0,
+            uneven=self.uneven,
+            steps=options.steps or 0,
             epoch=epoch,
             prefetch_batches=options.prefetch or 0,
             consumer_count=self._consumer.count,
@@ -159,6 +169,11 @@ class Feeder:
     def epoch(self) -> int:
         """The epoch of this pass."""
         return self._next.epoch
+
+    @property
+    def uneven(self) -> str:
+        """What equalises the steps of ranks; "auto" before ``start``."""
+        return self._opener.uneven
 
     @property
     def next_step(self) -> int:
@@ -223,7 +238,7 @@ class Feeder:
         step = cursor.step + self._consumer.count
         self._stats.bytes += lease.message.size_bytes
         self._stats.bad_samples += lease.message.bad_samples
-        self._next = Position(cursor.epoch, step, cursor.anchor_window, cursor.anchor_sample)
+        self._next = Position(cursor.epoch, step, anchors_of(cursor))
         return lease
 
     def give_back(self, lease: Lease) -> None:
@@ -271,7 +286,7 @@ class Feeder:
                 object=" ".join(self._options.urls),
                 hint="objects were added, removed or replaced, or the recipe's meaning changed, since this run began",
             )
-        self._opener.expect = got
+        self._opener.settle(got, session.granted.uneven)
         self.session = session
         self._unproven = not session.fresh
         if session.fresh and session.granted.HasField("steps"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from feedd_client import lifetime
 from feedd_client.agreement import AT_END
-from feedd_client.batch import split_rows
+from feedd_client.batch import VALID, first_time, split_rows
 from feedd_client.errors import FeedError
 from feedd_client.session import Position
 from feedd_client.values import Batch, Sample
@@ -148,14 +148,15 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             if self._plan.copy and lease.slot >= 0:
                 payload = payload.copy()
             batch = session.decoder.decode(payload, message.regions, message.rows)
+            if self._feeder.uneven == "pad":
+                batch[VALID] = first_time(message)
         except BaseException:
             self.close()
             raise
         if self._plan.copy:
             del payload
             self._give_back_previous()
-        cursor = message.cursor
-        self.position = Position(cursor.epoch, self._feeder.next_step, cursor.anchor_window, cursor.anchor_sample)
+        self.position = self._feeder.next_position
         self._taken_steps += 1
         if self._stats.time_to_first_batch_s is None:
             self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s

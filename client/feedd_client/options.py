@@ -30,6 +30,8 @@ class FeedOptions:
     seed: int
     sharding: str
     uneven: str | None
+    partitions: int | None
+    steps: int | None
     keys: bool
     copy: bool
     prefetch: int | None
@@ -43,6 +45,10 @@ class FeedOptions:
         _expect(self.sharding in SHARDINGS, "sharding", f"one of {', '.join(SHARDINGS)}", self.sharding)
         known = self.uneven is None or self.uneven in UNEVENS
         _expect(known, "uneven", f"None or one of {', '.join(UNEVENS)}", self.uneven)
+        _expect(self.partitions is None or _count(self.partitions, 1), "partitions", "None or >= 1", self.partitions)
+        _expect(self.steps is None or _count(self.steps, 1), "steps", "None or >= 1", self.steps)
+        alone = self.steps is None or self.uneven not in {"join", "allow"}
+        _expect(alone, "uneven", "None, drop, pad or repeat beside steps=", self.uneven)
         _expect(
             self.prefetch is None or _count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch
         )

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from feedd_client.session import Position
 
 _WORKERS_HINT: Final = (
-    "use num_workers=0: feedd decodes outside the trainer, so workers gain nothing; or pass uneven='allow'"
+    "use num_workers=0: feedd decodes outside the trainer, so workers gain nothing; or run feedd index on the data, so"
+    " that steps are known ahead; or pass uneven='allow'"
 )
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -55,20 +56,29 @@ class Ranks:
         return Topology() if world_size == 1 else local_env(os.environ, rank, world_size)
 
     def uneven(self, topology: Topology, *, in_worker: bool) -> str:
-        """Return "join" or "allow".
+        """Return what to ask the daemon for; with "auto" it says "drop" where it knows all sample counts, else "join".
 
         Raises:
             BadOptionError: what was asked for cannot be had here; says what can.
         """
         asked = self._options.uneven
+        if asked is None and self._options.steps is not None:
+            return "repeat"
+        if asked in {"drop", "pad", "repeat"}:
+            return asked
         if topology.world_size == 1 or asked == "allow":
             return "allow"
-        if asked in {"drop", "pad", "repeat"}:
-            raise BadOptionError(
-                f"expected sample counts for uneven={asked!r}, which this daemon version does not know for tar",
-                object="uneven",
-                hint="use uneven='join', or 'allow'",
-            )
+        if asked is None:
+            return "auto"
+        self.check_join(topology, in_worker=in_worker)
+        return "join"
+
+    def check_join(self, topology: Topology, *, in_worker: bool) -> None:
+        """Make sure that all ranks can end together by their own agreement.
+
+        Raises:
+            BadOptionError: they cannot; says what can be had.
+        """
         if in_worker:
             raise BadOptionError(
                 "expected the process that owns torch.distributed to iterate, got a DataLoader worker",
@@ -79,11 +89,10 @@ class Ranks:
             raise BadOptionError(
                 f"expected torch.distributed with {topology.world_size} ranks to let all ranks end together, got none",
                 object="uneven",
-                hint="initialise torch.distributed first, or pass uneven='allow'",
+                hint="initialise torch.distributed first, run feedd index on the data, or pass uneven='allow'",
             )
-        return "join"
 
-    def agree(self, plan: PassPlan, feeder: Feeder, start: Position, topology: Topology, uneven: str) -> PassPlan:
+    def agree(self, plan: PassPlan, feeder: Feeder, start: Position, topology: Topology) -> PassPlan:
         """Compare data and position with all ranks where they can be asked, and settle how the pass ends.
 
         Raises:
@@ -92,6 +101,7 @@ class Ranks:
         session = feeder.session
         if topology.world_size == 1 or session is None or not self._can_agree(topology):
             return plan
+        uneven = feeder.uneven
         print_bytes = session.granted.fingerprint.ljust(16, b"\0")
         facts = {
             "dataset fingerprint": digest(print_bytes),
@@ -101,6 +111,8 @@ class Ranks:
             "step": start.step,
             "row": start.row,
         }
+        if uneven in {"drop", "pad", "repeat"}:
+            facts["number of steps"] = -1 if feeder.known_steps is None else feeder.known_steps
         steps = -1 if feeder.known_steps is None else feeder.known_steps
         least = self._group().compare(facts, {"slots": session.slot_count, "steps": steps})
         if uneven != "join":

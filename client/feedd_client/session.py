@@ -33,13 +33,32 @@ FINISH_TIMEOUT_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A resume position: the next step wanted, and the anchor that spares the daemon recounting."""
+    """A resume position: the next step wanted, and the anchors that spare the daemon recounting."""
 
     epoch: int = 0
     step: int = 0
-    anchor_window: int = 0
-    anchor_sample: int = 0
+    anchors: tuple[tuple[int, int], ...] = ()  # (window, its first sample) of each partition of this node
     row: int = 0  # batch_size=None: samples of that step already taken
+
+
+def anchors_of(cursor: pb.Cursor) -> tuple[tuple[int, int], ...]:
+    """Return the anchors of a position as it came."""
+    return (
+        (cursor.anchor_window, cursor.anchor_sample),
+        *((anchor.window, anchor.sample) for anchor in cursor.more_anchors),
+    )
+
+
+def cursor_of(at: Position) -> pb.Cursor:
+    """Return a position as it travels."""
+    (window, sample), *more = at.anchors or ((0, 0),)
+    return pb.Cursor(
+        epoch=at.epoch,
+        step=at.step,
+        anchor_window=window,
+        anchor_sample=sample,
+        more_anchors=[pb.Anchor(window=other, sample=its) for other, its in more],
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -152,12 +171,7 @@ class Stream:
         request = pb.StreamRequest(
             start=pb.StreamStart(
                 session_id=session.id,
-                next=pb.Cursor(
-                    epoch=start.epoch,
-                    step=start.step,
-                    anchor_window=start.anchor_window,
-                    anchor_sample=start.anchor_sample,
-                ),
+                next=cursor_of(start),
                 inline_only=session.mapping is None,
                 held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in self._owed.items()]),
             ),

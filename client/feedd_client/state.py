@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from feedd_client.feeder import Consumer
     from feedd_client.options import FeedOptions
 
-STATE_VERSION: Final = 1
-_POSITION: Final = ("epoch", "step", "row", "anchor_window", "anchor_sample")
+STATE_VERSION: Final = 2
+_NUMBERS: Final = ("epoch", "step", "row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +32,34 @@ class Resume:
     fingerprint: bytes
     standing: dict[str, int]
 
-    def for_consumer(self, consumer: Consumer) -> Position:
+    def for_consumer(self, consumer: Consumer, options: FeedOptions) -> Position:
         """Return the position for ``consumer``.
 
+        Nodes and ranks may be others than when it was taken, as long as all of them together take the same samples in
+        a step, from as many partitions.
+
         Raises:
-            StateError: the state was taken with another number of ranks, nodes or workers.
+            StateError: they do not, or it was taken in the middle of a batch or by another number of workers.
         """
-        now = standing(consumer)
-        if not self.standing:
+        now, was = standing(consumer, options), self.standing
+        if not was:
             return self.position
-        _same(self.standing, now, ("world_size", "local_world_size", "node_count"))
+        _same(was, now, ("partitions", "step_samples"))
         at = self.position
-        if self.standing["consumer_count"] != 1:
-            _same(self.standing, now, ("consumer_count", "consumer_index"))
-        if self.standing["node_rank"] != now["node_rank"]:
-            # Steps are the same on all ranks, anchors only on one node: without it the daemon recounts.
+        if at.row:
+            _same(was, now, ("world_size", "local_world_size", "node_count"))
+        if was["consumer_count"] != 1:
+            _same(was, now, ("world_size", "consumer_count", "consumer_index"))
+        if (was["node_rank"], was["node_count"]) != (now["node_rank"], now["node_count"]):
+            # Steps are the same on all ranks, anchors only on one node: without them the daemon recounts.
             return Position(at.epoch, at.step, row=at.row)
         return at
 
 
 def recipe_of(options: FeedOptions) -> dict[str, Any]:
-    """Return the arguments that decide which sample is where."""
+    """Return the arguments that decide which sample is where, besides how steps are dealt out to ranks."""
     return {
         "seed": options.seed,
-        "batch_size": options.batch_size,
         "fields": [list(pair) for pair in options.fields],
         "shuffle": options.shuffle is not None,
         "window_shards": options.window_shards,
@@ -63,8 +67,8 @@ def recipe_of(options: FeedOptions) -> dict[str, Any]:
     }
 
 
-def standing(consumer: Consumer) -> dict[str, int]:
-    """Return where the consumer stands."""
+def standing(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
+    """Return where the consumer stands, and what all ranks take together."""
     topology = consumer.topology
     return {
         "world_size": topology.world_size,
@@ -73,6 +77,8 @@ def standing(consumer: Consumer) -> dict[str, int]:
         "node_rank": topology.node_rank,
         "consumer_count": consumer.count,
         "consumer_index": consumer.index,
+        "partitions": options.partitions or topology.node_count,
+        "step_samples": options.wire_batch_size * topology.world_size,
     }
 
 
@@ -80,7 +86,9 @@ def dump(position: Position, fingerprint: bytes, options: FeedOptions, where: di
     """Return the state dict."""
     return {
         "version": STATE_VERSION,
-        **{name: getattr(position, name) for name in _POSITION},
+        **{name: getattr(position, name) for name in _NUMBERS},
+        "anchors": [list(anchor) for anchor in position.anchors],
+        "batch_size": options.batch_size,
         "fingerprint": fingerprint.hex(),
         **recipe_of(options),
         **where,
@@ -95,22 +103,34 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
     """
     if state.get("version") != STATE_VERSION:
         raise StateError(f"expected a state of version {STATE_VERSION}, got {state.get('version')!r}", object="version")
-    numbers = {name: state.get(name) for name in _POSITION}
+    numbers = {name: state.get(name) for name in _NUMBERS}
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 0:
             raise StateError(f"expected a number >= 0, got {value!r}", object=name)
     _same(dict(state), recipe_of(options), tuple(recipe_of(options)))
+    _same({"batch_size": state.get("batch_size") is None}, {"batch_size": options.batch_size is None}, ("batch_size",))
     try:
+        anchors = tuple((int(window), int(sample)) for window, sample in state["anchors"])
         fingerprint = bytes.fromhex(state["fingerprint"])
         where = {name: int(state[name]) for name in _STANDING if name in state}
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"expected a state made by state_dict(), got {error!r}") from error
     if where and len(where) != len(_STANDING):
         raise StateError(f"expected {', '.join(_STANDING)}, got only {', '.join(where)}")
-    return Resume(Position(**{name: int(value or 0) for name, value in numbers.items()}), fingerprint, where)
+    at = {name: int(value or 0) for name, value in numbers.items()}
+    return Resume(Position(at["epoch"], at["step"], anchors, at["row"]), fingerprint, where)
 
 
-_STANDING: Final = ("world_size", "local_world_size", "node_count", "node_rank", "consumer_count", "consumer_index")
+_STANDING: Final = (
+    "world_size",
+    "local_world_size",
+    "node_count",
+    "node_rank",
+    "consumer_count",
+    "consumer_index",
+    "partitions",
+    "step_samples",
+)
 
 
 def _same(state: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, ...]) -> None:

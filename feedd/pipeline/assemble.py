@@ -150,9 +150,12 @@ class Assembler:
         result = await self._stages.pool.decode(DecodeTask(work.files, arena_id, slot_at, fields, rows.seeds))
         write_tables(view, layout, work.texts)
         self._charge(work, result.bad)
+        again = b"" if rows.again is None else rows.again.tobytes()
         if result.bad:
-            layout = drop_rows(view, layout, [bad.row for bad in result.bad])
-        return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, bad_samples=len(result.bad))
+            bad = {bad.row for bad in result.bad}
+            layout = drop_rows(view, layout, sorted(bad))
+            again = bytes(flag for row, flag in enumerate(again) if row not in bad)
+        return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(result.bad), again=again)
 
     async def _fill_oversize(self, work: _Work, layout: Layout) -> BatchReady:
         """Decode a batch larger than its slot into memory of its own; it then travels inline."""

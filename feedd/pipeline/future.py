@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.plan.epoch import EpochMap
     from feedd.plan.listing import Listing
+    from feedd.plan.node import NodeEpoch
     from feedd.plan.reader import Reader
     from feedd.protocols import ShardCache
     from feedd.values import Cursor, ObjectRef
@@ -63,7 +63,7 @@ class _Walk:
 
     key: tuple[object, ...]
     epoch: int
-    plan: EpochMap
+    plan: NodeEpoch
     listing: Listing
     reader: Reader
 
@@ -119,17 +119,17 @@ class Outlook:
         before, walk = self._walk, self._walk
         if walk is None or walk.key != key:
             walk = _Walk(key, at.epoch, plan, self._listing, self._reader)
-        self._walk, self._window = walk, at.anchor_window
+        self._walk, self._window = walk, at.window
         group = self._crowd.group(key)
         if group is None:
-            group = self._found(walk, at.anchor_window)
+            group = self._found(walk, at.window)
         self._progress = group
         # The founder has told of all shards: that takes a microsecond each, so only once.
-        for window in group.join(self._name, at.anchor_window):
+        for window in group.join(self._name, at.window):
             self._tell(walk, walk.uses(plan.position(window), plan.shards(window)))
         if before is not None and before is not walk:
             self._leave(before)
-        self._wish(walk, at.anchor_window)
+        self._wish(walk, at.window)
 
     def skip_to(self, at: Cursor) -> None:
         """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""

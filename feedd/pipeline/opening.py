@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.batch.layout import lay_out, slot_bytes
@@ -19,6 +20,7 @@ from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.shelf import Shelf
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
+from feedd.plan.steps import Uneven, parse_uneven
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Pipeline:
             ResourceExhausted: no memory for the arena.
         """
         check_mode(spec.sharding)
+        parse_uneven(spec.uneven)
         wanted = tuple(parse_field(name, text) for name, text in spec.fields)
         window = spec.window_shards or self._options.window_shards
         listing = await self.shelf.listing(
@@ -80,10 +83,15 @@ class Pipeline:
             raise
 
     async def _open(self, spec: OpenSpec, listing: Listing, wanted: tuple[FieldRecipe, ...], mark: bytes) -> Session:
-        assigned = await asyncio.to_thread(listing.assigned, spec)  # balancing by size takes microseconds per shard
+        uneven = listing.settled(parse_uneven(spec.uneven))
+        # balancing by size takes microseconds per shard
+        shares = await asyncio.to_thread(listing.shares, spec)
+        steps = await asyncio.to_thread(listing.steps, spec, uneven)
         window = spec.window_shards or self._options.window_shards
-        options = ReaderOptions(spec.seed, spec.shuffle, window, spec.batch_size, spec.topology)
-        reader = Reader(assigned, options, listing.counts)
+        wrap = uneven in {Uneven.PAD, Uneven.REPEAT}
+        options = ReaderOptions(spec.seed, spec.shuffle, window, spec.batch_size, spec.topology, steps, wrap)
+        reader = Reader(shares, options, listing.counts)
+        assigned = reader.assigned
         number = next(self._numbers)
         size = _fixed_bytes(spec, wanted) if assigned.size else 1
         async with AsyncExitStack() as undo:
@@ -101,6 +109,7 @@ class Pipeline:
             budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
             assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, budget)
             info = _info(listing, assigned, _specs(spec, recipes), mark)
+            info = replace(info, steps=reader.steps(), uneven=uneven.value)
             undo.pop_all()
         parts = SessionParts(info, listing, reader, outlook, assembler, arena)
         return Session(parts, self.stages, self.shelf)

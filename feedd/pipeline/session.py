@@ -94,7 +94,7 @@ class Session:
     def _start(self, at: Cursor) -> None:
         """Notice a stream that begins elsewhere than where the session stood: what to read ahead is then another."""
         furthest = self._furthest
-        if furthest.epoch < 0 and at.anchor_window:
+        if furthest.epoch < 0 and at.window:
             self._parts.outlook.skip_to(at)
         elif at.epoch == furthest.epoch and at.step <= furthest.step and not self._making_count:
             self._parts.outlook.enter(at)  # within one stream steps only ascend, so this is another

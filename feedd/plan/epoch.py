@@ -1,15 +1,15 @@
-"""One node's epoch as a pure function: shard order, windows, samples, batches, and whose batch is whose.
+"""One partition's epoch as a pure function: shard order, windows, and the stream of its samples.
 
-Node batch ``b`` is rows ``[b*B, (b+1)*B)`` of the node's sample stream: windows one after another, samples permuted
-inside each. It belongs to local rank ``b mod L`` as its step ``b div L``. Sample counts may become known one shard at
-a time: ``locate`` answers with the batch, with the shards whose counts it still needs, or with the end.
+The stream is windows one after another, samples permuted inside each. Sample counts may become known one shard at a
+time: ``locate`` answers with where a span of the stream lies, with the shards whose counts it still needs, or with the
+end.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.share import Share
+
+Anchor = tuple[int, int]
+"""A window, and the position in the stream of its first sample."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpochOptions:
@@ -27,18 +32,15 @@ class EpochOptions:
 
     Attributes:
         window_shards: shards per shuffle window; without shuffle a window is one shard.
-        batch_size: samples per batch.
     """
 
     epoch: int
     seed: int
     shuffle: bool
     window_shards: int
-    batch_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Samples ``[low, high)`` of one window's permuted order."""
 
     window: int
@@ -48,11 +50,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A batch: its segments, in order, and the anchor that finds it (and every later one) again."""
+    """A span of the stream, cut off where the stream ends: its segments, in order.
+
+    Attributes:
+        anchor: window of its first sample, and that window's position: finds it, and all that follows, again.
+    """
 
     segments: tuple[Segment, ...]
-    anchor_window: int
-    anchor_sample: int
+    anchor: Anchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +67,44 @@ class NeedCounts:
     shards: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PastEnd:
-    """The epoch ends before this batch; the node has ``samples`` samples in it."""
-
-    samples: int
-
-
-def epoch_order(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[np.int64]:
-    """Return the node's shards (dataset indices) in the order in which this epoch reads them.
+def epoch_places(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[np.int64]:
+    """Return which of the shards (dataset indices) this epoch reads first, second, ...: indices into ``assigned``.
 
     A shard's place is decided by the stream word of its own dataset index, so that the relative order of two shards
     is the same on whatever node they are.
     """
     if not options.shuffle:
-        return assigned
+        return np.arange(assigned.shape[0], dtype=np.int64)
     key = rng.derive(rng.SHARDS, options.seed, options.epoch)
-    return assigned[np.argsort(rng.stream(key, assigned), kind="stable")]
+    return np.argsort(rng.stream(key, assigned), kind="stable")
 
 
 class EpochMap:
-    """Where each batch of one node's epoch lies. Synchronous, no I/O; not thread-safe."""
+    """Where each sample of one partition's epoch lies. Synchronous, no I/O; not thread-safe."""
 
-    def __init__(
-        self, assigned: NDArray[np.int64], options: EpochOptions, counts: Mapping[int, int], *, anchor: tuple[int, int]
-    ) -> None:
+    def __init__(self, share: Share, options: EpochOptions, counts: Mapping[int, int]) -> None:
         """Plan an epoch.
 
         Args:
-            assigned: int64, the node's shards as dataset indices.
+            share: the partition.
             options: what the order depends on.
             counts: sample counts by dataset index; may grow between calls, never change.
-            anchor: (window, position in the stream of its first sample) from a cursor; (0, 0) at the start.
         """
         self._options = options
         self._counts = counts
-        self._order = epoch_order(assigned, options)
+        places = epoch_places(share.shards, options)
+        self._order = share.shards[places]
+        self._lows = None if share.lows is None else share.lows[places]
+        self._highs = None if share.highs is None else share.highs[places]
         self._width = options.window_shards if options.shuffle else 1
         self.window_count = -(-int(self._order.shape[0]) // self._width)
         self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
-        self.add_anchor(*anchor)
+
+    def know(self, place_counts: NDArray[np.int64]) -> None:
+        """Take the counts of all shards, int64 in reading order: nothing need be counted any more."""
+        edges = np.arange(0, place_counts.shape[0], self._width)
+        sums = np.add.reduceat(place_counts, edges) if edges.size else np.zeros(0, dtype=np.int64)
+        self._starts = list(zip([0, *np.cumsum(sums).tolist()], range(self.window_count + 1), strict=True))
 
     def add_anchor(self, window: int, sample: int) -> None:
         """Take note that ``window`` starts at stream position ``sample``.
@@ -132,13 +135,17 @@ class EpochMap:
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """The node's shards (dataset indices) in reading order."""
+        """The shards (dataset indices) in reading order."""
         return self._order
 
-    def locate(self, batch_index: int) -> Located | NeedCounts | PastEnd:
-        """Find node batch ``batch_index``."""
-        low = batch_index * self._options.batch_size
-        high = low + self._options.batch_size
+    @property
+    def sample_count(self) -> int | None:
+        """Samples of the stream; None: not known yet."""
+        start, window = self._starts[-1]
+        return start if window == self.window_count else None
+
+    def locate(self, low: int, high: int) -> Located | NeedCounts:
+        """Find samples ``[low, high)`` of the stream; those that are there: past the end there are no segments."""
         start, window = self._starts[bisect_right(self._starts, (low, self.window_count + 1)) - 1]
         anchor: tuple[int, int] | None = None
         segments: list[Segment] = []
@@ -155,25 +162,34 @@ class EpochMap:
                 self._remember(window, start)
             if end >= high:
                 break
-        if anchor is None:
-            return PastEnd(samples=start)
-        return Located(tuple(segment for segment in segments if segment.high > segment.low), *anchor)
+        # past the end, or nothing was asked for: what follows is found from here as well
+        return Located(tuple(segment for segment in segments if segment.high > segment.low), anchor or (window, start))
 
     def samples(self, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (shard, ordinal), int64 each, of a window's samples in reading order. Its counts must be known."""
         shards = self.shards(window)
-        counts = np.array([self._counts[int(shard)] for shard in shards], dtype=np.int64)
+        lows, counts = self._spans(window, shards)
         shard = np.repeat(shards, counts)
         starts = np.cumsum(counts) - counts
-        ordinal = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+        ordinal = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts - lows, counts)
         if self._options.shuffle:
             key = rng.derive(rng.SAMPLES, self._options.seed, self._options.epoch, window)
             places = rng.permutation(int(ordinal.shape[0]), key)
             shard, ordinal = shard[places], ordinal[places]
         return shard, ordinal
 
+    def _spans(self, window: int, shards: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first sample and the number of samples, int64 each, of every shard of a window."""
+        if self._lows is None or self._highs is None:
+            counts = np.array([self._counts[shard] for shard in shards.tolist()], dtype=np.int64)
+            return np.zeros_like(counts), counts
+        here = slice(window * self._width, (window + 1) * self._width)
+        return self._lows[here], self._highs[here] - self._lows[here]
+
     def _window_samples(self, window: int) -> int | NeedCounts:
         shards = self.shards(window).tolist()
+        if self._lows is not None:
+            return int(self._spans(window, self.shards(window))[1].sum())
         missing = tuple(shard for shard in shards if shard not in self._counts)
         return NeedCounts(missing) if missing else sum(self._counts[shard] for shard in shards)
 
@@ -186,14 +202,3 @@ def seeds(options: EpochOptions, shard: NDArray[np.int64], ordinal: NDArray[np.i
     """Return the augmentation seed of each sample: a function of (seed, epoch, shard, ordinal) and of nothing else."""
     key = rng.derive(rng.AUGMENT, options.seed, options.epoch)
     return rng.stream(key, rng.stream(key, shard) ^ ordinal.astype(np.uint64))
-
-
-def batch_of(step: int, local_rank: int, local_world_size: int) -> int:
-    """Return the node batch that is step ``step`` of a local rank."""
-    return step * local_world_size + local_rank
-
-
-def rank_steps(sample_count: int, batch_size: int, local_rank: int, local_world_size: int) -> int:
-    """Return how many batches of ``sample_count`` samples a local rank gets, the short last one included."""
-    batches = -(-sample_count // batch_size)
-    return max(0, -(-(batches - local_rank) // local_world_size))

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.plan.fingerprint import fingerprint, listing_digest
-from feedd.plan.sharding import assign
+from feedd.plan.share import Cut
+from feedd.plan.steps import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
 
 
@@ -35,6 +37,7 @@ class Listing:
     digest: bytes
     listed_s: float
     counts: dict[int, int] = field(default_factory=dict)
+    _counted: bool | None = None
 
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float) -> Listing:
@@ -42,19 +45,57 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s)
 
-    def assigned(self, spec: OpenSpec) -> NDArray[np.int64]:
-        """Return the dataset indices of the node that the spec's rank lives on."""
-        return assign(self.sizes, spec.topology.node_count, spec.topology.node_rank, spec.sharding)
+    def settled(self, uneven: Uneven) -> Uneven:
+        """Return the policy, of AUTO the one it comes to: the same for all who open this listing: ranks must agree."""
+        if self._counted is None:
+            self._counted = len(self.counts) == len(self.refs)
+        if uneven is not Uneven.AUTO:
+            return uneven
+        return Uneven.DROP if self._counted else Uneven.JOIN
+
+    def cut(self, spec: OpenSpec) -> Cut:
+        """Return how the spec wants the dataset cut.
+
+        Raises:
+            BadRequest: partitions and topology do not go together.
+        """
+        return Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+
+    def shares(self, spec: OpenSpec) -> tuple[Share, ...]:
+        """Return the partitions of the node that the spec's rank lives on.
+
+        Raises:
+            BadRequest: see ``Cut``.
+        """
+        return self.cut(spec).shares(self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank)
+
+    def steps(self, spec: OpenSpec, uneven: Uneven) -> int | None:
+        """Return the steps of every rank; None: not the same for all, or not known ahead.
+
+        Raises:
+            BadRequest, Unsupported: they are wanted, and cannot be told.
+        """
+        if spec.steps:
+            return spec.steps
+        if uneven in UNEQUAL:
+            return None
+        counts = known_counts(self.counts, len(self.refs))
+        if counts is None:
+            raise needs_counts(uneven)
+        samples = partition_samples(self.cut(spec), self.sizes, counts)
+        return common_steps(uneven, samples, spec.batch_size, spec.topology)
 
     def fingerprint(self, spec: OpenSpec, recipes: Sequence[FieldRecipe], window_shards: int) -> bytes:
-        """Return 16 bytes over everything that decides which samples a step of the run holds."""
+        """Return 16 bytes over everything that decides which samples a step of the run holds.
+
+        Not in it: how the samples of a step are dealt out to ranks and nodes, which may change when a run resumes.
+        """
         facts: dict[str, object] = {
             "fields": [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes],
-            "batch_size": spec.batch_size,
+            "step_samples": spec.batch_size * spec.topology.world_size,
+            "partitions": spec.partitions or spec.topology.node_count,
             "sharding": spec.sharding,
             "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1],
             "seed": spec.seed,
-            "world_size": spec.topology.world_size,
-            "node_count": spec.topology.node_count,
         }
         return fingerprint(self.digest, facts)

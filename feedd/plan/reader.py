@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest
-from feedd.plan.epoch import (
-    EpochMap,
-    EpochOptions,
-    Located,
-    NeedCounts,
-    PastEnd,
-    batch_of,
-    epoch_order,
-    rank_steps,
-    seeds,
-)
+from feedd.plan.epoch import EpochOptions, NeedCounts, epoch_places, seeds
+from feedd.plan.node import Deal, NodeEpoch
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -26,20 +17,31 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.node import Piece, Step
+    from feedd.plan.share import Share
     from feedd.values import Topology
 
-_WINDOWS_KEPT = 3  # a batch spans two windows at most times; the third serves a neighbour in production
+_WINDOWS_KEPT = 3  # of each partition: a batch spans two at most times; the third serves a neighbour in production
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """What all epochs of a reader share."""
+    """What all epochs of a reader share.
+
+    Attributes:
+        window_shards: see ``EpochOptions``.
+        batch_size: samples of a rank's step.
+        steps: of every rank in every epoch; None: each rank's end with its samples.
+        wrap: partitions that end before the last step begin again.
+    """
 
     seed: int
     shuffle: bool
     window_shards: int
     batch_size: int
     topology: Topology
+    steps: int | None = None
+    wrap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class BatchRows:
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
         seeds: uint64[rows], for augmentation.
+        again: bool[rows], samples that came before in this epoch, to fill up a step; None: there are none.
         first_window: window of the first row.
         last_window: window of the last row.
     """
@@ -63,35 +66,39 @@ class BatchRows:
     seeds: NDArray[np.uint64]
     first_window: int
     last_window: int
+    again: NDArray[np.bool_] | None = None
 
 
 class Reader:
-    """Plans one rank's batches over one assignment. Synchronous; owns no resource."""
+    """Plans one rank's batches over its node's partitions. Synchronous; owns no resource."""
 
-    def __init__(self, assigned: NDArray[np.int64], options: ReaderOptions, counts: Mapping[int, int]) -> None:
-        self._assigned = assigned
+    def __init__(self, shares: tuple[Share, ...], options: ReaderOptions, counts: Mapping[int, int]) -> None:
+        self._shares = shares
         self._options = options
         self._counts = counts
+        topology = options.topology
+        ranks = (topology.local_rank, topology.local_world_size)
+        self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
+        self._assigned = np.unique(np.concatenate([share.shards for share in shares]))
+        self._share_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
-        self._map: EpochMap | None = None
-        self._windows: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._map: NodeEpoch | None = None
+        self._windows: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._places: dict[int, int] = {}
         self._places_epoch = -1
 
-    def epoch_map(self, at: Cursor) -> EpochMap:
-        """Return the map of the cursor's epoch, knowing the cursor's anchor.
+    def epoch_map(self, at: Cursor) -> NodeEpoch:
+        """Return the map of the cursor's epoch, knowing the cursor's anchors.
 
         Raises:
-            BadRequest: the anchor contradicts the plan: the cursor is of another dataset, recipe or topology.
+            BadRequest: an anchor contradicts the plan: the cursor is of another dataset, recipe or topology.
         """
-        options = self.epoch_options(at.epoch)
         try:
             if self._map is None or self._epoch != at.epoch:
-                self._map = EpochMap(self._assigned, options, self._counts, anchor=(at.anchor_window, at.anchor_sample))
+                self._map = self._new_map(at.epoch)
                 self._epoch = at.epoch
                 self._windows.clear()
-            else:
-                self._map.add_anchor(at.anchor_window, at.anchor_sample)
+            self._map.add_anchors(at.anchors)
         except ValueError as error:
             raise BadRequest(
                 f"expected a cursor of this dataset and topology, got one that does not fit: {error}",
@@ -102,7 +109,7 @@ class Reader:
 
     @property
     def assigned(self) -> NDArray[np.int64]:
-        """The node's shards (dataset indices), ascending."""
+        """The node's shards (dataset indices), ascending, each once."""
         return self._assigned
 
     @property
@@ -111,17 +118,29 @@ class Reader:
         return int(self._assigned.shape[0])
 
     def places(self, epoch: int) -> dict[int, int]:
-        """Return each assigned shard's place in the order of ``epoch``; computed once per epoch."""
+        """Return each assigned shard's first place in the order of ``epoch``; computed once per epoch."""
         if self._places_epoch != epoch:
-            order = epoch_order(self._assigned, self.epoch_options(epoch))
-            self._places = {shard: place for place, shard in enumerate(order.tolist())}
+            order = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal).order.tolist()
+            self._places = {}
+            for place, shard in enumerate(order):
+                self._places.setdefault(shard, place)
             self._places_epoch = epoch
         return self._places
+
+    def steps(self) -> int | None:
+        """Return the rank's steps of an epoch; None: not known yet."""
+        if self._deal.steps is None:
+            known = [share.counts(self._counts) for share in self._shares]
+            if any(counts is None for counts in known):
+                return None
+        plan = self.epoch_map(Cursor(max(self._epoch, 0)))
+        counts = [count for count in plan.sample_counts if count is not None]
+        return plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
 
     def epoch_options(self, epoch: int) -> EpochOptions:
         """Return what the order of an epoch depends on."""
         options = self._options
-        return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards, options.batch_size)
+        return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards)
 
     def rows(self, at: Cursor) -> BatchRows | NeedCounts | EpochEnd:
         """Return the batch at ``at``, the shards that must be indexed first, or the end of the epoch.
@@ -130,38 +149,54 @@ class Reader:
             BadRequest: see ``epoch_map``.
         """
         plan = self.epoch_map(at)
-        topology = self._options.topology
-        found = plan.locate(batch_of(at.step, topology.local_rank, topology.local_world_size))
+        found = plan.step(at.step)
         if isinstance(found, NeedCounts):
             return found
-        if isinstance(found, PastEnd):
-            steps = rank_steps(found.samples, self._options.batch_size, topology.local_rank, topology.local_world_size)
-            return EpochEnd(at.epoch, steps)
+        if not found.pieces:
+            return EpochEnd(at.epoch, plan.steps_before(at.step))
         return self._gather(plan, found, at)
 
-    def _gather(self, plan: EpochMap, found: Located, at: Cursor) -> BatchRows:
-        pieces = [self._window(plan, segment.window) for segment in found.segments]
-        spans = [slice(segment.low, segment.high) for segment in found.segments]
-        shard = np.concatenate([piece[0][span] for piece, span in zip(pieces, spans, strict=True)])
-        ordinal = np.concatenate([piece[1][span] for piece, span in zip(pieces, spans, strict=True)])
+    def _new_map(self, epoch: int) -> NodeEpoch:
+        options = self.epoch_options(epoch)
+        plan = NodeEpoch(self._shares, options, self._counts, self._deal)
+        if self._share_counts is None:
+            known = [share.counts(self._counts) for share in self._shares]
+            counted = [counts for counts in known if counts is not None]
+            if len(counted) == len(known):
+                self._share_counts = tuple(counted)
+        if self._share_counts is not None:
+            plan.know(self._share_counts, tuple(epoch_places(share.shards, options) for share in self._shares))
+        return plan
+
+    def _gather(self, plan: NodeEpoch, found: Step, at: Cursor) -> BatchRows:
+        parts = [self._piece(plan, piece) for piece in found.pieces]
+        shard = np.concatenate([part[0] for part in parts])
+        ordinal = np.concatenate([part[1] for part in parts])
         distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
         by_use = np.argsort(first, kind="stable")
         rank_of = np.empty_like(by_use)
         rank_of[by_use] = np.arange(by_use.shape[0])
+        windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
+        again = None
+        if any(piece.again for piece in found.pieces):
+            again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
         return BatchRows(
-            cursor=Cursor(at.epoch, at.step, found.anchor_window, found.anchor_sample),
+            cursor=Cursor(at.epoch, at.step, found.anchors),
             shards=distinct[by_use],
             shard_no=rank_of[inverse].astype(np.int32),
             ordinal=ordinal,
             seeds=seeds(self.epoch_options(at.epoch), shard, ordinal),
-            first_window=found.segments[0].window,
-            last_window=found.segments[-1].window,
+            first_window=min(windows),
+            last_window=max(windows),
+            again=again,
         )
 
-    def _window(self, plan: EpochMap, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        known = self._windows.get(window)
+    def _piece(self, plan: NodeEpoch, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        name = (piece.partition, piece.segment.window)
+        known = self._windows.get(name)
         if known is None:
-            known = self._windows[window] = plan.samples(window)
-            while len(self._windows) > _WINDOWS_KEPT:
+            known = self._windows[name] = plan.samples(*name)
+            while len(self._windows) > _WINDOWS_KEPT * len(self._shares):
                 del self._windows[next(iter(self._windows))]
-        return known
+        span = slice(piece.segment.low, piece.segment.high)
+        return known[0][span], known[1][span]

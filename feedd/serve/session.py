@@ -98,7 +98,7 @@ class StreamMachine:
             return []
         if not isinstance(outcome, BatchReady):
             self._planned_all = True
-        elif outcome.cursor.anchor_window >= self._anchor.anchor_window:
+        elif outcome.cursor.window >= self._anchor.window:
             self._anchor = outcome.cursor
         step.outcome = outcome or FeeddError("expected a batch, got a cancelled production", stage="serve")
         return self._advance()
@@ -179,7 +179,7 @@ class StreamMachine:
 
     def _plan(self, slot: SlotRef) -> Produce:
         anchor = self._anchor
-        at = Cursor(anchor.epoch, self._next_step, anchor.anchor_window, anchor.anchor_sample)
+        at = Cursor(anchor.epoch, self._next_step, anchor.anchors)
         self._next_step += self._stride
         self._credits -= 1
         step = _Step(slot)
@@ -235,7 +235,7 @@ class SessionMachine:
         assert self.stream is None, "the former stream has not been ended"
         out = [] if held is None else self._reclaim(held)
         step = cursor.step + (self._consumer_index - cursor.step) % self._consumer_count
-        first = Cursor(cursor.epoch, step, cursor.anchor_window, cursor.anchor_sample)
+        first = Cursor(cursor.epoch, step, cursor.anchors)
         leasing = self.leases.attached and not inline_only
         self.stream = StreamMachine(self.leases, first, self._consumer_count, leasing=leasing)
         return out

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
 
 _INT64_MAX = (1 << 63) - 1
+_ANCHORS_MAX = 1 << 16  # partitions of one node
 _KINDS = {
     FieldKind.DENSE: pb.TensorSpec.DENSE,
     FieldKind.RAGGED: pb.TensorSpec.RAGGED,
@@ -134,6 +135,9 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         window_shards=bounded("window_shards", request.shuffle.window_shards, 0, limits.window_shards_max),
         seed=request.seed,
         sharding=bounded_texts("sharding", [request.sharding or "key"], 1, 64)[0],
+        partitions=bounded("partitions", request.partitions, 0, limits.world_size_max),
+        uneven=bounded_texts("uneven", [request.uneven or "allow"], 1, 64)[0],
+        steps=bounded("steps", request.steps, 0, _INT64_MAX),
         epoch=bounded("epoch", request.epoch, 0, _INT64_MAX),
         prefetch_batches=bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),
         consumer_count=consumer_count,
@@ -148,9 +152,23 @@ def cursor_from(wire: pb.Cursor) -> Cursor:
     Raises:
         BadRequest: a number no position can have.
     """
-    for name in ("epoch", "step", "anchor_window", "anchor_sample"):
+    for name in ("epoch", "step"):
         bounded(f"cursor.{name}", getattr(wire, name), 0, _INT64_MAX)
-    return Cursor(wire.epoch, wire.step, wire.anchor_window, wire.anchor_sample)
+    bounded("count of anchors", len(wire.more_anchors), 0, _ANCHORS_MAX)
+    anchors = [(wire.anchor_window, wire.anchor_sample), *((more.window, more.sample) for more in wire.more_anchors)]
+    for window, sample in anchors:
+        bounded("cursor.anchor_window", window, 0, _INT64_MAX)
+        bounded("cursor.anchor_sample", sample, 0, _INT64_MAX)
+    return Cursor(wire.epoch, wire.step, () if anchors == [(0, 0)] else tuple(anchors))
+
+
+def cursor_message(at: Cursor) -> pb.Cursor:
+    """Return a position as it travels."""
+    (window, sample), *more = at.anchors or ((0, 0),)
+    wire = pb.Cursor(epoch=at.epoch, step=at.step, anchor_window=window, anchor_sample=sample)
+    for other_window, other_sample in more:
+        wire.more_anchors.add(window=other_window, sample=other_sample)
+    return wire
 
 
 def slots_from(releases: Iterable[pb.Release]) -> list[SlotRef]:
@@ -187,6 +205,7 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
         assigned_bytes=info.assigned_bytes,
         slot_count=slot_count,
         daemon_id=daemon_id,
+        uneven=info.uneven,
     )
     if info.steps is not None:
         response.steps = info.steps
@@ -213,12 +232,9 @@ class BatchWriter:
                 for region in batch.regions
             ]
             self._regions = batch.regions
-        at = batch.cursor
         return pb.Batch(
             seq=seq,
-            cursor=pb.Cursor(
-                epoch=at.epoch, step=at.step, anchor_window=at.anchor_window, anchor_sample=at.anchor_sample
-            ),
+            cursor=cursor_message(batch.cursor),
             rows=batch.rows,
             regions=self._wire,
             size_bytes=batch.size_bytes,
@@ -226,6 +242,7 @@ class BatchWriter:
             slot=0 if slot is None else slot.index,
             generation=0 if slot is None else slot.generation,
             bad_samples=batch.bad_samples,
+            again=batch.again,
         )
 
 

@@ -60,7 +60,7 @@ class Shuffle(_message.Message):
     def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint")
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "steps")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     URLS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,9 @@ class OpenRequest(_message.Message):
     CONSUMER_INDEX_FIELD_NUMBER: _ClassVar[int]
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     EXPECT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     urls: _containers.RepeatedScalarFieldContainer[str]
     recipe: Recipe
@@ -87,7 +90,10 @@ class OpenRequest(_message.Message):
     consumer_index: int
     client_version: str
     expect_fingerprint: bytes
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ...) -> None: ...
+    partitions: int
+    uneven: str
+    steps: int
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "kind", "dtype", "shape", "ndim")
@@ -116,7 +122,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[TensorSpec.Kind, str]] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., ndim: _Optional[int] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id")
+    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id", "uneven")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SPECS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +134,7 @@ class OpenResponse(_message.Message):
     ARENA_FIELD_NUMBER: _ClassVar[int]
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
+    UNEVEN_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     session_id: str
     specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
@@ -139,7 +146,8 @@ class OpenResponse(_message.Message):
     arena: ArenaInfo
     slot_count: int
     daemon_id: str
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ...) -> None: ...
+    uneven: str
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ..., uneven: _Optional[str] = ...) -> None: ...
 
 class ArenaInfo(_message.Message):
     __slots__ = ("socket_path", "token", "size_bytes", "slot_bytes")
@@ -154,16 +162,26 @@ class ArenaInfo(_message.Message):
     def __init__(self, socket_path: _Optional[str] = ..., token: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
 
 class Cursor(_message.Message):
-    __slots__ = ("epoch", "step", "anchor_window", "anchor_sample")
+    __slots__ = ("epoch", "step", "anchor_window", "anchor_sample", "more_anchors")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_WINDOW_FIELD_NUMBER: _ClassVar[int]
     ANCHOR_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    MORE_ANCHORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     anchor_window: int
     anchor_sample: int
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., anchor_window: _Optional[int] = ..., anchor_sample: _Optional[int] = ...) -> None: ...
+    more_anchors: _containers.RepeatedCompositeFieldContainer[Anchor]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., anchor_window: _Optional[int] = ..., anchor_sample: _Optional[int] = ..., more_anchors: _Optional[_Iterable[_Union[Anchor, _Mapping]]] = ...) -> None: ...
+
+class Anchor(_message.Message):
+    __slots__ = ("window", "sample")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    window: int
+    sample: int
+    def __init__(self, window: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
 
 class StreamStart(_message.Message):
     __slots__ = ("session_id", "next", "inline_only", "held")
@@ -214,7 +232,7 @@ class FieldRegion(_message.Message):
     def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples")
+    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +242,7 @@ class Batch(_message.Message):
     SLOT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     seq: int
     cursor: Cursor
     rows: int
@@ -233,7 +252,8 @@ class Batch(_message.Message):
     slot: int
     generation: int
     bad_samples: int
-    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ...) -> None: ...
+    again: bytes
+    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("seq", "offset", "data")

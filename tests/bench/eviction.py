@@ -18,6 +18,7 @@ from feedd.cache import layout
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.plan.listing import Listing
 from feedd.plan.reader import Reader, ReaderOptions
+from feedd.plan.share import Share
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.fakes.books import BooksCache
 
@@ -58,7 +59,7 @@ def trace(shard_count: int, *, uneven: bool = False, window_shards: int = 4, epo
     sizes = [int(_SHARD_BYTES * rng.uniform(0.125, 2)) if uneven else _SHARD_BYTES for _ in range(shard_count)]
     listing = Listing.of([ObjectRef("s3://b", f"{n:06d}.tar", size, "e") for n, size in enumerate(sizes)], 0.0)
     options = ReaderOptions(_SEED, shuffle=True, window_shards=window_shards, batch_size=64, topology=Topology())
-    reader = Reader(np.arange(shard_count), options, listing.counts)
+    reader = Reader((Share(np.arange(shard_count)),), options, listing.counts)
     epochs = []
     for epoch in range(epoch_count):
         plan = reader.epoch_map(Cursor(epoch))

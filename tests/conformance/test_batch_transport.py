@@ -76,7 +76,7 @@ async def _transfer(make: Make, payloads: list[bytes]) -> tuple[Reader, list[boo
             assert slot is not None
             arena.view(slot)[: len(payload)] = payload
             batch = BatchReady(
-                Cursor(1, seq * 2, seq, 3),
+                Cursor(1, seq * 2, ((seq, 3),)),
                 4,
                 (Region(0, len(payload)), Region(1, 2, 3, 4)),
                 len(payload),

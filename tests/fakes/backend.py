@@ -178,7 +178,7 @@ class FakeSession:
 
     def _fill(self, at: Cursor, slot: SlotRef) -> BatchReady:
         rows = self.spec.batch_size
-        cursor = Cursor(at.epoch, at.step, at.step // 4, (at.step // 4) * 4 * rows)
+        cursor = Cursor(at.epoch, at.step, ((at.step // 4, at.step // 4 * 4 * rows),))
         if self.script.blank:
             return BatchReady(cursor, rows, _BLANK_REGIONS, 4096)
         arrays = expected_arrays(at.epoch, at.step, self.spec.topology.rank, rows)

@@ -46,6 +46,8 @@ class Script:
     faults: tuple[Fault, ...] = ()
     open_errors: tuple[dict[str, Any], ...] = ()
     major: int = 1
+    uneven: str = ""
+    again: dict[int, bytes] = field(default_factory=dict)
 
     def fingerprint_of(self, rank: int) -> bytes:
         """Fingerprint one rank is told."""
@@ -99,4 +101,5 @@ def compose(script: Script, request: pb.OpenRequest, epoch: int, step: int) -> t
     else:
         layout, regions = blank(script.specs, rows)
     cursor = pb.Cursor(epoch=epoch, step=step, anchor_window=step // 2, anchor_sample=step // 2 * 2 * size)
-    return pb.Batch(cursor=cursor, rows=rows, regions=regions, size_bytes=layout.size_bytes), layout
+    again = script.again.get(step, b"")
+    return pb.Batch(cursor=cursor, rows=rows, regions=regions, size_bytes=layout.size_bytes, again=again), layout

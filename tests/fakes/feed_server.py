@@ -117,6 +117,7 @@ class FakeFeed(stubs.FeedServicer):
             fingerprint=script.fingerprint_of(rank),
             slot_count=session.slot_count,
             daemon_id=f"daemon-{self.incarnation}",
+            uneven=script.uneven,
         )
         if script.tell_steps:
             response.steps = script.steps_of(rank)

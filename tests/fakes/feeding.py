@@ -145,7 +145,7 @@ async def batches(session: Session, at: Cursor | None = None, stride: int = 1) -
     while isinstance(made := await take(session, at), Taken):
         taken.append(made)
         here = made.ready.cursor
-        at = Cursor(here.epoch, here.step + stride, here.anchor_window, here.anchor_sample)
+        at = Cursor(here.epoch, here.step + stride, here.anchors)
     return taken
 
 

@@ -18,6 +18,7 @@ from feedd.metrics import CACHE_BYPASSED, CACHE_DISK_STATE, CACHE_ERRORS
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.plan.listing import Listing
 from feedd.plan.reader import Reader, ReaderOptions
+from feedd.plan.share import Share
 from feedd.units import GIB, MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read
@@ -273,7 +274,7 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
     refs = rig.shards(48)
     listing = Listing.of(refs, 0.0)
     options = ReaderOptions(3, shuffle=True, window_shards=2, batch_size=8, topology=Topology())
-    reader = Reader(np.arange(48), options, listing.counts)
+    reader = Reader((Share(np.arange(48)),), options, listing.counts)
     fetched = []
     async with rig.open(capacity=40) as cache:
         outlook = Outlook("reader", listing, reader, cache, Crowd())

@@ -119,7 +119,9 @@ class SessionModel(RuleBasedStateMachine):
             self._apply(stream.produced(slot, BadShard(f"step {at.step}")))
         else:
             over = memoryview(bytes(1)) if fault == 1 else None
-            self._apply(stream.produced(slot, BatchReady(Cursor(at.epoch, at.step, at.step), 2, (), 1, oversize=over)))
+            self._apply(
+                stream.produced(slot, BatchReady(Cursor(at.epoch, at.step, ((at.step, 0),)), 2, (), 1, oversize=over))
+            )
 
     @precondition(lambda self: self.outbox)
     @rule()

@@ -8,6 +8,7 @@ import pytest
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.plan.listing import Listing
 from feedd.plan.reader import Reader, ReaderOptions
+from feedd.plan.share import Share
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.bench.eviction import SHARES, feedd, fill_and_keep, lru, optimum, trace
 from tests.fakes.books import BooksCache
@@ -55,7 +56,7 @@ def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
     readers = []
     for seed in range(2):
         options = ReaderOptions(seed, shuffle=True, window_shards=4, batch_size=8, topology=Topology())
-        readers.append(Reader(np.arange(120), options, listing.counts))
+        readers.append(Reader((Share(np.arange(120)),), options, listing.counts))
     outlooks = [Outlook(f"job-{n}", listing, reader, cache.seam, crowd) for n, reader in enumerate(readers)]
     for outlook in outlooks:
         outlook.enter(Cursor())

@@ -61,12 +61,12 @@ def test_the_last_batch_survives_a_break(bench: Bench) -> None:
         break
     wanted = row.clone()
     del batch
-    assert len(list(dataset)) == 8  # reuses every other slot, several times
+    assert sum(1 for _ in dataset) == 8  # reuses every other slot, several times
     assert torch.equal(row, wanted)
     slot_of_row = len(server.releases)
     del row
     gc.collect()
-    assert len(list(dataset)) == 8
+    assert sum(1 for _ in dataset) == 8
     assert len(server.releases) > slot_of_row
     assert len(server.opens) == 1  # one session served all three passes
 
@@ -130,6 +130,29 @@ def test_len_is_known_or_says_what_to_do(bench: Bench) -> None:
         len(bench.dataset(bench.server(), batch_size=None))
 
 
+def test_len_asks_the_daemon_once_before_the_first_pass(bench: Bench) -> None:
+    """Progress bars want to know before they begin: where the daemon knows, so do they; nothing stays open for it."""
+    server = bench.server(steps=3, tell_steps=True)
+    dataset = bench.dataset(server)
+    assert [len(dataset) for _ in range(2)] == [3, 3]
+    assert len(server.opens) == 1
+    server.wait_for(lambda: not server.sessions)
+    silent = bench.server(steps=3)
+    unknown = bench.dataset(silent)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="feedd index"):
+            len(unknown)
+    assert len(silent.opens) == 1
+
+
+def test_fillers_are_marked_where_asked_for(bench: Bench) -> None:
+    """With uneven="pad" every batch says which of its samples come for the first time; else none does."""
+    server = bench.server(steps=3, uneven="pad", again={2: b"\0\0\1\1"})
+    marks = [batch["__valid__"].tolist() for batch in bench.dataset(server, uneven="pad", copy=True)]
+    assert marks == [[True] * 4, [True] * 4, [True, True, False, False]]
+    assert all("__valid__" not in batch for batch in bench.dataset(bench.server(steps=2)))
+
+
 def test_stats_count_what_was_handed_out(bench: Bench) -> None:
     """stats() adds up batches, samples and bytes, and says how batches travel."""
     dataset = bench.dataset(bench.server(steps=3, last_rows=1))
@@ -154,8 +177,11 @@ def test_open_says_what_the_user_asked_for(bench: Bench) -> None:
         keys=True,
         prefetch=3,
         max_bad_samples=2,
+        partitions=4,
+        steps=7,
     )
-    list(dataset)
+    for _ in dataset:
+        pass
     (request,) = server.opens
     assert [(one.name, one.recipe) for one in request.recipe.fields] == [
         ("jpg", "image:224x224"),
@@ -163,6 +189,7 @@ def test_open_says_what_the_user_asked_for(bench: Bench) -> None:
     ]
     assert (request.shuffle.enabled, request.shuffle.window_shards, request.seed) == (True, 8, 5)
     assert (request.sharding, request.recipe.keys, request.prefetch_batches) == ("size", True, 3)
+    assert (request.partitions, request.steps, request.uneven) == (4, 7, "repeat")
     assert (request.recipe.bad_samples_max, request.recipe.batch_size) == (2, BATCH_SIZE)
     assert (request.topology.world_size, request.consumer_count, list(request.urls)) == (1, 1, ["s3://bucket/train/"])
 

@@ -95,13 +95,15 @@ def test_a_dataset_travels_by_pickle_at_any_time(bench: Bench) -> None:
 
 
 def test_uneven_ranks_need_a_way_to_agree(bench: Bench) -> None:
-    """Several ranks without torch.distributed must say uneven='allow'; counting policies say they cannot be had."""
+    """Several ranks without torch.distributed can have what the daemon knows to count, and uneven='allow'."""
     server = bench.server(steps=2)
     two = Topology(2, 0, 2, 0, 1, 0)
     with pytest.raises(BadOptionError, match=r"torch\.distributed"):
         iter(bench.dataset(server, topology=two))
+    with pytest.raises(BadOptionError, match=r"torch\.distributed"):
+        iter(bench.dataset(server, topology=two, uneven="join"))
+    counting = bench.server(steps=2, uneven="drop")
+    assert len(list(bench.dataset(counting, topology=two))) == 2
     for policy in ("drop", "pad", "repeat"):
-        with pytest.raises(BadOptionError, match="sample counts"):
-            iter(bench.dataset(server, topology=two, uneven=policy))
-        assert len(list(bench.dataset(server, uneven=policy))) == 2
+        assert len(list(bench.dataset(bench.server(steps=2, uneven=policy), topology=two, uneven=policy))) == 2
     assert len(list(bench.dataset(server, topology=two, uneven="allow"))) == 2

@@ -52,7 +52,7 @@ def test_a_state_of_another_run_is_refused_with_the_difference(bench: Bench) -> 
     state = bench.dataset(server).state_dict()
     changes: list[dict[str, Any]] = [
         {"seed": 1},
-        {"batch_size": 8},
+        {"batch_size": None},
         {"fields": {"cls": "int"}},
         {"shuffle": True},
         {"sharding": "size"},
@@ -61,7 +61,7 @@ def test_a_state_of_another_run_is_refused_with_the_difference(bench: Bench) -> 
         with pytest.raises(StateError) as caught:
             bench.dataset(server, **change).load_state_dict(state)
         assert caught.value.object == next(iter(change))
-    for damage in ({"version": 2}, {"step": -1}, {"epoch": "x"}, {"fingerprint": "zz"}):
+    for damage in ({"version": 1}, {"anchors": [[1]]}, {"step": -1}, {"epoch": "x"}, {"fingerprint": "zz"}):
         with pytest.raises(StateError):
             bench.dataset(server).load_state_dict({**state, **damage})
 
@@ -82,7 +82,26 @@ def test_a_state_needs_the_same_ranks_but_not_the_same_rank(bench: Bench) -> Non
         assert (server.starts[-1].next.step, server.starts[-1].next.anchor_window) == (3, anchor)
     other = bench.dataset(server, topology=Topology(2, 0, 2, 0, 1, 0), uneven="allow")
     other.load_state_dict(state)
-    with pytest.raises(StateError, match="world_size"):
+    with pytest.raises(StateError, match="partitions"):
+        iter(other)
+
+
+def test_a_state_serves_any_ranks_that_take_the_same_together(bench: Bench) -> None:
+    """With the same partitions and the same samples in a step of all ranks, nodes and ranks may be others."""
+    server = bench.server(steps=6)
+    dataset = bench.dataset(server, topology=Topology(4, 0, 2, 0, 2, 0), uneven="allow", partitions=4)
+    batches = iter(dataset)
+    for _ in range(3):
+        next(batches)
+    state = json.loads(json.dumps(dataset.state_dict()))
+    for topology, batch_size in ((Topology(2, 1, 2, 1, 1, 0), 8), (Topology(4, 3, 1, 0, 4, 3), 4), (Topology(), 16)):
+        other = bench.dataset(server, topology=topology, uneven="allow", partitions=4, batch_size=batch_size)
+        other.load_state_dict(state)
+        next(iter(other))
+        assert (server.starts[-1].next.step, server.starts[-1].next.anchor_window) == (3, 0)
+    other = bench.dataset(server, topology=Topology(), uneven="allow", partitions=4, batch_size=8)
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match="step_samples"):
         iter(other)
 
 

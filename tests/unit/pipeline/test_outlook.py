@@ -56,7 +56,7 @@ async def test_what_is_wanted_again_is_due_again(tmp_path: Path) -> None:
         assert _next_uses(rig) == {**{f"{n:02d}": float(n + 6) for n in range(5)}, "05": 5.0}
         await rig.open()
         assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
-        await batches(one, Cursor(0, 2, 2, 8))
+        await batches(one, Cursor(0, 2, ((2, 8),)))
         assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
 
 
@@ -137,7 +137,7 @@ async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> 
             rig.store.gates[f"train/{number:02d}.tar"] = asyncio.Event()
         session = await rig.open()
         await until(lambda: "train/01.tar" in rig.store.reads)
-        made = await take(session, Cursor(0, 30, 30, 120))
+        made = await take(session, Cursor(0, 30, ((30, 120),)))
         assert isinstance(made, Taken)
         assert made.ints() == [3000, 3001, 3002, 3003]
         await until(lambda: "train/33.tar" in rig.store.reads)

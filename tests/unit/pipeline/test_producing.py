@@ -66,7 +66,7 @@ async def test_resume_on_a_fresh_daemon_needs_only_what_is_left(tmp_path: Path) 
         at = whole[12].ready.cursor
         rest = await batches(await rig.open(), at)
         assert [batch.ints() for batch in rest] == [batch.ints() for batch in whole[12:]]
-        assert (at.anchor_window, at.anchor_sample) == (6, 48)
+        assert at.anchors == ((6, 48),)
 
 
 async def test_small_cache_and_drifting_ranks_make_progress(tmp_path: Path) -> None:

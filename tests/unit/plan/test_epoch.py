@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
-from feedd.plan.epoch import NeedCounts, rank_steps
+from feedd.plan.epoch import NeedCounts
 from feedd.plan.reader import BatchRows, Reader, ReaderOptions
 from feedd.plan.sharding import assign
+from feedd.plan.share import Share
 from feedd.values import Cursor, EpochEnd, Topology
 from tests.budget import budget
 
@@ -21,6 +22,10 @@ _COUNTS = st.lists(st.integers(0, 9), min_size=0, max_size=12)
 
 def _options(batch: int, topology: Topology, *, shuffle: bool = True, window: int = 3) -> ReaderOptions:
     return ReaderOptions(seed=5, shuffle=shuffle, window_shards=window, batch_size=batch, topology=topology)
+
+
+def _all(shard_count: int) -> tuple[Share, ...]:
+    return (Share(np.arange(shard_count, dtype=np.int64)),)
 
 
 def _walk(reader: Reader, counts: dict[int, int], truth: list[int], epoch: int = 0) -> list[BatchRows]:
@@ -36,7 +41,7 @@ def _walk(reader: Reader, counts: dict[int, int], truth: list[int], epoch: int =
             return batches
         else:
             batches.append(found)
-            at = Cursor(epoch, at.step + 1, found.cursor.anchor_window, found.cursor.anchor_sample)
+            at = Cursor(epoch, at.step + 1, found.cursor.anchors)
 
 
 def _ids(batch: BatchRows) -> list[tuple[int, int]]:
@@ -62,11 +67,12 @@ def test_every_sample_exactly_once(
         topology = Topology(nodes * ranks, node * ranks + rank, ranks, rank, nodes, node)
         counts: dict[int, int] = {}
         assigned = assign(np.ones(len(truth), dtype=np.int64), nodes, node, "key")
-        reader = Reader(assigned, _options(batch, topology, shuffle=shuffle, window=window), counts)
+        reader = Reader((Share(assigned),), _options(batch, topology, shuffle=shuffle, window=window), counts)
         batches = _walk(reader, counts, truth, epoch)
         assert all(len(b.ordinal) == batch for b in batches[:-1])
         node_total = sum(truth[shard] for shard in assigned.tolist())
-        assert len(batches) == rank_steps(node_total, batch, rank, ranks)
+        of_node = -(-node_total // batch)  # batches, dealt out in turn
+        assert len(batches) == max(0, -(-(of_node - rank) // ranks))
         seen += [sample for b in batches for sample in _ids(b)]
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(truth) for i in range(count)]
 
@@ -78,20 +84,20 @@ def test_resume_at_every_step(truth: list[int], batch: int, ranks: int, window: 
     topology = Topology(ranks, 0, ranks, 0)
     assigned = np.arange(len(truth), dtype=np.int64)
     counts: dict[int, int] = {}
-    whole = _walk(Reader(assigned, _options(batch, topology, window=window), counts), counts, truth)
+    whole = _walk(Reader((Share(assigned),), _options(batch, topology, window=window), counts), counts, truth)
     for start, first in enumerate(whole):
         fresh: dict[int, int] = {}
-        reader = Reader(assigned, _options(batch, topology, window=window), fresh)
+        reader = Reader((Share(assigned),), _options(batch, topology, window=window), fresh)
         tail, at = [], first.cursor
         while not isinstance(found := reader.rows(at), EpochEnd):
             if isinstance(found, NeedCounts):
                 assert min(reader.epoch_map(at).order.tolist().index(s) for s in found.shards) >= (
-                    reader.epoch_map(at).position(first.cursor.anchor_window)
+                    reader.epoch_map(at).position(first.cursor.window)
                 )
                 fresh.update({shard: truth[shard] for shard in found.shards})
                 continue
             tail.append(_ids(found))
-            at = Cursor(0, at.step + 1, found.cursor.anchor_window, found.cursor.anchor_sample)
+            at = Cursor(0, at.step + 1, found.cursor.anchors)
         assert tail == [_ids(b) for b in whole[start:]]
 
 
@@ -100,8 +106,8 @@ def test_batches_may_be_asked_for_in_any_order() -> None:
     truth = [5, 0, 7, 3, 8, 1]
     counts = dict(enumerate(truth))
     topology = Topology(2, 1, 2, 1)
-    forward = _walk(Reader(np.arange(6), _options(4, topology), counts), counts, truth)
-    reader = Reader(np.arange(6), _options(4, topology), counts)
+    forward = _walk(Reader(_all(6), _options(4, topology), counts), counts, truth)
+    reader = Reader(_all(6), _options(4, topology), counts)
     backward = [reader.rows(Cursor(0, step)) for step in reversed(range(len(forward)))]
     assert [_ids(b) for b in reversed(backward) if isinstance(b, BatchRows)] == [_ids(b) for b in forward]
 
@@ -111,7 +117,7 @@ def test_epochs_differ_and_repeat() -> None:
     truth = [6] * 8
     counts = dict(enumerate(truth))
     orders = [
-        [s for b in _walk(Reader(np.arange(8), _options(5, Topology()), counts), counts, truth, e) for s in _ids(b)]
+        [s for b in _walk(Reader(_all(8), _options(5, Topology()), counts), counts, truth, e) for s in _ids(b)]
         for e in (0, 1, 0)
     ]
     assert orders[0] == orders[2] != orders[1]
@@ -121,19 +127,19 @@ def test_without_shuffle_order_is_the_listing() -> None:
     """Unshuffled, samples come shard by shard, first to last."""
     truth = [2, 3, 1]
     counts: dict[int, int] = {}
-    batches = _walk(Reader(np.arange(3), _options(2, Topology(), shuffle=False), counts), counts, truth)
+    batches = _walk(Reader(_all(3), _options(2, Topology(), shuffle=False), counts), counts, truth)
     assert [s for b in batches for s in _ids(b)] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
 
 
 def test_a_foreign_cursor_is_refused() -> None:
     """An anchor that contradicts the plan is an error that says so, not wrong data."""
-    reader = Reader(np.arange(4), _options(2, Topology(), window=1), dict.fromkeys(range(4), 3))
+    reader = Reader(_all(4), _options(2, Topology(), window=1), dict.fromkeys(range(4), 3))
     assert isinstance(reader.rows(Cursor(0, 0)), BatchRows)
     assert isinstance(reader.rows(Cursor(0, 3)), BatchRows)
     with pytest.raises(BadRequest, match="does not fit"):
-        reader.rows(Cursor(0, 1, anchor_window=1, anchor_sample=99))
+        reader.rows(Cursor(0, 1, ((1, 99),)))
     with pytest.raises(BadRequest, match="does not fit"):
-        reader.rows(Cursor(0, 1, anchor_window=9, anchor_sample=9))
+        reader.rows(Cursor(0, 1, ((9, 9),)))
 
 
 def test_seeds_do_not_depend_on_the_batch() -> None:
@@ -142,7 +148,7 @@ def test_seeds_do_not_depend_on_the_batch() -> None:
     counts = dict(enumerate(truth))
 
     def by_sample(batch: int) -> dict[tuple[int, int], int]:
-        batches = _walk(Reader(np.arange(4), _options(batch, Topology()), counts), counts, truth)
+        batches = _walk(Reader(_all(4), _options(batch, Topology()), counts), counts, truth)
         return {sample: int(seed) for b in batches for sample, seed in zip(_ids(b), b.seeds, strict=True)}
 
     assert by_sample(4) == by_sample(7)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.errors import BadRequest, Unsupported
-from feedd.plan.parts import split
+from feedd.errors import BadRequest
 from feedd.plan.progress import Progress
 from feedd.plan.sharding import assign
 
@@ -37,19 +36,10 @@ def test_size_balances_within_one_shard(sizes: list[int], nodes: int) -> None:
 def test_replicated_and_unknown() -> None:
     """Replicated gives all to everyone; what is not served is refused by name."""
     assert assign(np.ones(3, dtype=np.int64), 2, 1, "replicated").tolist() == [0, 1, 2]
-    with pytest.raises(Unsupported, match="sample count"):
+    with pytest.raises(BadRequest, match="sample counts"):
         assign(np.ones(3, dtype=np.int64), 2, 1, "sample")
     with pytest.raises(BadRequest, match="'hash'"):
         assign(np.ones(3, dtype=np.int64), 2, 1, "hash")
-
-
-@given(size=st.integers(0, 1000), part=st.integers(1, 300))
-def test_parts_tile_the_object(size: int, part: int) -> None:
-    """Parts are consecutive, no longer than asked, and cover the object exactly."""
-    parts = split(size, part)
-    assert [p.start for p in parts] == [0, *[p.end for p in parts]][: len(parts)]
-    assert sum(p.size_bytes for p in parts) == size
-    assert all(0 < p.size_bytes <= part for p in parts)
 
 
 def test_progress_follows_the_slowest() -> None:

@@ -116,11 +116,11 @@ def test_an_error_waits_for_earlier_steps_and_ends_the_stream(arena: Arena) -> N
 
 def test_anchors_travel_to_later_steps(arena: Arena) -> None:
     """A produced batch's anchor is handed to the steps planned after it."""
-    stream, jobs = _begin(SessionMachine(arena), Cursor(5, 8, 1, 100), credits=1)
-    assert jobs[0].at == Cursor(5, 8, 1, 100)
-    stream.produced(jobs[0].slot, _ready(Cursor(5, 8, 2, 160)))
+    stream, jobs = _begin(SessionMachine(arena), Cursor(5, 8, ((1, 100),)), credits=1)
+    assert jobs[0].at == Cursor(5, 8, ((1, 100),))
+    stream.produced(jobs[0].slot, _ready(Cursor(5, 8, ((2, 160),))))
     (job,) = _jobs(stream.credits(1))
-    assert job.at == Cursor(5, 9, 2, 160)
+    assert job.at == Cursor(5, 9, ((2, 160),))
 
 
 @pytest.mark.parametrize(("start", "steps"), [(0, [1, 4]), (1, [1, 4]), (2, [4, 7]), (4, [4, 7])])

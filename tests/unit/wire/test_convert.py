@@ -12,6 +12,7 @@ from feedd.wire.convert import (
     OpenLimits,
     chunk_bytes,
     cursor_from,
+    cursor_message,
     error_message,
     open_response,
     open_spec,
@@ -76,7 +77,7 @@ def test_batch_messages_follow_their_regions() -> None:
     dense = (Region(0, 64), Region(64, 8))
     ragged = (Region(0, 32, 64, 128),)
     for regions in (dense, dense, ragged, dense):
-        message = writer.message(7, BatchReady(Cursor(1, 2, 3, 4), 5, regions, 99, 2), SlotRef(3, 11))
+        message = writer.message(7, BatchReady(Cursor(1, 2, ((3, 4),)), 5, regions, 99, 2), SlotRef(3, 11))
         assert [(r.values_at, r.values_bytes, r.offsets_at, r.shapes_at) for r in message.regions] == [
             (r.values_at, r.values_bytes, r.offsets_at, r.shapes_at) for r in regions
         ]
@@ -90,7 +91,7 @@ def test_batch_messages_follow_their_regions() -> None:
 @pytest.mark.parametrize("field", ["epoch", "step", "anchor_window", "anchor_sample"])
 def test_cursors_are_bounded(field: str) -> None:
     """Numbers no position can have are refused by name."""
-    assert cursor_from(pb.Cursor(epoch=1, step=2, anchor_window=3, anchor_sample=4)) == Cursor(1, 2, 3, 4)
+    assert cursor_from(pb.Cursor(epoch=1, step=2, anchor_window=3, anchor_sample=4)) == Cursor(1, 2, ((3, 4),))
     with pytest.raises(BadRequest, match=field):
         cursor_from(pb.Cursor(**{field: 1 << 63}))
 
@@ -111,3 +112,22 @@ def test_an_error_travels_whole() -> None:
     assert error_message(error) == pb.Error(
         kind="not-found", message="expected a key, got none", object="s3://b/k", hint="look again", stage="source"
     )
+
+
+@given(
+    anchors=st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_size=5),
+    epoch=st.integers(0, 9),
+    step=st.integers(0, 2**40),
+)
+def test_cursors_travel_whole(anchors: list[tuple[int, int]], epoch: int, step: int) -> None:
+    """A position of any number of partitions comes back as it was; one partition at its start needs no anchor."""
+    at = Cursor(epoch, step, tuple(anchors))
+    expected = Cursor(epoch, step) if anchors == [(0, 0)] else at
+    assert cursor_from(cursor_message(at)) == expected
+
+
+def test_too_many_anchors_are_refused() -> None:
+    """No node has so many partitions."""
+    wire = pb.Cursor(more_anchors=[pb.Anchor()] * ((1 << 16) + 1))
+    with pytest.raises(BadRequest, match="anchors"):
+        cursor_from(wire)

@@ -1,0 +1,193 @@
+"""One node's epoch: its partitions side by side, dealt out to its ranks step by step.
+
+In step ``s`` every partition of the node gives samples ``[s*g, (s+1)*g)`` of its stream, where ``g`` is what the ranks
+of the node take in a step divided by the partitions of the node. One after another they are the node's step, of which
+local rank ``l`` takes samples ``[l*B, (l+1)*B)``. So a step of all ranks of all nodes holds the same samples however
+many nodes share the partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from feedd.plan.epoch import EpochMap, NeedCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from feedd.plan.epoch import Anchor, EpochOptions, Segment
+    from feedd.plan.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How a node's samples are dealt out.
+
+    Attributes:
+        batch_size: samples of a rank's step.
+        local_rank: whose steps are asked for.
+        local_world_size: ranks of the node.
+        steps: of every rank; None: until its samples end.
+        wrap: a partition that ends earlier begins again.
+    """
+
+    batch_size: int
+    local_rank: int
+    local_world_size: int
+    steps: int | None = None
+    wrap: bool = False
+
+
+class Piece(NamedTuple):
+    """Consecutive samples of one partition's window, ``again``: for the second time or more."""
+
+    partition: int
+    segment: Segment
+    again: bool
+
+    @property
+    def size(self) -> int:
+        """Samples."""
+        return self.segment.high - self.segment.low
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The samples of one rank's step, in order, and where the partitions stand at it. Without samples: the end."""
+
+    pieces: tuple[Piece, ...]
+    anchors: tuple[Anchor, ...]
+
+
+class NodeEpoch:
+    """Where each step of one node's epoch lies. Synchronous, no I/O; not thread-safe."""
+
+    def __init__(self, shares: tuple[Share, ...], options: EpochOptions, counts: Mapping[int, int], deal: Deal) -> None:
+        self._maps = tuple(EpochMap(share, options, counts) for share in shares)
+        self._deal = deal
+        self._step_samples = deal.batch_size * deal.local_world_size // len(shares)
+        self.window_count = max(one.window_count for one in self._maps)
+        if len(self._maps) == 1:
+            self._order = self._maps[0].order
+        else:
+            windows = [one.shards(window) for window in range(self.window_count) for one in self._maps]
+            self._order = np.concatenate(windows) if windows else self._maps[0].order
+
+    def know(self, counts: tuple[NDArray[np.int64], ...], places: tuple[NDArray[np.int64], ...]) -> None:
+        """Take the counts of all shards, per partition, in its share's order, and that order's places."""
+        for one, share_counts, share_places in zip(self._maps, counts, places, strict=True):
+            one.know(share_counts[share_places])
+
+    def add_anchors(self, anchors: tuple[Anchor, ...]) -> None:
+        """Take note where the partitions' windows start; none: nothing is known.
+
+        Raises:
+            ValueError: there are no such windows, or it contradicts what is known.
+        """
+        if anchors and len(anchors) != len(self._maps):
+            raise ValueError(f"expected anchors of {len(self._maps)} partitions, got {len(anchors)}")
+        for one, anchor in zip(self._maps, anchors, strict=False):
+            one.add_anchor(*anchor)
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The node's shards (dataset indices) in reading order."""
+        return self._order
+
+    def shards(self, window: int) -> NDArray[np.int64]:
+        """Return the shards (dataset indices) of one window of all partitions; empty past the last window."""
+        if len(self._maps) == 1:
+            return self._maps[0].shards(window)
+        return np.concatenate([one.shards(window) for one in self._maps])
+
+    def position(self, window: int) -> int:
+        """Return where in the node's order the window starts."""
+        return sum(min(one.position(window), one.order.shape[0]) for one in self._maps)
+
+    def samples(self, partition: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""
+        return self._maps[partition].samples(window)
+
+    @property
+    def sample_counts(self) -> tuple[int | None, ...]:
+        """Samples of each partition; None: not known yet."""
+        return tuple(one.sample_count for one in self._maps)
+
+    def step(self, index: int) -> Step | NeedCounts:
+        """Find the rank's step ``index``; past the end it has no samples."""
+        deal, per_step = self._deal, self._step_samples
+        if deal.steps is not None and index >= deal.steps:
+            return Step((), ())
+        if len(self._maps) == 1 and not deal.wrap:  # only the rank's own samples: nobody else's need be counted
+            low = index * per_step + deal.local_rank * deal.batch_size
+            found = self._maps[0].locate(low, low + deal.batch_size)
+            if isinstance(found, NeedCounts):
+                return found
+            return Step(tuple(Piece(0, segment, again=False) for segment in found.segments), (found.anchor,))
+        pieces: list[Piece] = []
+        anchors: list[Anchor] = []
+        for number in range(len(self._maps)):
+            part = self._part(number, index * per_step, (index + 1) * per_step)
+            if isinstance(part, NeedCounts):
+                return part
+            pieces += part[0]
+            anchors.append(part[1])
+        low = deal.local_rank * deal.batch_size
+        return Step(tuple(_between(pieces, low, low + deal.batch_size)), tuple(anchors))
+
+    def steps_before(self, index: int) -> int:
+        """Return how many steps the rank has, where step ``index`` was found to be past its end."""
+        deal = self._deal
+        if deal.steps is not None:
+            return deal.steps
+        low, high = 0, index  # the first step without samples: they become fewer from step to step
+        while low < high:
+            middle = (low + high) // 2
+            if self._available(middle) > deal.local_rank * deal.batch_size:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _available(self, index: int) -> int:
+        """Return the samples of a node's step; partitions of which the end was not seen are far from it."""
+        per_step, total = self._step_samples, 0
+        for one in self._maps:
+            count = one.sample_count
+            total += per_step if count is None else min(max(count - index * per_step, 0), per_step)
+        return total
+
+    def _part(self, number: int, low: int, high: int) -> tuple[list[Piece], Anchor] | NeedCounts:
+        one = self._maps[number]
+        found = one.locate(low, high)
+        if isinstance(found, NeedCounts):
+            return found
+        pieces = [Piece(number, segment, again=False) for segment in found.segments]
+        missing = high - low - sum(piece.size for piece in pieces)
+        count = one.sample_count
+        while missing and self._deal.wrap and count:
+            start = (high - missing) % count
+            more = one.locate(start, min(start + missing, count))
+            if isinstance(more, NeedCounts):
+                return more
+            pieces += [Piece(number, segment, again=True) for segment in more.segments]
+            missing -= min(missing, count - start)
+        return pieces, found.anchor
+
+
+def _between(pieces: list[Piece], low: int, high: int) -> list[Piece]:
+    """Return samples ``[low, high)`` of the pieces one after another."""
+    found: list[Piece] = []
+    at = 0
+    for piece in pieces:
+        start, end = max(low - at, 0), min(high - at, piece.size)
+        if start < end:
+            first = piece.segment.low
+            found.append(piece._replace(segment=piece.segment._replace(low=first + start, high=first + end)))
+        at += piece.size
+    return found

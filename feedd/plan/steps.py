@@ -1,0 +1,108 @@
+"""How many steps every rank of a run has, so that all have the same number."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.errors import BadRequest, Unsupported
+from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE, balance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from feedd.plan.share import Cut
+    from feedd.values import Topology
+
+
+class Uneven(enum.Enum):
+    """What equalises the steps of all ranks."""
+
+    DROP = "drop"  # what would make some rank's last steps short or missing is left out
+    PAD = "pad"  # partitions that end early begin again, and say so of each sample
+    REPEAT = "repeat"  # the same, and nobody is told which samples came twice
+    JOIN = "join"  # ranks end together at the first that runs out, by their own agreement
+    ALLOW = "allow"  # every rank ends with its samples
+    AUTO = "auto"  # drop where the counts of all shards are known, else join
+
+
+def parse_uneven(name: str) -> Uneven:
+    """Return the policy of that name.
+
+    Raises:
+        BadRequest: there is none.
+    """
+    try:
+        return Uneven(name)
+    except ValueError:
+        names = ", ".join(one.value for one in Uneven)
+        raise BadRequest(f"expected uneven to be one of {names}, got {name!r}", object="uneven", stage="plan") from None
+
+
+UNEQUAL = {Uneven.JOIN, Uneven.ALLOW}
+
+
+def known_counts(counts: Mapping[int, int], shard_count: int) -> NDArray[np.int64] | None:
+    """Return the samples of all shards, int64[shards]; None where one is not known."""
+    if len(counts) < shard_count:
+        return None
+    return np.fromiter((counts[shard] for shard in range(shard_count)), np.int64, shard_count)
+
+
+def partition_samples(cut: Cut, sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the samples of each partition of the whole dataset, int64[partitions]."""
+    parts = cut.partition_count
+    if cut.how == SAMPLE:
+        edges = int(counts.sum()) * np.arange(parts + 1) // parts
+        return np.diff(edges)
+    if cut.how == REPLICATED:
+        return np.full(parts, counts.sum())
+    assert cut.how in {KEY, SIZE}
+    owners = np.arange(sizes.shape[0]) % parts if cut.how == KEY else balance(sizes, parts)
+    return np.bincount(owners, counts, minlength=parts).astype(np.int64)
+
+
+def common_steps(uneven: Uneven, samples: NDArray[np.int64], batch_size: int, topology: Topology) -> int:
+    """Return the steps of every rank.
+
+    Args:
+        uneven: DROP, PAD or REPEAT.
+        samples: of each partition of the whole dataset, int64[partitions].
+        batch_size: samples of a rank's step.
+        topology: the same number of ranks on all nodes.
+
+    Raises:
+        BadRequest: some partition has no samples to fill its steps with, or nodes differ.
+    """
+    nodes, ranks = topology.node_count, topology.local_world_size
+    if topology.world_size != nodes * ranks:
+        raise BadRequest(
+            f"expected the same number of ranks on all nodes for uneven={uneven.value!r}, got {topology.world_size}"
+            f" ranks on {nodes} nodes, {ranks} of them on this one",
+            hint="use uneven='join' or 'allow'",
+            stage="plan",
+        )
+    per_step = batch_size * topology.world_size // samples.shape[0]
+    if uneven is Uneven.DROP:
+        return int((samples // per_step).min())
+    if samples.max() and not samples.min():
+        raise BadRequest(
+            f"expected samples in all {samples.shape[0]} partitions for uneven={uneven.value!r}, got none in"
+            f" {int((samples == 0).sum())} of them",
+            hint="use sharding='sample', or more and smaller shards",
+            stage="plan",
+        )
+    return int((-(-samples // per_step)).max())
+
+
+def needs_counts(uneven: Uneven) -> Unsupported:
+    """Return what to raise where steps cannot be told."""
+    return Unsupported(
+        f"expected the sample counts of all shards for uneven={uneven.value!r}, got those of some",
+        hint="run feedd index on the data, pass steps=, or use uneven='join'",
+        stage="plan",
+    )

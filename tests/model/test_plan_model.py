@@ -1,0 +1,244 @@
+"""The plan as a whole: nothing lost, nothing twice, from any step on, on however many nodes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from feedd.errors import BadRequest, Unsupported
+from feedd.plan.epoch import NeedCounts
+from feedd.plan.listing import Listing
+from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.steps import Uneven
+from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, Topology
+from tests.budget import budget
+
+Sample = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A dataset and how it is read.
+
+    Attributes:
+        truth: samples of each shard.
+        counted: known from the start.
+    """
+
+    truth: tuple[int, ...]
+    spec: OpenSpec
+    window: int
+    uneven: Uneven
+    counted: bool
+
+    def listing(self) -> Listing:
+        """List the shards anew; bytes go with samples."""
+        refs = [ObjectRef("s3://b", f"{i:03}", count + 1, str(i)) for i, count in enumerate(self.truth)]
+        listing = Listing.of(refs, 0.0)
+        if self.counted:
+            listing.counts.update(enumerate(self.truth))
+        return listing
+
+    def reader(self, topology: Topology, listing: Listing) -> Reader:
+        """Return a rank's reader, as a session has it."""
+        spec = replace(self.spec, topology=topology)
+        wrap = self.uneven in {Uneven.PAD, Uneven.REPEAT}
+        steps = listing.steps(spec, self.uneven)
+        options = ReaderOptions(spec.seed, spec.shuffle, self.window, spec.batch_size, topology, steps, wrap)
+        return Reader(listing.shares(spec), options, listing.counts)
+
+    def walk(self, topology: Topology, at: Cursor) -> list[BatchRows]:
+        """Read from ``at`` to the end of its epoch with a reader of its own, that learns counts when asked to."""
+        listing = self.listing()
+        reader = self.reader(topology, listing)
+        found: list[BatchRows] = []
+        while True:
+            rows = reader.rows(at)
+            if isinstance(rows, NeedCounts):
+                listing.counts.update({shard: self.truth[shard] for shard in rows.shards})
+            elif isinstance(rows, EpochEnd):
+                assert rows.steps == at.step
+                return found
+            else:
+                found.append(rows)
+                at = Cursor(at.epoch, at.step + 1, rows.cursor.anchors)
+
+
+def ids(rows: BatchRows) -> list[Sample]:
+    """Return the samples of a batch, in order."""
+    return list(zip(rows.shards[rows.shard_no].tolist(), rows.ordinal.tolist(), strict=True))
+
+
+def samples_of(run: Run, topology: Topology) -> list[int]:
+    """Return the samples of every partition, added up one by one."""
+    nodes, listing = topology.node_count, run.listing()
+    shares = [
+        share
+        for node in range(nodes)
+        for share in listing.shares(replace(run.spec, topology=replace(topology, node_rank=node)))
+    ]
+    found = [share.counts(dict(enumerate(run.truth))) for share in shares]
+    return [int(counts.sum()) for counts in found if counts is not None]
+
+
+def ranks_of(nodes: int, ranks: int) -> list[Topology]:
+    """Return every rank's topology."""
+    return [
+        Topology(nodes * ranks, node * ranks + rank, ranks, rank, nodes, node)
+        for node, rank in itertools.product(range(nodes), range(ranks))
+    ]
+
+
+@st.composite
+def runs(draw: st.DrawFn, uneven: tuple[Uneven, ...]) -> tuple[Run, list[Topology]]:
+    """Any small run that can be."""
+    nodes, ranks, per_node = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    policy = draw(st.sampled_from(uneven))
+    sharding = draw(st.sampled_from(["key", "size", "sample"]))
+    batch_size = draw(st.integers(1, 3)) * per_node
+    counted = sharding == "sample" or policy not in {Uneven.ALLOW, Uneven.JOIN} or draw(st.booleans())
+    spec = OpenSpec(
+        urls=("s3://b/",),
+        fields=(),
+        batch_size=batch_size,
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 3)),
+        sharding=sharding,
+        partitions=nodes * per_node if per_node > 1 else 0,
+    )
+    truth = tuple(draw(st.lists(st.integers(0, 9), max_size=14)))
+    return Run(truth, spec, draw(st.integers(1, 4)), policy, counted), ranks_of(nodes, ranks)
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(made=runs((Uneven.ALLOW,)), epoch=st.integers(0, 2))
+def test_exactly_once(made: tuple[Run, list[Topology]], epoch: int) -> None:
+    """Over all ranks each sample comes once, whatever the split, counted or not."""
+    run, topologies = made
+    seen = [sample for topology in topologies for rows in run.walk(topology, Cursor(epoch)) for sample in ids(rows)]
+    assert sorted(seen) == [(shard, i) for shard, count in enumerate(run.truth) for i in range(count)]
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(made=runs(tuple(Uneven)[:5]), data=st.data())
+def test_restored_at_every_step(made: tuple[Run, list[Topology]], data: st.DataObject) -> None:
+    """From the state after any step a new reader gives exactly the tail; across the epoch's end the next epoch."""
+    run, topologies = made
+    topology = data.draw(st.sampled_from(topologies))
+    try:
+        whole = run.walk(topology, Cursor(1))
+    except BadRequest:
+        reject()
+    for step, rows in enumerate(whole):
+        for anchors in (rows.cursor.anchors, ()):
+            tail = run.walk(topology, Cursor(1, step, anchors))
+            assert [ids(one) for one in tail] == [ids(one) for one in whole[step:]]
+            assert [one.seeds.tolist() for one in tail] == [one.seeds.tolist() for one in whole[step:]]
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(made=runs((Uneven.DROP, Uneven.PAD, Uneven.REPEAT)))
+def test_equal_steps(made: tuple[Run, list[Topology]]) -> None:
+    """All ranks have the same number of full batches: dropping loses little, filling up says what is again."""
+    run, topologies = made
+    if run.uneven is not Uneven.DROP and 0 in samples_of(run, topologies[0]) and any(run.truth):
+        with pytest.raises(BadRequest, match="partitions"):
+            run.walk(topologies[0], Cursor(0))
+        return
+    walks = [run.walk(topology, Cursor(0)) for topology in topologies]
+    assert len({len(walk) for walk in walks}) == 1
+    assert all(len(rows.ordinal) == run.spec.batch_size for walk in walks for rows in walk)
+    came = [sample for walk in walks for rows in walk for sample in ids(rows)]
+    again = [
+        bool(flag)
+        for walk in walks
+        for rows in walk
+        for flag in (rows.again if rows.again is not None else np.zeros(len(rows.ordinal), bool))
+    ]
+    every = {(shard, i) for shard, count in enumerate(run.truth) for i in range(count)}
+    if run.uneven is Uneven.DROP:
+        assert max(Counter(came).values(), default=0) <= 1
+        assert not any(again)
+        if run.spec.sharding == "sample":  # equal to within one sample: less than a step of all, and one of each
+            partition_count = len(samples_of(run, topologies[0]))
+            assert len(every) - len(came) < run.spec.batch_size * len(topologies) + partition_count
+    else:
+        first = [sample for sample, flag in zip(came, again, strict=True) if not flag]
+        assert sorted(first) == sorted(every)
+        assert set(came) <= every
+
+
+@pytest.mark.parametrize("sharding", ["key", "size", "sample"])
+@pytest.mark.parametrize("uneven", [Uneven.ALLOW, Uneven.DROP, Uneven.PAD])
+def test_elastic(sharding: str, uneven: Uneven) -> None:
+    """With 8 partitions and 32 samples a step, 1 to 8 nodes of 1 to 4 ranks take the same samples in every step."""
+    draw = np.random.default_rng(7)
+    truth = tuple(draw.integers(3, 30, 40).tolist())
+    seen: dict[tuple[int, int], list[list[Sample]]] = {}
+    for nodes, ranks in itertools.product((1, 2, 4, 8), (1, 2, 4)):
+        spec = OpenSpec(("s3://b/",), (), 32 // (nodes * ranks), shuffle=True, seed=3, sharding=sharding, partitions=8)
+        run = Run(truth, spec, 3, uneven, counted=sharding == "sample" or uneven is not Uneven.ALLOW)
+        walks = [run.walk(topology, Cursor(2)) for topology in ranks_of(nodes, ranks)]
+        steps = itertools.zip_longest(*walks)
+        seen[nodes, ranks] = [sorted(itertools.chain(*(ids(rows) for rows in step if rows))) for step in steps]
+    first = seen[1, 1]
+    assert len(first) > 10
+    assert all(steps == first for steps in seen.values())
+
+
+def test_resumed_elsewhere() -> None:
+    """A run stopped on 2 nodes of 2 ranks goes on on 4 nodes of 1 rank: together they took every sample once."""
+    truth = tuple(range(5, 45))
+    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, partitions=4)
+    run = Run(truth, spec, 2, Uneven.ALLOW, counted=False)
+    seen = [s for topology in ranks_of(2, 2) for rows in run.walk(topology, Cursor(0))[:9] for s in ids(rows)]
+    seen += [s for topology in ranks_of(4, 1) for rows in run.walk(topology, Cursor(0, 9)) for s in ids(rows)]
+    assert sorted(seen) == [(shard, i) for shard, count in enumerate(truth) for i in range(count)]
+
+
+def test_fingerprint_tells_what_matters() -> None:
+    """The same samples in every step have the same fingerprint, on however many nodes; others have others."""
+    run = Run((5, 5, 5, 5), OpenSpec(("s3://b/",), (), 8, partitions=4), 2, Uneven.ALLOW, counted=True)
+    listing = run.listing()
+
+    def mark(batch_size: int, topology: Topology, partitions: int = 4, seed: int = 0) -> bytes:
+        spec = replace(run.spec, batch_size=batch_size, topology=topology, partitions=partitions, seed=seed)
+        return listing.fingerprint(spec, (), 2)
+
+    same = {mark(8, Topology()), mark(4, ranks_of(2, 1)[0]), mark(2, ranks_of(2, 2)[3]), mark(2, ranks_of(4, 1)[2])}
+    assert len(same) == 1
+    others = [mark(4, Topology()), mark(8, Topology(), partitions=2), mark(8, Topology(), seed=1)]
+    assert len(same | set(others)) == 4
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    """Equal steps without counts, partitions that nodes cannot share, and batches they cannot fill say what to do."""
+    run = Run((5, 0, 5), OpenSpec(("s3://b/",), (), 4, partitions=3), 2, Uneven.DROP, counted=False)
+    with pytest.raises(Unsupported, match="sample counts"):
+        run.reader(Topology(), run.listing())
+    with pytest.raises(BadRequest, match="multiple of the 2 nodes"):
+        replace(run, uneven=Uneven.ALLOW).reader(ranks_of(2, 1)[0], run.listing())
+    counted = replace(run, counted=True, uneven=Uneven.PAD, spec=replace(run.spec, batch_size=3))
+    with pytest.raises(BadRequest, match="none in 1 of them"):
+        counted.reader(Topology(), counted.listing())
+    with pytest.raises(BadRequest, match="multiple of its 3 partitions"):
+        replace(run, uneven=Uneven.ALLOW).reader(Topology(), run.listing())
+    sampled = replace(run, uneven=Uneven.ALLOW, spec=replace(run.spec, batch_size=3, sharding="sample"))
+    with pytest.raises(BadRequest, match="sharding='sample'"):
+        sampled.reader(Topology(), sampled.listing())
+
+
+def test_steps_given_repeat_what_is_there() -> None:
+    """With steps= a rank without known counts has that many, and begins again where its samples end."""
+    run = Run((3, 4), OpenSpec(("s3://b/",), (), 2, steps=9), 2, Uneven.REPEAT, counted=False)
+    walk = run.walk(Topology(), Cursor(0))
+    came = [sample for rows in walk for sample in ids(rows)]
+    assert len(walk) == 9
+    assert came[:7] == came[7:14]
+    assert came[14:] == came[:4]
