@@ -250,6 +250,7 @@ class OpenSpec:
         urls: prefixes, objects, or ``manifest+s3://…``.
         fields: (name, recipe text) pairs; empty: the format's defaults.
         window_shards: shards per shuffle window; 0: the daemon's default.
+        window_bytes: as many shards per window as fit into it instead; 0: by their number.
         sharding: "key", "replicated", "size" or "sample".
         partitions: parts the dataset is cut into; 0: as many as nodes.
         uneven: "drop", "pad", "repeat", "join" or "allow"; empty: as suits.
@@ -267,6 +268,7 @@ class OpenSpec:
     bad_samples_max: int = 0
     shuffle: bool = False
     window_shards: int = 0
+    window_bytes: int = 0
     seed: int = 0
     sharding: str = "key"
     partitions: int = 0

@@ -121,7 +121,11 @@ class Opener:
                 node_count=topology.node_count,
                 node_rank=topology.node_rank,
             ),
-            shuffle=pb.Shuffle(enabled=options.shuffle is not None, window_shards=options.window_shards),
+            shuffle=pb.Shuffle(
+                enabled=options.shuffle is not None,
+                window_shards=options.window_shards,
+                window_bytes=options.window_bytes,
+            ),
             seed=options.seed,
             sharding=options.sharding,
             partitions=options.partitions or 0,

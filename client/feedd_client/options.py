@@ -58,6 +58,9 @@ class FeedOptions:
         if self.shuffle is not None and self.shuffle.window_shards is not None:
             window = self.shuffle.window_shards
             _expect(_count(window, 1), "shuffle", "window_shards None or >= 1", window)
+        if self.shuffle is not None and self.shuffle.window_bytes is not None:
+            size, alone = self.shuffle.window_bytes, self.shuffle.window_shards is None
+            _expect(_count(size, 1) and alone, "shuffle", "window_bytes >= 1 without window_shards", self.shuffle)
 
     @property
     def wire_batch_size(self) -> int:
@@ -68,6 +71,11 @@ class FeedOptions:
     def window_shards(self) -> int:
         """Shards per shuffle window as the wire says it: 0 is the daemon's default."""
         return 0 if self.shuffle is None or self.shuffle.window_shards is None else self.shuffle.window_shards
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes per shuffle window as the wire says it: 0 where a window has so many shards."""
+        return 0 if self.shuffle is None or self.shuffle.window_bytes is None else self.shuffle.window_bytes
 
 
 def parse_urls(url: str | Sequence[str]) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ def recipe_of(options: FeedOptions) -> dict[str, Any]:
         "fields": [list(pair) for pair in options.fields],
         "shuffle": options.shuffle is not None,
         "window_shards": options.window_shards,
+        "window_bytes": options.window_bytes,
         "sharding": options.sharding,
     }
 

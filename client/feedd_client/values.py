@@ -18,9 +18,11 @@ class Shuffle:
     Attributes:
         window_shards: shards per window; None takes the daemon's default. More mixes better and
             needs as many shards in the cache before the first batch.
+        window_bytes: as many shards per window as fit into so many bytes, at least one; instead of ``window_shards``.
     """
 
     window_shards: int | None = None
+    window_bytes: int | None = None
 
 
 class Ragged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -180,7 +181,10 @@ class Outlook:
         start = plan.position(window)
         width = len(plan.shards(0))
         count = width + max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS)  # the window at hand, and beyond it
-        self._cache.prefetch([self._listing.refs[s] for s in plan.order[start : start + count].tolist()], self._name)
+        shards = plan.order[start : start + count].tolist()
+        if len(shards) < count:  # and beyond the epoch's end, so that the next one begins with its shards at hand
+            shards += itertools.islice(self._reader.places(walk.epoch + 1), count - len(shards))
+        self._cache.prefetch([self._listing.refs[shard] for shard in dict.fromkeys(shards)], self._name)
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.float64]:

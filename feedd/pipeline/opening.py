@@ -89,7 +89,9 @@ class Pipeline:
         steps = await asyncio.to_thread(listing.steps, spec, uneven)
         window = spec.window_shards or self._options.window_shards
         wrap = uneven in {Uneven.PAD, Uneven.REPEAT}
-        options = ReaderOptions(spec.seed, spec.shuffle, window, spec.batch_size, spec.topology, steps, wrap)
+        options = ReaderOptions(
+            spec.seed, spec.shuffle, window, spec.batch_size, spec.topology, steps, wrap, spec.window_bytes
+        )
         reader = Reader(shares, options, listing.counts)
         assigned = reader.assigned
         number = next(self._numbers)

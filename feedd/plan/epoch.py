@@ -32,12 +32,14 @@ class EpochOptions:
 
     Attributes:
         window_shards: shards per shuffle window; without shuffle a window is one shard.
+        window_bytes: as many shards per window as fit into it, at least one, instead; 0: by their number.
     """
 
     epoch: int
     seed: int
     shuffle: bool
     window_shards: int
+    window_bytes: int = 0
 
 
 class Segment(NamedTuple):
@@ -96,14 +98,13 @@ class EpochMap:
         self._order = share.shards[places]
         self._lows = None if share.lows is None else share.lows[places]
         self._highs = None if share.highs is None else share.highs[places]
-        self._width = options.window_shards if options.shuffle else 1
-        self.window_count = -(-int(self._order.shape[0]) // self._width)
+        self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
+        self.window_count = self._edges.shape[0] - 1
         self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
 
     def know(self, place_counts: NDArray[np.int64]) -> None:
         """Take the counts of all shards, int64 in reading order: nothing need be counted any more."""
-        edges = np.arange(0, place_counts.shape[0], self._width)
-        sums = np.add.reduceat(place_counts, edges) if edges.size else np.zeros(0, dtype=np.int64)
+        sums = np.add.reduceat(place_counts, self._edges[:-1]) if self.window_count else np.zeros(0, dtype=np.int64)
         self._starts = list(zip([0, *np.cumsum(sums).tolist()], range(self.window_count + 1), strict=True))
 
     def add_anchor(self, window: int, sample: int) -> None:
@@ -127,11 +128,11 @@ class EpochMap:
 
     def shards(self, window: int) -> NDArray[np.int64]:
         """Return the shards (dataset indices) of one window, in order; empty past the last window."""
-        return self._order[window * self._width : (window + 1) * self._width]
+        return self._order[self._slice(window)]
 
     def position(self, window: int) -> int:
         """Return where in the epoch's shard order the window starts."""
-        return window * self._width
+        return int(self._edges[min(window, self.window_count)])
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -178,12 +179,15 @@ class EpochMap:
             shard, ordinal = shard[places], ordinal[places]
         return shard, ordinal
 
+    def _slice(self, window: int) -> slice:
+        return slice(self.position(window), self.position(window + 1))
+
     def _spans(self, window: int, shards: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first sample and the number of samples, int64 each, of every shard of a window."""
         if self._lows is None or self._highs is None:
             counts = np.array([self._counts[shard] for shard in shards.tolist()], dtype=np.int64)
             return np.zeros_like(counts), counts
-        here = slice(window * self._width, (window + 1) * self._width)
+        here = self._slice(window)
         return self._lows[here], self._highs[here] - self._lows[here]
 
     def _window_samples(self, window: int) -> int | NeedCounts:
@@ -196,6 +200,23 @@ class EpochMap:
     def _remember(self, window: int, start: int) -> None:
         if self._starts[-1][1] < window:
             self._starts.append((start, window))
+
+
+def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return where in the order each window begins, and where the last one ends."""
+    if not options.shuffle:
+        return np.arange(shard_count + 1, dtype=np.int64)
+    if not options.window_bytes:
+        starts = np.arange(0, shard_count, options.window_shards, dtype=np.int64)
+        return np.append(starts, shard_count)
+    assert sizes is not None, "windows of so many bytes need the sizes of shards"
+    ends = np.cumsum(sizes)
+    edges, before = [0], 0
+    while edges[-1] < shard_count:
+        end = max(int(np.searchsorted(ends, before + options.window_bytes, "right")), edges[-1] + 1)
+        edges.append(end)
+        before = int(ends[end - 1])
+    return np.array(edges, dtype=np.int64)
 
 
 def seeds(options: EpochOptions, shard: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -95,7 +95,7 @@ class Listing:
             "step_samples": spec.batch_size * spec.topology.world_size,
             "partitions": spec.partitions or spec.topology.node_count,
             "sharding": spec.sharding,
-            "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1],
+            "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
             "seed": spec.seed,
         }
         return fingerprint(self.digest, facts)

@@ -107,7 +107,7 @@ class NodeEpoch:
 
     def position(self, window: int) -> int:
         """Return where in the node's order the window starts."""
-        return sum(min(one.position(window), one.order.shape[0]) for one in self._maps)
+        return sum(one.position(window) for one in self._maps)
 
     def samples(self, partition: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""

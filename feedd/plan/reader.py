@@ -30,6 +30,7 @@ class ReaderOptions:
 
     Attributes:
         window_shards: see ``EpochOptions``.
+        window_bytes: see ``EpochOptions``.
         batch_size: samples of a rank's step.
         steps: of every rank in every epoch; None: each rank's end with its samples.
         wrap: partitions that end before the last step begin again.
@@ -42,6 +43,7 @@ class ReaderOptions:
     topology: Topology
     steps: int | None = None
     wrap: bool = False
+    window_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Reader:
     def epoch_options(self, epoch: int) -> EpochOptions:
         """Return what the order of an epoch depends on."""
         options = self._options
-        return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards)
+        return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards, options.window_bytes)
 
     def rows(self, at: Cursor) -> BatchRows | NeedCounts | EpochEnd:
         """Return the batch at ``at``, the shards that must be indexed first, or the end of the epoch.

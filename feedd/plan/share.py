@@ -7,7 +7,7 @@ per node). With more, each part stays what it is when ``N`` becomes another divi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from feedd.errors import BadRequest
 from feedd.plan.sharding import REPLICATED, SAMPLE, SIZE, assign, balance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -31,11 +31,13 @@ class Share:
         shards: int64[n], dataset indices.
         lows: int64[n], first sample of each; None: all samples of all shards.
         highs: int64[n], end of the samples of each.
+        sizes: int64[n], bytes of each shard; None: not told.
     """
 
     shards: NDArray[np.int64]
     lows: NDArray[np.int64] | None = None
     highs: NDArray[np.int64] | None = None
+    sizes: NDArray[np.int64] | None = None
 
     def counts(self, known: Mapping[int, int]) -> NDArray[np.int64] | None:
         """Return the samples of each shard that are this partition's, int64[n]; None where one is not known."""
@@ -107,6 +109,13 @@ class Cut:
         Raises:
             BadRequest: ``sample``, and the counts of some shards are not known.
         """
+        return tuple(
+            replace(share, sizes=sizes[share.shards]) for share in self._cut(sizes, counts, node_count, node_rank)
+        )
+
+    def _cut(
+        self, sizes: NDArray[np.int64], counts: Mapping[int, int], node_count: int, node_rank: int
+    ) -> Iterable[Share]:
         parts = range(node_rank, self.partition_count, node_count)
         if self.how == SAMPLE:
             whole = Share(np.arange(sizes.shape[0], dtype=np.int64)).counts(counts)

@@ -133,6 +133,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         bad_samples_max=recipe.bad_samples_max,
         shuffle=request.shuffle.enabled,
         window_shards=bounded("window_shards", request.shuffle.window_shards, 0, limits.window_shards_max),
+        window_bytes=bounded("window_bytes", request.shuffle.window_bytes, 0, _INT64_MAX),
         seed=request.seed,
         sharding=bounded_texts("sharding", [request.sharding or "key"], 1, 64)[0],
         partitions=bounded("partitions", request.partitions, 0, limits.world_size_max),

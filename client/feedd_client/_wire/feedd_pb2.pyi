@@ -52,12 +52,14 @@ class Recipe(_message.Message):
     def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., batch_size: _Optional[int] = ..., keys: _Optional[bool] = ..., bad_samples_max: _Optional[int] = ...) -> None: ...
 
 class Shuffle(_message.Message):
-    __slots__ = ("enabled", "window_shards")
+    __slots__ = ("enabled", "window_shards", "window_bytes")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     WINDOW_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     window_shards: int
-    def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ...) -> None: ...
+    window_bytes: int
+    def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ..., window_bytes: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "steps")

@@ -132,7 +132,7 @@ async def test_one_listing_told_twice_is_one_crowd(tmp_path: Path) -> None:
 async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> None:
     """An open cannot know where its stream begins: what it wished for ends when the stream begins elsewhere."""
     async with feeding(tmp_path) as rig:
-        rig.store.numbers(*[4] * 40)
+        rig.store.numbers(*[4] * 60)
         for number in range(1, 20):
             rig.store.gates[f"train/{number:02d}.tar"] = asyncio.Event()
         session = await rig.open()
@@ -174,3 +174,14 @@ async def test_two_datasets_are_compared_by_how_far_off_their_uses_are(tmp_path:
         await rig.open(urls=("s3://memory/other/",))
         now = _next_uses(rig)["05"]  # it stands in its last window
         assert _next_uses(rig, "other") == {f"{n:02d}": now + n for n in range(3)}
+
+
+async def test_the_next_epoch_is_read_ahead(tmp_path: Path) -> None:
+    """Where an epoch drains, the first shards of the next one are fetched already, in its order."""
+    async with feeding(tmp_path, cache_bytes=5 * SHARD_BYTES) as rig:
+        rig.store.numbers(*[4] * 40)
+        session = await rig.open(shuffle=True, window_shards=1)
+        await batches(session)
+        coming = session._parts.reader.epoch_map(Cursor(1)).order.tolist()[:2]
+        wanted = {session._parts.listing.refs[shard].url for shard in coming}
+        await until(lambda: wanted <= {entry.url for entry in rig.cache.entries()})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
-from feedd.plan.epoch import NeedCounts
+from feedd.plan.epoch import EpochMap, EpochOptions, NeedCounts
 from feedd.plan.reader import BatchRows, Reader, ReaderOptions
 from feedd.plan.sharding import assign
 from feedd.plan.share import Share
@@ -129,6 +129,22 @@ def test_without_shuffle_order_is_the_listing() -> None:
     counts: dict[int, int] = {}
     batches = _walk(Reader(_all(3), _options(2, Topology(), shuffle=False), counts), counts, truth)
     assert [s for b in batches for s in _ids(b)] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(sizes=st.lists(st.integers(1, 50), max_size=20), window_bytes=st.integers(1, 120), epoch=st.integers(0, 2))
+def test_windows_of_so_many_bytes(sizes: list[int], window_bytes: int, epoch: int) -> None:
+    """A window holds as many shards as fit, at least one, and the next one begins with the shard that did not fit."""
+    array = np.array(sizes, dtype=np.int64)
+    options = EpochOptions(epoch, 3, shuffle=True, window_shards=2, window_bytes=window_bytes)
+    plan = EpochMap(Share(np.arange(len(sizes)), sizes=array), options, {})
+    windows = [plan.shards(window).tolist() for window in range(plan.window_count)]
+    assert list(itertools.chain(*windows)) == plan.order.tolist()
+    assert all(windows)
+    loads = [int(array[window].sum()) for window in windows]
+    assert all(load <= window_bytes or len(window) == 1 for load, window in zip(loads, windows, strict=True))
+    assert all(load + sizes[after[0]] > window_bytes for load, after in zip(loads, windows[1:], strict=False))
+    assert plan.shards(plan.window_count).size == 0
 
 
 def test_a_foreign_cursor_is_refused() -> None:
