@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from feedd.bench.report import Result, show
-from tests.bench import boot_scan, epoch, eviction, fault_table, first_batch, handoff, ingest, machine, s3_bytes
+from tests.bench import (
+    boot_scan,
+    epoch,
+    eviction,
+    fault_table,
+    first_batch,
+    handoff,
+    ingest,
+    machine,
+    plan_speed,
+    s3_bytes,
+)
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
 
@@ -28,6 +39,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "eviction": eviction.run,
     "faults": fault_table.run,
     "ingest": ingest.run,
+    "plan_speed": plan_speed.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

@@ -1,0 +1,51 @@
+"""Arm: one node's epoch planned with feedd: until its first batch, and all of its batches."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+from tests.bench.arms.plan_data import ResidentPeak, read_settings, traced_peak_bytes, write_row
+from tests.bench.arms.plan_node import Node, rows_at
+
+
+def main() -> None:
+    """Measure times first, then allocations, which slows what is measured."""
+    settings = read_settings()
+    node = Node.of(settings)
+    peak = ResidentPeak()
+    begin_s = time.perf_counter()
+    steps = node.steps()
+    reader = node.reader(node.shares(), steps)
+    reader.places(0)  # the order that tells the cache what to bring, and when
+    samples = rows_at(reader, 0, 0).ordinal.shape[0]
+    first_s = time.perf_counter()
+    for step in range(1, steps):
+        samples += rows_at(reader, 0, step).ordinal.shape[0]
+    end_s = time.perf_counter()
+    resident_bytes = peak.bytes
+    next_begin_s = time.perf_counter()
+    reader.places(1)
+    rows_at(reader, 1, 0)
+    next_s = time.perf_counter() - next_begin_s
+    row = {"first_s": first_s - begin_s, "epoch_s": end_s - begin_s, "next_s": next_s, "samples": samples}
+    write_row({**row, **_traced(settings, steps), "resident_bytes": resident_bytes})
+
+
+def _traced(settings: dict[str, object], steps: int) -> dict[str, int]:
+    """Return the bytes allocated at once, what is known of the dataset included."""
+    tracemalloc.start()
+    node = Node.of(settings)
+    tracemalloc.reset_peak()  # what making it took besides is not the plan's
+    node.steps()
+    reader = node.reader(node.shares(), steps)
+    reader.places(0)
+    rows_at(reader, 0, 0)
+    first_bytes = traced_peak_bytes()
+    for step in range(1, steps):
+        rows_at(reader, 0, step)
+    return {"first_bytes": first_bytes, "epoch_bytes": traced_peak_bytes()}
+
+
+if __name__ == "__main__":
+    main()
