@@ -62,6 +62,8 @@ class FeedDataset(IterableDataset[Any]):
             go on with other numbers of nodes and ranks as long as the partitions, and the samples of a step of all
             ranks together, stay what they are.
         steps: of every rank in every epoch, instead of what the samples make; ranks that end early begin again.
+        replicas: groups of so many consecutive ranks read the same batches: those that share a model (tensor, pipeline
+            or sequence parallel). They count as one rank everywhere else.
         address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
             started for this process tree.
         topology: where this process stands; None: torch.distributed or the launcher's variables.
@@ -89,6 +91,7 @@ class FeedDataset(IterableDataset[Any]):
         uneven: Uneven | None = None,
         partitions: int | None = None,
         steps: int | None = None,
+        replicas: int = 1,
         address: str | None = None,
         topology: Topology | None = None,
         keys: bool = False,
@@ -109,6 +112,7 @@ class FeedDataset(IterableDataset[Any]):
             uneven=uneven,
             partitions=partitions,
             steps=steps,
+            replicas=replicas,
             keys=keys,
             copy=copy,
             prefetch=prefetch,

@@ -32,6 +32,7 @@ class FeedOptions:
     uneven: str | None
     partitions: int | None
     steps: int | None
+    replicas: int
     keys: bool
     copy: bool
     prefetch: int | None
@@ -46,6 +47,7 @@ class FeedOptions:
         known = self.uneven is None or self.uneven in UNEVENS
         _expect(known, "uneven", f"None or one of {', '.join(UNEVENS)}", self.uneven)
         _expect(self.partitions is None or _count(self.partitions, 1), "partitions", "None or >= 1", self.partitions)
+        _expect(_count(self.replicas, 1), "replicas", "an int >= 1", self.replicas)
         _expect(self.steps is None or _count(self.steps, 1), "steps", "None or >= 1", self.steps)
         alone = self.steps is None or self.uneven not in {"join", "allow"}
         _expect(alone, "uneven", "None, drop, pad or repeat beside steps=", self.uneven)

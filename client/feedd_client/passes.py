@@ -13,7 +13,7 @@ from torch import distributed as dist
 from feedd_client.agreement import LOOKAHEAD_MAX, Agreement, Join, digest, process_group_ready
 from feedd_client.errors import BadOptionError, TopologyError
 from feedd_client.state import recipe_of
-from feedd_client.topology import Topology, detect, from_ranks, local_env
+from feedd_client.topology import Topology, detect, folded, from_ranks, local_env
 
 if TYPE_CHECKING:
     from feedd_client.feeder import Feeder
@@ -37,11 +37,14 @@ class Ranks:
         self._agreement: Agreement | None = None
 
     def topology(self, *, in_worker: bool) -> Topology:
-        """Return where this process stands; may ask the other ranks, once.
+        """Return where this process stands, a group of replicas being one rank; may ask the other ranks, once.
 
         Raises:
-            TopologyError: launcher variables contradict each other or do not say enough.
+            TopologyError: launcher variables contradict each other or do not say enough, or the groups do not fit.
         """
+        return folded(self._process(in_worker=in_worker), self._options.replicas)
+
+    def _process(self, *, in_worker: bool) -> Topology:
         if self._explicit is None:
             if not process_group_ready():
                 return detect(os.environ)
@@ -123,7 +126,7 @@ class Ranks:
         return replace(plan, join=Join(self._group(), max(0, min(LOOKAHEAD_MAX, least["slots"] - 2))))
 
     def _can_agree(self, topology: Topology) -> bool:
-        return process_group_ready() and dist.get_world_size() == topology.world_size
+        return process_group_ready() and dist.get_world_size() == topology.world_size * self._options.replicas
 
     def _group(self) -> Agreement:
         if self._agreement is None:

@@ -87,6 +87,31 @@ def from_ranks(rank: int, hosts: Sequence[int]) -> Topology:
     return Topology(len(hosts), rank, len(mine), mine.index(rank), len(nodes), nodes.index(hosts[rank]))
 
 
+def folded(topology: Topology, replicas: int) -> Topology:
+    """Return the topology of groups of ``replicas`` consecutive ranks, each group as one rank.
+
+    Raises:
+        TopologyError: groups would not fill nodes, or nodes groups.
+    """
+    if replicas == 1:
+        return topology
+    world, local, nodes = topology.world_size, topology.local_world_size, topology.node_count
+    rank = topology.rank // replicas
+    if world % replicas == 0 and world == nodes * local:
+        if local % replicas == 0:
+            local_rank = topology.local_rank // replicas
+            return Topology(world // replicas, rank, local // replicas, local_rank, nodes, topology.node_rank)
+        if replicas % local == 0:
+            span = replicas // local  # nodes of a group: all of them read the same
+            return Topology(world // replicas, rank, 1, 0, nodes // span, topology.node_rank // span)
+    raise TopologyError(
+        f"expected groups of {replicas} ranks to fill nodes, or nodes groups, got {world} ranks on {nodes} nodes,"
+        f" {local} of them on this one",
+        object="replicas",
+        hint=_HINT,
+    )
+
+
 def local_env(env: Mapping[str, str], rank: int, world_size: int) -> Topology | None:
     """Return the launcher's topology if it fits a process group's rank and size, else None."""
     try:

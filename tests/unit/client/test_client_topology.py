@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedd_client import Topology, TopologyError
-from feedd_client.topology import detect, from_ranks, local_env
+from feedd_client.topology import detect, folded, from_ranks, local_env
 
 NOWHERE = Path("/nonexistent/resourceconfig.json")
 _MPI = ("WORLD_SIZE", "WORLD_RANK", "WORLD_LOCAL_SIZE", "WORLD_LOCAL_RANK")
@@ -125,3 +127,29 @@ def test_a_topology_must_make_sense(values: dict[str, Any]) -> None:
     """Impossible topologies cannot be made."""
     with pytest.raises(TopologyError):
         Topology(**values)
+
+
+@given(nodes=st.integers(1, 6), ranks=st.integers(1, 8), replicas=st.integers(1, 24))
+def test_groups_of_replicas_count_as_one_rank(nodes: int, ranks: int, replicas: int) -> None:
+    """Consecutive ranks of a group stand at one place; the groups are the ranks of a smaller topology."""
+    world = nodes * ranks
+    everyone = [Topology(world, rank, ranks, rank % ranks, nodes, rank // ranks) for rank in range(world)]
+    fits = world % replicas == 0 and (ranks % replicas == 0 or replicas % ranks == 0)
+    if not fits:
+        with pytest.raises(TopologyError, match="groups of"):
+            folded(everyone[0], replicas)
+        return
+    places = [folded(topology, replicas) for topology in everyone]
+    assert [place.rank for place in places] == [rank // replicas for rank in range(world)]
+    distinct = list(dict.fromkeys(places))
+    assert len(distinct) == world // replicas == distinct[0].world_size
+    local = distinct[0].local_world_size
+    assert [(one.node_rank, one.local_rank) for one in distinct] == [
+        divmod(rank, local) for rank in range(len(distinct))
+    ]
+
+
+def test_uneven_nodes_have_no_groups() -> None:
+    """Groups need the same number of ranks on all nodes."""
+    with pytest.raises(TopologyError, match="groups of 2"):
+        folded(Topology(6, 0, 4, 0, 2, 0), 2)
