@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import tracemalloc
 
+from feedd.values import Cursor
 from tests.bench.arms.plan_data import ResidentPeak, read_settings, traced_peak_bytes, write_row
 from tests.bench.arms.plan_node import Node, rows_at
 
@@ -29,7 +30,18 @@ def main() -> None:
     rows_at(reader, 1, 0)
     next_s = time.perf_counter() - next_begin_s
     row = {"first_s": first_s - begin_s, "epoch_s": end_s - begin_s, "next_s": next_s, "samples": samples}
+    row["order_s"] = first_s - begin_s + _windows_s(node, steps)
     write_row({**row, **_traced(settings, steps), "resident_bytes": resident_bytes})
+
+
+def _windows_s(node: Node, steps: int) -> float:
+    """Return the time for the order of all the node's samples, window by window, without what batches add to it."""
+    reader = node.reader(node.shares(), steps)
+    begin_s = time.perf_counter()
+    plan = reader.epoch_map(Cursor(0))
+    for window in range(1, plan.window_count):  # the first is among what the first batch needs
+        plan.samples(0, window)
+    return time.perf_counter() - begin_s
 
 
 def _traced(settings: dict[str, object], steps: int) -> dict[str, int]:

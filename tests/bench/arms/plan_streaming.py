@@ -54,6 +54,7 @@ def main() -> None:
     tracemalloc.start()
     plan_epoch(settings, sample_counts(settings["shard_count"], settings["sample_count"]), 0)
     row = {"first_s": first_s - begin_s, "epoch_s": end_s - begin_s, "next_s": next_s, "samples": samples}
+    row["order_s"] = row["first_s"]  # of all nodes
     traced = {"first_bytes": traced_peak_bytes(), "epoch_bytes": traced_peak_bytes()}
     write_row({**row, **traced, "resident_bytes": resident_bytes})
 
