@@ -1,10 +1,10 @@
-"""``feedd plan``: who gets which keys and bytes. Lists, downloads nothing."""
+"""``feedd plan``: who gets which keys and bytes, and how well the order mixes. Lists, downloads nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -14,8 +14,12 @@ from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.report import say
-from feedd.plan.sharding import assign, check_mode
-from feedd.units import format_size
+from feedd.errors import BadRequest
+from feedd.plan.epoch import EpochOptions
+from feedd.plan.quality import mix
+from feedd.plan.sharding import SAMPLE, assign, check_mode
+from feedd.plan.share import Share
+from feedd.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +60,37 @@ class PlanReport:
     bytes: int
     skew: float
     nodes: tuple[NodeShare, ...]
+    shuffle: ShuffleReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleReport:
+    """From how many shards the samples of a batch of the fullest node come; see ``plan.quality.Mix``.
+
+    Attributes:
+        sample_bytes: assumed mean bytes of a sample.
+    """
+
+    batch_size: int
+    window_shards: int
+    sample_bytes: int
+    window_samples: int
+    windows: float
+    buffer: float
+    full: float
+    none: float
+
+
+def shuffled(
+    refs: Sequence[ObjectRef], indices: Sequence[int], batch_size: int, window_shards: int, sample_bytes: int
+) -> ShuffleReport:
+    """Measure a node's order, its shards holding as many samples as their bytes make."""
+    shards = np.array(indices, dtype=np.int64)
+    sizes = np.fromiter((refs[index].size_bytes for index in indices), np.int64, len(indices))
+    options = EpochOptions(0, 0, shuffle=True, window_shards=window_shards)
+    found = mix(Share(shards), np.maximum(sizes // sample_bytes, 1), options, batch_size)
+    shape = (batch_size, window_shards, sample_bytes, found.window_samples)
+    return ShuffleReport(*shape, found.windows, found.buffer, found.full, found.none)
 
 
 def assignments(refs: Sequence[ObjectRef], node_count: int, sharding: str) -> list[list[int]]:
@@ -114,7 +149,18 @@ def _show(report: PlanReport) -> None:
     for share in report.nodes:
         cells = (str(share.node), str(share.objects), format_size(share.bytes), f"{100 * share.share:.1f} %")
         table.add_row(*cells, share.first, share.last)
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    mixed = report.shuffle
+    if mixed is not None:
+        samples = f"{mixed.window_samples} samples of {format_size(mixed.sample_bytes)}"
+        title = f"shards in a batch of {mixed.batch_size}, windows of {mixed.window_shards} shards ({samples})"
+        quality = Table(title=title)
+        names = ("not shuffled", "feedd's windows", "shuffle buffer of as many samples", "full shuffle")
+        for name in names:
+            quality.add_column(name, justify="right")
+        quality.add_row(*(f"{value:.1f}" for value in (mixed.none, mixed.windows, mixed.buffer, mixed.full)))
+        console.print(quality)
 
 
 def _resolve(urls: list[str], config: Config) -> tuple[ObjectRef, ...]:
@@ -139,16 +185,25 @@ def plan(
     urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")],
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of a rank's step.")] = 256,
+    window_shards: Annotated[int, typer.Option("--window-shards", min=1, help="Shards per shuffle window.")] = 4,
+    sample_size: Annotated[str, typer.Option("--sample-size", help="Mean bytes of a sample.")] = "100KiB",
     keys: Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
     set_: SetFlag = None,
 ) -> None:
-    """Show which node gets which keys and bytes. Lists the objects, downloads nothing."""
+    """Show which node gets which keys and bytes, and how well shuffling mixes. Lists the objects, downloads nothing."""
     check_mode(sharding)
+    if sharding == SAMPLE:
+        raise BadRequest("expected key, size or replicated, got sample, which goes by sample counts: equal shares")
     refs = _resolve(urls, Flags(config=config, set=set_).load().config)
     per_node = assignments(refs, nodes, sharding)
     report = summarise(urls, refs, per_node, sharding)
+    fullest = max(per_node, key=len)
+    if fullest and not keys:
+        sizes = (batch_size, window_shards, max(parse_size(sample_size), 1))
+        report = replace(report, shuffle=shuffled(refs, fullest, *sizes))
     if json_:
         facts = asdict(report)
         if keys:

@@ -73,7 +73,7 @@ def test_table_shows_each_node(feedd: Feedd, data: Path) -> None:
     outcome = feedd("plan", f"{data}/", "--nodes", "2")
     assert outcome.code == 0
     assert "4 objects, 10KiB, sharding key" in outcome.out
-    rows = [line.split("│") for line in outcome.out.splitlines() if line.startswith("│")]
+    rows = [line.split("│") for line in outcome.out.splitlines() if line.startswith("│")][:2]
     assert [[cell.strip() for cell in row[1:5]] for row in rows] == [
         ["0", "2", "4KiB", "40.0 %"],
         ["1", "2", "6KiB", "60.0 %"],
@@ -81,6 +81,14 @@ def test_table_shows_each_node(feedd: Feedd, data: Path) -> None:
     assert [row[5].strip().rpartition("/")[2] for row in rows] == ["shard-0.tar", "shard-1.tar"]
     assert [row[6].strip().rpartition("/")[2] for row in rows] == ["shard-2.tar", "shard-3.tar"]
     assert outcome.err == ""
+
+
+def test_shows_how_well_the_order_mixes(feedd: Feedd, data: Path) -> None:
+    """From how many shards a batch comes: 3 and 7 samples of 1 KiB per node, all of them in one window."""
+    outcome = feedd("plan", f"{data}/", "--nodes", "1", "--batch-size", "5", "--sample-size", "1KiB")
+    assert "shards in a batch of 5, windows of 4 shards (10 samples of 1KiB)" in outcome.out.replace("\n", " ")
+    mixed = json.loads(feedd("plan", f"{data}/", "--nodes", "1", "--sample-size", "1KiB", "--json").out)["shuffle"]
+    assert (mixed["windows"], mixed["full"], mixed["window_samples"]) == (4.0, 4.0, 10)
 
 
 def test_json_is_one_object(feedd: Feedd, data: Path) -> None:
