@@ -14,6 +14,7 @@ from rich.console import Console
 from feedd.bench.report import Result, show
 from tests.bench import (
     boot_scan,
+    boundary,
     epoch,
     eviction,
     fault_table,
@@ -40,6 +41,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "faults": fault_table.run,
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
+    "boundary": boundary.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
