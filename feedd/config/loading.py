@@ -241,7 +241,8 @@ def _cross_checks(config: Config, origins: Mapping[str, str]) -> list[Problem]:
             f"expected TLS for {', '.join(beyond)}, which other machines can reach: set tls.cert and tls.key, "
             "or security.allow_insecure_tcp = true on a network you trust",
         )
-    if config.fetch.part_size > config.fetch.bytes_in_flight:
+    part_size = config.fetch.part_size
+    if part_size != "auto" and part_size > config.fetch.bytes_in_flight:
         problem("fetch.part_size", "expected at most fetch.bytes_in_flight: one part would never fit")
     return found
 

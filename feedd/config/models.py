@@ -13,6 +13,7 @@ from feedd.config.types import (
     Duration,
     HttpUrl,
     Listen,
+    PartSize,
     Quotas,
     ReadableFile,
     RoleArn,
@@ -22,7 +23,7 @@ from feedd.config.types import (
     Workers,
     split_list,
 )
-from feedd.units import GIB, KIB, MIB, format_size
+from feedd.units import GIB, MIB, format_size
 
 DEFAULT_CACHE_DIR = Path("/var/cache/feedd")
 
@@ -75,7 +76,7 @@ class CacheConfig(Section):
 class FetchConfig(Section):
     """Parallel range requests to the store."""
 
-    part_size: Size = Field(8 * MIB, ge=64 * KIB, le=4 * GIB, description="bytes of one range request")
+    part_size: PartSize = Field("auto", description="bytes of one range request; auto: by object and measured rate")
     parts_in_flight: int = Field(16, ge=1, le=4096, description="most range requests at one time")
     bytes_in_flight: Size = Field(256 * MIB, ge=MIB, description="most bytes asked for and not yet received")
     attempts: int = Field(8, ge=1, le=100, description="how often one request is sent before it is an error")

@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.observe.status import is_loopback, parse_address
-from feedd.units import parse_duration_s, parse_size
+from feedd.units import GIB, KIB, format_size, parse_duration_s, parse_size
 
 OFF = "off"
 UNIX_PREFIX = "unix://"
+_PART_LEAST, _PART_MOST = 64 * KIB, 4 * GIB
 _UNIX_PATH_MAX = 101  # bytes: sockaddr_un has 108 with the closing zero, and the arena's socket adds ".arena"
 
 
@@ -30,6 +31,15 @@ def _size(value: Any) -> int:  # noqa: ANN401 - whatever the user wrote
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError(f"expected a size like 64MiB, got {value!r}")  # noqa: TRY004 - pydantic collects ValueError only
     return parse_size(value)
+
+
+def _part_size(value: Any) -> str | int:  # noqa: ANN401 - whatever the user wrote
+    if value == "auto":
+        return "auto"
+    size = _size(value)
+    if not _PART_LEAST <= size <= _PART_MOST:
+        raise ValueError(f"expected auto, or a size from {format_size(_PART_LEAST)} to {format_size(_PART_MOST)}")
+    return size
 
 
 def _duration(value: Any) -> float:  # noqa: ANN401 - whatever the user wrote
@@ -138,6 +148,7 @@ def _absolute(path: Path) -> Path:
 
 
 Size = Annotated[int, BeforeValidator(_size), SizeUnit]
+PartSize = Annotated[Literal["auto"] | int, BeforeValidator(_part_size), SizeUnit]
 Quotas = Annotated[
     dict[Annotated[str, AfterValidator(_quota_url)], Annotated[Size, Field(gt=0)]], BeforeValidator(split_pairs)
 ]

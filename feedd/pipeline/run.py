@@ -34,7 +34,7 @@ def source_options(config: Config) -> SourceOptions:
     """Translate the ``fetch`` and ``s3`` sections."""
     fetch = config.fetch
     return SourceOptions(
-        part_size_bytes=fetch.part_size,
+        part_size_bytes=0 if fetch.part_size == "auto" else fetch.part_size,
         parts_in_flight=fetch.parts_in_flight,
         bytes_in_flight=fetch.bytes_in_flight,
         attempts_max=fetch.attempts,

@@ -43,7 +43,7 @@ class SourceOptions:
     """Bounds of the source room.
 
     Attributes:
-        part_size_bytes: size of one ranged GET.
+        part_size_bytes: size of one ranged GET; 0: as suits the object and how its bucket answers.
         parts_in_flight: ranged GETs at one time, over all shards; see ``connections_max``.
         bytes_in_flight: bytes of parts being received at one time.
         attempts_max: attempts of one request that bring nothing, the first included; being told to slow down is
@@ -64,7 +64,7 @@ class SourceOptions:
         s3: access by bucket; ``*`` for those not named.
     """
 
-    part_size_bytes: int = 8 * MIB
+    part_size_bytes: int = 0
     parts_in_flight: int = 16
     bytes_in_flight: int = 256 * MIB
     attempts_max: int = 8

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError
 from feedd.flow.line import Line, Standing
 from feedd.flow.pace import Pace
+from feedd.flow.parts import PartSize
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.source.verified import Arrivals
 from feedd.values import ByteRange, ReadProgress
@@ -28,7 +30,7 @@ class FetchLimits:
     """How hard a ``RangeFetcher`` pulls.
 
     Attributes:
-        part_size_bytes: of one request.
+        part_size_bytes: of one request; 0: as suits the object and its bucket.
         parts_in_flight: requests at one time, over all objects.
         verified: hold objects against the checksums that their stores keep.
     """
@@ -50,6 +52,7 @@ class RangeFetcher:
         recorder: takes the measurements.
         limits: how hard to pull.
         pace_of: finds the pace of a root; without, each root gets one of our own.
+        sizes_of: finds the part size of a root; likewise.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class RangeFetcher:
         recorder: Recorder,
         limits: FetchLimits,
         pace_of: Callable[[str], Pace] | None = None,
+        sizes_of: Callable[[str], PartSize] | None = None,
     ) -> None:
         self._store_of = store_of
         self._budget = budget
@@ -67,6 +71,8 @@ class RangeFetcher:
         self._unverified: set[str] = set()
         self._paces: dict[str, Pace] = {}
         self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, Pace(limits.parts_in_flight)))
+        fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
+        self._sizes_of = sizes_of or (lambda _: fixed)
         self._line: Line[_Parts] = Line(limits.parts_in_flight, budget, lambda root: self._pace_of(root).limit)
 
     def __repr__(self) -> str:
@@ -78,14 +84,16 @@ class RangeFetcher:
         store = self._store_of(ref.root)
         arrivals = Arrivals(ref, target, watch)
         spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
+        part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)  # once: what comes again is cut as it was before
         fetch_count = 0
         while spans:
-            await self._fetch_spans(store, arrivals, spans, ask=self._limits.verified and not fetch_count)
+            ask = self._limits.verified and not fetch_count
+            await self._fetch_spans(store, arrivals, spans, part_bytes, ask=ask)
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
     async def _fetch_spans(
-        self, store: ObjectStore, arrivals: Arrivals, spans: Iterable[ByteRange], *, ask: bool
+        self, store: ObjectStore, arrivals: Arrivals, spans: Iterable[ByteRange], part_bytes: int, *, ask: bool
     ) -> None:
         me = asyncio.current_task()
         assert me is not None
@@ -93,7 +101,7 @@ class RangeFetcher:
         failures: list[FeeddError] = []
         try:
             async with asyncio.TaskGroup() as tasks:
-                parts = _Parts(store, arrivals, spans, self._limits.part_size_bytes, tasks)
+                parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
                 self._line.join(parts)
                 try:
                     self._advance()
@@ -145,12 +153,14 @@ class _Parts(Standing):
         spans: Iterable[ByteRange],
         part_size_bytes: int,
         tasks: asyncio.TaskGroup,
+        sizes: PartSize,
     ) -> None:
         watch = arrivals.watch
         super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
         self._store = store
         self._arrivals = arrivals
         self._tasks = tasks
+        self._sizes = sizes
         self._context = contextvars.copy_context()  # a place may be freed by somebody else's part
         self.ended = asyncio.Event()
         if self.over:  # only empty spans
@@ -162,8 +172,11 @@ class _Parts(Standing):
 
     async def _fetch(self, span: ByteRange) -> None:
         arrivals, progress = self._arrivals, ReadProgress()
+        asked_s = time.monotonic()  # the clock of ``ReadProgress``
         with arrivals.target[span.start : span.end] as piece:
             await self._store.read_into(arrivals.ref, span, piece, progress)
+            if progress.first_byte_s is not None:
+                self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
             arrivals.arrived(span, piece, progress.answered_by)
 
 

@@ -53,6 +53,7 @@ class Sources:
             recorder,
             FetchLimits(options.part_size_bytes, options.parts_in_flight, verified=options.verify == "checksum"),
             pace_of=lambda root: self.tempo(root).pace,
+            sizes_of=lambda root: self.tempo(root).sizes,
         )
 
     async def __aenter__(self) -> Self:

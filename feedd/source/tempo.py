@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from feedd.flow.hedge import HedgePolicy, Hedger
 from feedd.flow.pace import Pace
+from feedd.flow.parts import PartSize
 from feedd.flow.quota import RetryQuota
 
 if TYPE_CHECKING:
@@ -19,12 +20,14 @@ class Tempo:
         quota: how many requests may be sent again.
         pace: how many parts may be in flight.
         hedger: which parts are asked for twice.
+        sizes: how large parts are.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self.quota = RetryQuota()
         self.pace = Pace(options.parts_in_flight)
-        policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * options.part_size_bytes)
+        self.sizes = PartSize(options.part_size_bytes, options.parts_in_flight, options.bytes_in_flight)
+        policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * self.sizes.aim_bytes)
         self.hedger = Hedger(policy) if options.hedge_share else None
 
     def __repr__(self) -> str:

@@ -49,7 +49,7 @@ def test_flag_beats_env_beats_file_beats_default(tmp_path: Path) -> None:
     assert shown["cache.size"] == ("3MiB", "flag --cache-size")
     assert shown["cache.free_reserve"] == ("2MiB", "env FEEDD_CACHE__FREE_RESERVE")
     assert shown["fetch.attempts"] == ("7", f"{file} line 5")
-    assert shown["fetch.part_size"] == ("8MiB", "default")
+    assert shown["fetch.part_size"] == ("auto", "default")
 
 
 def test_all_problems_at_once_each_with_name_value_origin_and_expectation(tmp_path: Path) -> None:
