@@ -71,7 +71,7 @@ def _measure(plan: Plan, name: str, what: str, step_s: float) -> Result:
     result.notes = [
         (
             f"Gap: from the arrival of an epoch's last batch to that of the next one's first, the median of"
-            f" {_EPOCHS - 1} in a run; a perfect loader's is one step. Caches are empty at the start, and hold all then."
+            f" {_EPOCHS - 1} in a run; a perfect loader's is one step. Caches are empty at the start and full then."
         ),
         (
             "A loader that hands over several batches at once has a median step of next to nothing where they are taken"
