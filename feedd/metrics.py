@@ -74,6 +74,13 @@ SERVE_CREDIT_WAIT = Metric(
 SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds", "time streams waited for a batch")
 PIPELINE_BATCH_SECONDS = Metric("feedd_pipeline_batch_seconds", _H, "seconds", "shards acquired to batch ready")
 PIPELINE_EPOCHS = Metric("feedd_pipeline_epochs_total", _C, "", "epochs finished, per session")
+PIPELINE_SHARED = Metric(
+    "feedd_pipeline_shared_batches_total",
+    _C,
+    "",
+    "batches of job groups: made, taken by another job, made again for a slow one",
+    ("outcome",),
+)
 DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the state the daemon is in", ("state",))
 DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "how late the event loop last woke")
 

@@ -257,6 +257,7 @@ class OpenSpec:
         steps: of every rank in every epoch; 0: as many as the samples make.
         prefetch_batches: slots wanted; 0: as many as suit the size of a batch.
         consumer_count: DataLoader workers that split the rank's stream.
+        share: name of a group of jobs that take the same batches; empty: none.
         expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
     """
 
@@ -278,6 +279,7 @@ class OpenSpec:
     prefetch_batches: int = 0
     consumer_count: int = 1
     consumer_index: int = 0
+    share: str = ""
     expect_fingerprint: bytes = b""
 
 

@@ -64,6 +64,8 @@ class FeedDataset(IterableDataset[Any]):
         steps: of every rank in every epoch, instead of what the samples make; ranks that end early begin again.
         replicas: groups of so many consecutive ranks read the same batches: those that share a model (tensor, pipeline
             or sequence parallel). They count as one rank everywhere else.
+        share: "job-group", or any name: jobs on this node that say the same, and ask for the same batches, share one
+            decode of each; a job that falls far behind has its batches decoded once more.
         address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
             started for this process tree.
         topology: where this process stands; None: torch.distributed or the launcher's variables.
@@ -92,6 +94,7 @@ class FeedDataset(IterableDataset[Any]):
         partitions: int | None = None,
         steps: int | None = None,
         replicas: int = 1,
+        share: str | None = None,
         address: str | None = None,
         topology: Topology | None = None,
         keys: bool = False,
@@ -113,6 +116,7 @@ class FeedDataset(IterableDataset[Any]):
             partitions=partitions,
             steps=steps,
             replicas=replicas,
+            share=share,
             keys=keys,
             copy=copy,
             prefetch=prefetch,

@@ -131,6 +131,7 @@ class Opener:
             partitions=options.partitions or 0,
             uneven=self.uneven,
             steps=options.steps or 0,
+            share=options.share or "",
             epoch=epoch,
             prefetch_batches=options.prefetch or 0,
             consumer_count=self._consumer.count,

@@ -16,6 +16,7 @@ Uneven = Literal["drop", "pad", "repeat", "join", "allow"]
 
 SHARDINGS: Final = ("key", "size", "replicated", "sample")
 UNEVENS: Final = ("drop", "pad", "repeat", "join", "allow")
+_NAME_MAX: Final = 256
 SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of this many, amortising the lease
 
 
@@ -33,6 +34,7 @@ class FeedOptions:
     partitions: int | None
     steps: int | None
     replicas: int
+    share: str | None
     keys: bool
     copy: bool
     prefetch: int | None
@@ -47,6 +49,7 @@ class FeedOptions:
         known = self.uneven is None or self.uneven in UNEVENS
         _expect(known, "uneven", f"None or one of {', '.join(UNEVENS)}", self.uneven)
         _expect(self.partitions is None or _count(self.partitions, 1), "partitions", "None or >= 1", self.partitions)
+        _expect(self.share is None or 0 < len(self.share) <= _NAME_MAX, "share", "None or a name", self.share)
         _expect(_count(self.replicas, 1), "replicas", "an int >= 1", self.replicas)
         _expect(self.steps is None or _count(self.steps, 1), "steps", "None or >= 1", self.steps)
         alone = self.steps is None or self.uneven not in {"join", "allow"}

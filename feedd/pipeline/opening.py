@@ -17,6 +17,7 @@ from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.session import Session, SessionParts
+from feedd.pipeline.sharing import WINDOW_BATCHES, SharedBatches, Sharing
 from feedd.pipeline.shelf import Shelf
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
@@ -45,6 +46,8 @@ class Pipeline:
         self._options = options
         self._budget = ArenaBudget(options.arena_bytes)
         self._crowd = Crowd()
+        self._sharing = Sharing()
+        self._group = group
         self._numbers = itertools.count(1)
 
     @property
@@ -112,9 +115,29 @@ class Pipeline:
             assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, budget)
             info = _info(listing, assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(), uneven=uneven.value)
+            session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
+            if spec.share:
+                await self._join(session, spec, (mark, uneven, steps), recipes)
             undo.pop_all()
-        parts = SessionParts(info, listing, reader, outlook, assembler, arena)
-        return Session(parts, self.stages, self.shelf)
+        return session
+
+    async def _join(
+        self, session: Session, spec: OpenSpec, plan: tuple[object, ...], recipes: tuple[FieldRecipe, ...]
+    ) -> None:
+        """Put a session into the group of those that ask for the same batches."""
+        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, *plan)
+        slot_bytes = session.slots.slot_bytes
+
+        async def make() -> SharedBatches:
+            number = next(self._numbers)
+            arena = await Arena.create(WINDOW_BATCHES, slot_bytes, self._budget)
+            self.stages.pool.attach(number, arena.fd, arena.size_bytes)
+            options = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
+            assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, options)
+            return SharedBatches(arena, assembler, self.stages, self._group)
+
+        shared = await self._sharing.join(key, session, make)
+        session.take_part(shared, lambda member: self._sharing.leave(key, member))
 
     async def close(self) -> None:
         """End listings and index reads under way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd import metrics
@@ -12,9 +12,12 @@ from feedd.plan.epoch import NeedCounts
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from feedd.flow.arena import Arena
     from feedd.pipeline.assemble import Assembler
     from feedd.pipeline.future import Outlook
+    from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
@@ -25,7 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """What a session is made of: its plan, its view of the future, its arena."""
+    """What a session is made of: its plan, its view of the future, its arena.
+
+    Attributes:
+        shared: where its batches come from instead of being decoded for it alone.
+        leave: gives that up.
+    """
 
     info: SessionInfo
     listing: Listing
@@ -33,6 +41,8 @@ class SessionParts:
     outlook: Outlook
     assembler: Assembler
     arena: Arena
+    shared: SharedBatches | None = None
+    leave: Callable[[object], Awaitable[None]] | None = None
 
 
 class Session:
@@ -45,6 +55,10 @@ class Session:
         self._making_count = 0
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
+
+    def take_part(self, shared: SharedBatches, leave: Callable[[object], Awaitable[None]]) -> None:
+        """Take batches from a group from here on; ``leave`` is called when the session closes."""
+        self._parts = replace(self._parts, shared=shared, leave=leave)
 
     @property
     def info(self) -> SessionInfo:
@@ -87,6 +101,8 @@ class Session:
 
     async def close(self) -> None:
         """Withdraw wishes, take the arena from the workers, free it."""
+        if self._parts.leave is not None:
+            await self._parts.leave(self)
         self._parts.outlook.close()
         self._parts.assembler.close()
         self._parts.arena.close()
@@ -125,6 +141,8 @@ class Session:
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
+        if parts.shared is not None:
+            return await parts.shared.batch(self, rows, refs, indexes, parts.arena.view(slot))
         return await with_pinned(
             self._stages.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot)
         )

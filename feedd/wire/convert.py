@@ -143,6 +143,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         prefetch_batches=bounded("prefetch_batches", request.prefetch_batches, 0, limits.prefetch_batches_max),
         consumer_count=consumer_count,
         consumer_index=bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
+        share=bounded_texts("share", [request.share], 1, 256)[0],
         expect_fingerprint=request.expect_fingerprint,
     )
 

@@ -1,0 +1,121 @@
+"""Jobs that take the same batches: one decode for all, copies that are equal, nothing held when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import BadSample
+from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED
+from feedd.pipeline.sharing import WINDOW_BATCHES
+from feedd.values import Cursor
+from tests.fakes.feeding import Taken, batches, feeding, rank, take
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.feeding import Feeding
+
+BATCHES = 12  # of 4 samples
+
+
+def _shared(rig: Feeding) -> dict[str, int]:
+    return {
+        outcome: int(rig.recorder.total(PIPELINE_SHARED, outcome=outcome)) for outcome in ("made", "taken", "again")
+    }
+
+
+async def test_three_jobs_decode_once(tmp_path: Path) -> None:
+    """Side by side, each gets what it would have got alone, and every sample is decoded once."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        alone = await rig.open(shuffle=True, seed=3, keys=True)
+        wanted = [batch.data for batch in await batches(alone)]
+        await rig.close(alone)
+        before = rig.recorder.total(DECODE_SAMPLES)
+        jobs = [await rig.open(shuffle=True, seed=3, keys=True, share="job-group") for _ in range(3)]
+        assert rig.pipeline._sharing.group_count == 1
+        taken = await asyncio.gather(*[batches(job) for job in jobs])
+        assert all([batch.data for batch in each] == wanted for each in taken)
+        assert rig.recorder.total(DECODE_SAMPLES) - before == 48
+        assert _shared(rig) == {"made": BATCHES, "taken": 2 * BATCHES, "again": 0}
+        for job in jobs:
+            await rig.close(job)
+        assert rig.pipeline._sharing.group_count == 0
+
+
+async def test_a_job_that_falls_behind_decodes_once_more(tmp_path: Path) -> None:
+    """What had to make room is made again for the slow one, and counted; the fast one never waits for it."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        fast, slow = [await rig.open(share="a") for _ in range(2)]
+        first = await batches(fast)
+        assert len(first) == BATCHES > WINDOW_BATCHES
+        second = await batches(slow)
+        assert [batch.data for batch in second] == [batch.data for batch in first]
+        found = _shared(rig)
+        assert found["made"] == BATCHES
+        assert found["again"] >= BATCHES - WINDOW_BATCHES
+        assert found["again"] + found["taken"] == BATCHES
+
+
+async def test_only_equal_jobs_share(tmp_path: Path) -> None:
+    """Another name, seed, batch size or rank is another group."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        for change in ({}, {"share": "b"}, {"seed": 1}, {"batch_size": 2}, {"topology": rank(0, 2)}, {"keys": True}):
+            await rig.open(**{"share": "a", "shuffle": True, **change})
+        assert rig.pipeline._sharing.group_count == 6
+        await rig.open(share="a", shuffle=True)
+        assert rig.pipeline._sharing.group_count == 6
+
+
+async def test_a_job_that_ends_keeps_nothing(tmp_path: Path) -> None:
+    """When a job leaves, nothing is kept for it; one that comes later finds the group as it is."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        one, two = [await rig.open(share="a") for _ in range(2)]
+        group = one._parts.shared
+        assert group is not None
+        await take(one, Cursor())
+        assert len(group._kept) == group._arena.taken_count == 1
+        await rig.close(two)
+        assert len(group._kept) == group._arena.taken_count == 0
+        late = await rig.open(share="a")
+        assert late._parts.shared is group
+        assert isinstance(await take(late, Cursor(0, 3)), Taken)
+        assert isinstance(await take(one, Cursor(0, 3)), Taken)
+        assert group._arena.taken_count == 0
+
+
+async def test_an_error_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
+    """A sample that cannot be decoded is every job's error; the group's memory is free again."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(4, 4)
+        rig.store.shard(0, [{"cls": b"1"}, {"cls": b"no number"}, {"cls": b"3"}, {"cls": b"4"}])
+        jobs = [await rig.open(share="a") for _ in range(2)]
+        results = await asyncio.gather(*[take(job, Cursor()) for job in jobs], return_exceptions=True)
+        assert all(isinstance(result, BadSample) for result in results)
+        group = jobs[0]._parts.shared
+        assert group is not None
+        assert group._arena.taken_count == 0
+
+
+async def test_a_job_cancelled_in_the_middle_harms_nobody(tmp_path: Path) -> None:
+    """The others get their batch although the one that asked first went away."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 2)
+        gate = rig.store.gates["train/01.tar"] = asyncio.Event()
+        jobs = [await rig.open(share="a") for _ in range(2)]
+        waiting = [asyncio.create_task(take(job, Cursor(0, 2))) for job in jobs]
+        await until(lambda: "train/01.tar" in rig.store.reads)
+        waiting[0].cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting[0]
+        made = await waiting[1]
+        assert isinstance(made, Taken)
+        assert made.ints() == [100, 101, 102, 103]
