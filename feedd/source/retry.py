@@ -154,19 +154,16 @@ class RetryStore:
         delay_s = self._policy.delay_s(error, attempt, self._chance())
         if delay_s is None or clock.monotonic_s() + delay_s > ends_s:
             return False
-        self._note(error, delay_s)
+        self._recorder.count(SOURCE_RETRY_WAIT, delay_s, reason=error.kind)
         await clock.sleep_s(delay_s)
         while wait_s := quota.ask(clock.monotonic_s()):
             if clock.monotonic_s() + wait_s > ends_s:
                 return False
             self._recorder.count(SOURCE_RETRY_WAIT, wait_s, reason="quota")
             await clock.sleep_s(wait_s)
+        self._recorder.count(SOURCE_RETRIES, reason=error.kind)  # now, and not before: the quota may never come
         return True
 
     async def close(self) -> None:
         """Close the inner store."""
         await self._inner.close()
-
-    def _note(self, error: FeeddError, delay_s: float) -> None:
-        self._recorder.count(SOURCE_RETRIES, reason=error.kind)
-        self._recorder.count(SOURCE_RETRY_WAIT, delay_s, reason=error.kind)
