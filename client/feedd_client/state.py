@@ -84,15 +84,18 @@ def standing(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
 
 
 def dump(position: Position, fingerprint: bytes, options: FeedOptions, where: dict[str, int]) -> dict[str, Any]:
-    """Return the state dict."""
+    """Return the state dict.
+
+    It has the same shape whenever it is taken: distributed checkpoints are loaded into one that was just made.
+    """
     return {
         "version": STATE_VERSION,
         **{name: getattr(position, name) for name in _NUMBERS},
-        "anchors": [list(anchor) for anchor in position.anchors],
+        "anchors": " ".join(f"{window}:{sample}" for window, sample in position.anchors),
         "batch_size": options.batch_size,
         "fingerprint": fingerprint.hex(),
         **recipe_of(options),
-        **where,
+        **{name: where.get(name) for name in _STANDING},
     }
 
 
@@ -111,10 +114,11 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
     _same(dict(state), recipe_of(options), tuple(recipe_of(options)))
     _same({"batch_size": state.get("batch_size") is None}, {"batch_size": options.batch_size is None}, ("batch_size",))
     try:
-        anchors = tuple((int(window), int(sample)) for window, sample in state["anchors"])
+        pairs = [anchor.split(":") for anchor in state["anchors"].split()]
+        anchors = tuple((int(window), int(sample)) for window, sample in pairs)
         fingerprint = bytes.fromhex(state["fingerprint"])
-        where = {name: int(state[name]) for name in _STANDING if name in state}
-    except (KeyError, TypeError, ValueError) as error:
+        where = {name: int(state[name]) for name in _STANDING if state.get(name) is not None}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"expected a state made by state_dict(), got {error!r}") from error
     if where and len(where) != len(_STANDING):
         raise StateError(f"expected {', '.join(_STANDING)}, got only {', '.join(where)}")

@@ -61,7 +61,14 @@ def test_a_state_of_another_run_is_refused_with_the_difference(bench: Bench) -> 
         with pytest.raises(StateError) as caught:
             bench.dataset(server, **change).load_state_dict(state)
         assert caught.value.object == next(iter(change))
-    for damage in ({"version": 1}, {"anchors": [[1]]}, {"step": -1}, {"epoch": "x"}, {"fingerprint": "zz"}):
+    for damage in (
+        {"version": 1},
+        {"anchors": "1"},
+        {"anchors": [[1, 2]]},
+        {"step": -1},
+        {"epoch": "x"},
+        {"fingerprint": "zz"},
+    ):
         with pytest.raises(StateError):
             bench.dataset(server).load_state_dict({**state, **damage})
 

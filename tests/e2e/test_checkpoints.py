@@ -1,0 +1,75 @@
+"""Resume positions through the tools people checkpoint with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from feedd_client import FeedDataset
+from tests.e2e.shards import numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from feedd.bench.server.server import S3Server
+    from tests.e2e.daemon import Daemon
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def daemon(s3: S3Server, daemons: Callable[..., Daemon]) -> Daemon:
+    """A daemon over six shards of 21 samples."""
+    for shard in range(6):
+        s3.put("data", f"train/{shard}.tar", numbered(shard, 21, pad_bytes=100))
+    return daemons(workers=1)
+
+
+def _dataset(daemon: Daemon) -> FeedDataset:
+    return FeedDataset(
+        "s3://data/train/", batch_size=8, fields={"cls": "int"}, shuffle=True, seed=3, address=daemon.address
+    )
+
+
+def _labels(batches: Any) -> list[list[int]]:
+    return [batch["cls"].tolist() for batch in batches]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata with torch 2.13
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_dataloader(daemon: Daemon, workers: int) -> None:
+    """Torchdata's loader takes a state in the middle of an epoch and goes on from it, with workers too."""
+    whole = _labels(StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=workers))
+    assert sorted(label for batch in whole for label in batch) == [s * 1000 + n for s in range(6) for n in range(21)]
+    loader = StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
+    batches = iter(loader)
+    seen = _labels(next(batches) for _ in range(5))
+    state = loader.state_dict()
+    del batches
+    fresh = StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
+    fresh.load_state_dict(state)
+    assert seen + _labels(fresh) == whole
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # so it is, here
+def test_distributed_checkpoint(daemon: Daemon, tmp_path: Path) -> None:
+    """torch.distributed.checkpoint saves and loads the position beside a model."""
+    whole = _labels(_dataset(daemon))
+    dataset = _dataset(daemon)
+    batches = iter(dataset)
+    seen = _labels(next(batches) for _ in range(7))
+    weight = torch.ones(3)
+    save({"weight": weight, "data": dataset.state_dict()}, checkpoint_id=str(tmp_path), no_dist=True)
+    fresh = _dataset(daemon)
+    found: dict[str, Any] = {"weight": torch.zeros(3), "data": fresh.state_dict()}
+    load(found, checkpoint_id=str(tmp_path), no_dist=True)
+    assert torch.equal(found["weight"], weight)
+    assert found["data"] == dataset.state_dict()
+    fresh.load_state_dict(found["data"])
+    assert seen + _labels(fresh) == whole
