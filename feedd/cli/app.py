@@ -7,9 +7,10 @@ import sys
 import typer
 
 from feedd import __version__
-from feedd.cli import bench, cache, check, demo, plan, serve
+from feedd.cli import bench, cache, check, demo, index, plan, serve
 from feedd.cli.report import report
 from feedd.errors import FeeddError
+from feedd.observe.logs import configure_logging
 
 app = typer.Typer(
     name="feedd",
@@ -32,6 +33,7 @@ def version() -> None:
 serve.register(app)
 check.register(app)
 plan.register(app)
+index.register(app)
 cache.register(app)
 demo.register(app)
 bench.register(app)
@@ -39,6 +41,7 @@ bench.register(app)
 
 def main() -> None:
     """Run the command line; the process's exit code says how it went."""
+    configure_logging("text", "warning")  # to stderr: what a command prints is its result; serve says its own
     try:
         app()
     except FeeddError as error:

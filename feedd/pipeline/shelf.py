@@ -5,22 +5,29 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import structlog
+
 from feedd.decode.formats.registry import format_for
+from feedd.errors import FeeddError
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
+from feedd.plan.counts import INDEX_BYTES_MAX, folder_of, known, parse
 from feedd.plan.listing import Listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from feedd.pipeline.stages import Stages
+    from feedd.plan.counts import Row
+    from feedd.source.sources import Resolved
     from feedd.values import ObjectRef, ShardIndex
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
+_log = structlog.get_logger("feedd.pipeline")
 
 
 class Shelf:
@@ -76,16 +83,40 @@ class Shelf:
         await self._index_flight.cancel_all()
 
     async def _list(self, urls: tuple[str, ...]) -> Listing:
-        refs = await self._stages.sources.resolve(urls)
-        listing = await asyncio.to_thread(Listing.of, refs, self._stages.clock.monotonic_s())
+        resolved = await self._stages.sources.resolve_all(urls)
+        listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.counts.update(await self._counted(resolved))
         held = self._listings.pop((urls, listing.digest), None)
         if held is not None:  # nothing changed: what was learned of it stays
             held.listed_s = listing.listed_s
+            held.learn(listing.counts)
             listing = held
         self._listings[urls, listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
+
+    async def _counted(self, resolved: Resolved) -> dict[int, int]:
+        """Return the sample counts that index objects beside the data know; one that cannot be used is passed over."""
+        tables: dict[tuple[str, str], list[Row]] = {}
+        for ref in resolved.indexes:
+            try:
+                tables[ref.root, folder_of(ref.key)] = await self._table(ref)
+            except (FeeddError, ValueError) as error:
+                _log.warning("an index of sample counts cannot be used", object=ref.url, reason=str(error))
+        if not tables:
+            return {}
+        found = await asyncio.to_thread(known, resolved.refs, tables)
+        _log.info("sample counts known", shards=len(resolved.refs), known=len(found))
+        return found
+
+    async def _table(self, ref: ObjectRef) -> list[Row]:
+        if ref.size_bytes > INDEX_BYTES_MAX:
+            raise ValueError(f"expected at most {INDEX_BYTES_MAX} bytes, got {ref.size_bytes}")
+        data = bytearray(ref.size_bytes)
+        with memoryview(data) as target:
+            await self._stages.sources.fetcher.fetch(ref, target)
+        return await asyncio.to_thread(lambda: parse(bytes(data)))
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
         index = await with_pinned(

@@ -12,7 +12,7 @@ from feedd.plan.share import Cut
 from feedd.plan.steps import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,6 +44,12 @@ class Listing:
         """Build from the refs; hashes every key, so call it off the event loop when there are many."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s)
+
+    def learn(self, counts: Mapping[int, int]) -> None:
+        """Take counts from a newer index of the same objects; who opens from here on may be told another policy."""
+        if len(self.counts) < len(self.refs):
+            self.counts.update(counts)
+            self._counted = None
 
     def settled(self, uneven: Uneven) -> Uneven:
         """Return the policy, of AUTO the one it comes to: the same for all who open this listing: ranks must agree."""

@@ -87,6 +87,21 @@ class LocalStore:
             raise _translate(error, path) from error
 
 
+def write_file(path: str, data: bytes) -> None:
+    """Make or replace a file at once: nobody sees half of it. Blocks.
+
+    Raises:
+        NotFound, PermissionDenied, StoreUnavailable: it cannot be written.
+    """
+    draft = f"{path}.{os.getpid()}.new"
+    try:
+        Path(draft).write_bytes(data)
+        Path(draft).replace(path)
+    except OSError as error:
+        Path(draft).unlink(missing_ok=True)
+        raise _translate(error, path) from error
+
+
 def _translate(error: OSError, path: str) -> FeeddError:
     kinds: dict[type[OSError], type[FeeddError]] = {
         FileNotFoundError: NotFound,

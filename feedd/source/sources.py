@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.retry import RetryPolicy
+from feedd.plan.counts import is_index
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
-from feedd.source.local import LocalStore
+from feedd.source.local import LocalStore, write_file
 from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
 from feedd.source.metered import MeteredStore
 from feedd.source.pages import closing_pages
@@ -29,6 +31,19 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, ObjectStore, Recorder, ShardFetcher
     from feedd.source.options import SourceOptions
     from feedd.values import ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What URLs name.
+
+    Attributes:
+        refs: the data.
+        indexes: index objects that lie among it (``plan.counts``).
+    """
+
+    refs: tuple[ObjectRef, ...]
+    indexes: tuple[ObjectRef, ...]
 
 
 class Sources:
@@ -95,7 +110,11 @@ class Sources:
         return found
 
     async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
-        """Return the current versions of the objects that ``urls`` name, in order; duplicates stay.
+        """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``."""
+        return (await self.resolve_all(urls)).refs
+
+    async def resolve_all(self, urls: Sequence[str]) -> Resolved:
+        """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
         manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that.
@@ -106,9 +125,33 @@ class Sources:
             PermissionDenied, StoreUnavailable: as the store answered.
         """
         found: list[ObjectRef] = []
+        indexes: dict[ObjectRef, None] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
-            found += await (self._manifest(location) if location.manifest else self._plain(location))
-        return tuple(found)
+            for ref in await (self._manifest(location) if location.manifest else self._plain(location)):
+                if is_index(ref.key) and ref.key != location.key:
+                    indexes[ref] = None
+                else:
+                    found.append(ref)
+        if not found and indexes:
+            raise _nothing(" ".join(urls))
+        return Resolved(tuple(found), tuple(indexes))
+
+    async def put(self, url: str, data: bytes) -> None:
+        """Make or replace one object, or file.
+
+        Raises:
+            BadRequest: malformed URL.
+            PermissionDenied, NotFound, StoreUnavailable: as the store answered.
+        """
+        location = parse_url(url)
+        if location.root == FILE_ROOT:
+            await asyncio.to_thread(write_file, location.key, data)
+            return
+        store = S3Store(location.bucket, self._options)
+        try:
+            await store.put(location.key, data)
+        finally:
+            await store.close()
 
     def _bare(self, root: str) -> ObjectStore:
         if root == FILE_ROOT:
@@ -136,8 +179,7 @@ class Sources:
         except PermissionDenied as denied:
             found = await self._without_listing(store, location, denied)
         if not found:
-            hint = "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
-            raise NotFound("expected at least one object, got none", object=location.url, hint=hint, stage="source")
+            raise _nothing(location.url)
         return found
 
     @staticmethod
@@ -170,6 +212,11 @@ class Sources:
         # a manifest may name millions of objects: parsing that must not hold the loop
         names = await asyncio.to_thread(_names, bytes(data), location.url)
         return await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
+
+
+def _nothing(url: str) -> NotFound:
+    hint = "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
+    return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
 
 
 def _names(data: bytes, url: str) -> list[tuple[str, str]]:

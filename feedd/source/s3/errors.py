@@ -44,7 +44,7 @@ MOVED = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"}
     | {"IllegalLocationConstraintException"}
 )
-_PERMISSIONS = {"list": "s3:ListBucket", "head": "s3:GetObject", "read": "s3:GetObject"}
+_PERMISSIONS = {"list": "s3:ListBucket", "head": "s3:GetObject", "read": "s3:GetObject", "write": "s3:PutObject"}
 
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,

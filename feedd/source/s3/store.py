@@ -112,6 +112,18 @@ class S3Store:
         except ObjectChanged as changed:
             raise await self.explained(changed, ref) from changed.__cause__
 
+    async def put(self, key: str, data: bytes) -> None:
+        """Make or replace one object.
+
+        Raises:
+            PermissionDenied, NotFound, StoreUnavailable: as S3 answered.
+        """
+
+        async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
+            await client.put_object(Bucket=self._bucket, Key=key, Body=data, **self._payer)
+
+        await self.clients.call(ask, self.asked("write", key), self._limits.whole_deadline_s(len(data)))
+
     async def close(self) -> None:
         """Close connections; idempotent."""
         await self.clients.aclose()

@@ -1,0 +1,1 @@
+"""What is done to a dataset once, before anybody trains on it."""
