@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
+import structlog
 
 from feedd.cli import main
 
@@ -41,8 +43,14 @@ def feedd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     def run(*arguments: str | Path) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["feedd", *map(str, arguments)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
+        handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:  # its logs go to a stream that is about to be closed
+            structlog.reset_defaults()
+            logging.getLogger().handlers[:] = handlers
+            logging.getLogger().setLevel(level)
         shown = capsys.readouterr()
         code = ended.value.code
         return Outcome(code if isinstance(code, int) else 0, shown.out, shown.err)
