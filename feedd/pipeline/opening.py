@@ -13,6 +13,7 @@ from feedd.decode.recipe import check_fields, default_fields, needs_resolve, par
 from feedd.errors import BadRequest, NotFound, ObjectChanged
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
+from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.pinned import with_pinned
@@ -116,28 +117,39 @@ class Pipeline:
             info = _info(listing, assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(), uneven=uneven.value)
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
+            memory = _Memory(self, session.slots.slot_bytes, spec, recipes)
             if spec.share:
-                await self._join(session, spec, (mark, uneven, steps), recipes)
+                await self._join(session, spec, (mark, uneven, steps), memory)
+            else:
+                first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
+                shares_of, counts = shares, listing.counts
+                ahead = AheadParts(
+                    memory.ahead, lambda: Reader(shares_of, options, counts), first, listing, self.shelf, self._group
+                )
+                session.look_ahead(Ahead(ahead))
             undo.pop_all()
         return session
 
-    async def _join(
-        self, session: Session, spec: OpenSpec, plan: tuple[object, ...], recipes: tuple[FieldRecipe, ...]
-    ) -> None:
+    async def _join(self, session: Session, spec: OpenSpec, plan: tuple[object, ...], memory: _Memory) -> None:
         """Put a session into the group of those that ask for the same batches."""
         key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, *plan)
-        slot_bytes = session.slots.slot_bytes
-
-        async def make() -> SharedBatches:
-            number = next(self._numbers)
-            arena = await Arena.create(WINDOW_BATCHES, slot_bytes, self._budget)
-            self.stages.pool.attach(number, arena.fd, arena.size_bytes)
-            options = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
-            assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, options)
-            return SharedBatches(arena, assembler, self.stages, self._group)
-
-        shared = await self._sharing.join(key, session, make)
+        shared = await self._sharing.join(key, session, memory.shared)
         session.take_part(shared, lambda member: self._sharing.leave(key, member))
+
+    async def decoded(
+        self, slot_count: int, slot_bytes: int, spec: OpenSpec, recipes: tuple[FieldRecipe, ...], *, counted: bool
+    ) -> SharedBatches:
+        """Return memory for decoded batches that are copied from there into sessions' slots.
+
+        Raises:
+            ResourceExhausted: there is none left.
+        """
+        number = next(self._numbers)
+        arena = await Arena.create(slot_count, slot_bytes, self._budget)
+        self.stages.pool.attach(number, arena.fd, arena.size_bytes)
+        options = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
+        assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, options)
+        return SharedBatches(arena, assembler, self.stages, self._group, counted=counted)
 
     async def close(self) -> None:
         """End listings and index reads under way."""
@@ -185,6 +197,21 @@ class Pipeline:
         self.stages.pool.attach(number, arena.fd, arena.size_bytes)
         undo.callback(self.stages.pool.detach, number)
         return arena
+
+
+class _Memory:
+    """Memory for batches like those of one session."""
+
+    def __init__(self, pipeline: Pipeline, slot_bytes: int, spec: OpenSpec, recipes: tuple[FieldRecipe, ...]) -> None:
+        self._pipeline, self._slot_bytes, self._spec, self._recipes = pipeline, slot_bytes, spec, recipes
+
+    async def shared(self) -> SharedBatches:
+        """For jobs that share."""
+        return await self._pipeline.decoded(WINDOW_BATCHES, self._slot_bytes, self._spec, self._recipes, counted=True)
+
+    async def ahead(self) -> SharedBatches:
+        """For the next epoch's first batches."""
+        return await self._pipeline.decoded(AHEAD_BATCHES, self._slot_bytes, self._spec, self._recipes, counted=False)
 
 
 def slots_for(size_bytes: int) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from feedd.flow.arena import Arena
+    from feedd.pipeline.ahead import Ahead
     from feedd.pipeline.assemble import Assembler
     from feedd.pipeline.future import Outlook
     from feedd.pipeline.sharing import SharedBatches
@@ -33,6 +34,7 @@ class SessionParts:
     Attributes:
         shared: where its batches come from instead of being decoded for it alone.
         leave: gives that up.
+        ahead: decodes the next epoch's first batches.
     """
 
     info: SessionInfo
@@ -43,6 +45,7 @@ class SessionParts:
     arena: Arena
     shared: SharedBatches | None = None
     leave: Callable[[object], Awaitable[None]] | None = None
+    ahead: Ahead | None = None
 
 
 class Session:
@@ -59,6 +62,10 @@ class Session:
     def take_part(self, shared: SharedBatches, leave: Callable[[object], Awaitable[None]]) -> None:
         """Take batches from a group from here on; ``leave`` is called when the session closes."""
         self._parts = replace(self._parts, shared=shared, leave=leave)
+
+    def look_ahead(self, ahead: Ahead) -> None:
+        """Have the next epoch's first batches decoded when an epoch ends."""
+        self._parts = replace(self._parts, ahead=ahead)
 
     @property
     def info(self) -> SessionInfo:
@@ -91,6 +98,8 @@ class Session:
             if isinstance(rows, EpochEnd):
                 return rows
             batch = await self._decode(rows, slot)
+            if self._parts.ahead is not None:
+                await self._parts.ahead.settle(at)
         except (ObjectChanged, NotFound):
             self._shelf.forget(self._parts.listing)
             raise
@@ -101,6 +110,8 @@ class Session:
 
     async def close(self) -> None:
         """Withdraw wishes, take the arena from the workers, free it."""
+        if self._parts.ahead is not None:
+            await self._parts.ahead.close()
         if self._parts.leave is not None:
             await self._parts.leave(self)
         self._parts.outlook.close()
@@ -135,6 +146,8 @@ class Session:
         if epoch != self._ended_epoch:
             self._ended_epoch = epoch
             self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
+            if self._parts.ahead is not None:
+                self._parts.ahead.begin(epoch + 1)
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
@@ -143,6 +156,10 @@ class Session:
         indexes = await self._shelf.indexes(parts.listing, shards)
         if parts.shared is not None:
             return await parts.shared.batch(self, rows, refs, indexes, parts.arena.view(slot))
+        if parts.ahead is not None:
+            made = await parts.ahead.batch(rows, refs, indexes, parts.arena.view(slot))
+            if made is not None:
+                return made
         return await with_pinned(
             self._stages.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot)
         )

@@ -54,8 +54,11 @@ class _Kept:
 class SharedBatches:
     """The batches of one group. Owns its arena."""
 
-    def __init__(self, arena: Arena, assembler: Assembler, stages: Stages, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, arena: Arena, assembler: Assembler, stages: Stages, tasks: asyncio.TaskGroup, *, counted: bool = True
+    ) -> None:
         self._arena = arena
+        self._counted = counted
         self._assembler = assembler
         self._stages = stages
         self._flight: SingleFlight[tuple[int, int], _Kept] = SingleFlight(tasks)
@@ -99,7 +102,7 @@ class SharedBatches:
         key = (rows.cursor.epoch, rows.cursor.step)
         while (kept := self._kept.get(key)) is None or kept.gone:
             await self._flight.do(key, lambda: self._make(key, rows, refs, indexes))
-        if kept.taken_by:
+        if kept.taken_by and self._counted:
             self._stages.recorder.count(PIPELINE_SHARED, outcome="taken")
         kept.reader_count += 1
         try:
@@ -108,6 +111,16 @@ class SharedBatches:
             kept.reader_count -= 1
             kept.taken_by.add(member)
             self._sweep()
+
+    async def prepare(self, rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]) -> None:
+        """Decode a batch that somebody will take.
+
+        Raises:
+            As ``batch``.
+        """
+        key = (rows.cursor.epoch, rows.cursor.step)
+        if key not in self._kept:
+            await self._flight.do(key, lambda: self._make(key, rows, refs, indexes))
 
     async def close(self) -> None:
         """End what is under way and free the memory."""
@@ -119,7 +132,8 @@ class SharedBatches:
     async def _make(
         self, key: tuple[int, int], rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]
     ) -> _Kept:
-        self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
+        if self._counted:
+            self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
         self._furthest = max(key, self._furthest)
         slot = await self._room()
         try:
