@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _PER_WORKER = 4  # shards under way: some arrive while others are read
 _TOLD_MAX = 8
+_CACHE_SIZE = "16GiB"  # shards are read and dropped again: enough for those under way
 
 
 def index(
@@ -41,7 +42,7 @@ def index(
     be split by samples. Shards the index knows already are not read again; broken off, it goes on where it was.
     """
     with tempfile.TemporaryDirectory(prefix="feedd-index-") as folder:
-        flags = Flags(config=config, cache_dir=Path(folder), cache_size=cache_size, set=set_)
+        flags = Flags(config=config, cache_dir=Path(folder), cache_size=cache_size or _CACHE_SIZE, set=set_)
         with _display(quiet=json_ or check) as tell:
             progress = _run(flags.load().config, url, out, tell, check=check)
     complete = progress.done_count == progress.shard_count

@@ -49,7 +49,8 @@ class Row:
 
 def is_index(key: str) -> bool:
     """Whether an object is an index, or a file about to become one, and so no shard."""
-    return key.rpartition("/")[2].startswith(INDEX_NAME)
+    name = key.rpartition("/")[2]
+    return name == INDEX_NAME or (name.startswith(f"{INDEX_NAME}.") and name.endswith(".new"))
 
 
 def folder_of(key: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import structlog
 
 from feedd.errors import BadRequest, FeeddError
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, render
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from feedd.plan.listing import Listing
     from feedd.values import ObjectRef
 
+_log = structlog.get_logger("feedd.prepare")
 _SAVE_EVERY_S = 60.0  # so much work is lost at most when it is broken off
 
 
@@ -45,15 +49,17 @@ class Counting:
 
 
 def index_url(url: str) -> str:
-    """Return where the index of a prefix belongs: into its folder.
+    """Return where the index of a folder belongs: into it.
 
     Raises:
-        BadRequest: a manifest, which has no folder.
+        BadRequest: no folder: an index of some of its objects would take the place of that of all.
     """
     location = parse_url(url)
-    if location.manifest:
-        raise BadRequest("expected a prefix or folder to index, got a manifest", object=url)
-    key = location.key if location.root != "file://" or location.key.endswith("/") else f"{location.key}/"
+    folder = not location.key or location.key.endswith("/")
+    local = location.root == "file://" and Path(location.key).is_dir()
+    if location.manifest or not (folder or local):
+        raise BadRequest("expected a folder to index, with a slash at its end, got something else", object=url)
+    key = location.key if folder else f"{location.key}/"
     base = location.root if location.root == "file://" else f"{location.root}/"
     return f"{base}{folder_of(key)}{INDEX_NAME}"
 
@@ -101,7 +107,10 @@ async def count(
             if time.monotonic() - saved_s > _SAVE_EVERY_S and not saving.locked():
                 async with saving:
                     saved_s = time.monotonic()
-                    await save(_file(listing, folder))
+                    try:
+                        await save(_file(listing, folder))
+                    except FeeddError as error:  # the last one counts
+                        _log.warning("the index could not be saved for now", reason=str(error))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(at_once):

@@ -98,11 +98,11 @@ class RetryStore:
 
     async def head(self, key: str) -> ObjectRef:
         """Ask the inner store until it answers or the policy gives up."""
-        return await self._ask(lambda: self._inner.head(key))
+        return await self.ask(lambda: self._inner.head(key))
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
         """Ask the inner store until it answers or the policy gives up; see ``ObjectStore.checksum``."""
-        return await self._ask(lambda: self._inner.checksum(ref))
+        return await self.ask(lambda: self._inner.checksum(ref))
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
@@ -130,7 +130,8 @@ class RetryStore:
                     noted.filled_bytes, noted.answered_by = before + part.filled_bytes, part.answered_by
             part = ReadProgress()
 
-    async def _ask(self, call: Callable[[], Awaitable[_T]]) -> _T:
+    async def ask(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Do ``call``, a request that may be sent twice, until it succeeds or the policy gives up."""
         attempt, ends_s = 0, self._ends_s(0)
         while True:
             try:

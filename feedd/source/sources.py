@@ -149,7 +149,7 @@ class Sources:
             return
         store = S3Store(location.bucket, self._options)
         try:
-            await store.put(location.key, data)
+            await self._retried(store, store).ask(lambda: store.put(location.key, data))
         finally:
             await store.close()
 
@@ -166,9 +166,13 @@ class Sources:
         hedged: ObjectStore = limited
         if tempo.hedger is not None and bare.root != FILE_ROOT:
             hedged = HedgeStore(limited, tempo.hedger, self._recorder)
+        return self._retried(bare, hedged)
+
+    def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
+        tempo = self.tempo(bare.root)
         policy = RetryPolicy(attempts_max=self._options.attempts_max)
         limits = RetryLimits(policy, self._options.whole_deadline_s, tempo.quota, tempo.pace.throttled)
-        return RetryStore(hedged, limits, self._clock, self._recorder)
+        return RetryStore(inner, limits, self._clock, self._recorder)
 
     async def _plain(self, location: Location) -> list[ObjectRef]:
         store = self.store(location.root)

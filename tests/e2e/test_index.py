@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from feedd.bench.server import faults as fault
 from feedd_client import FeedDataset, Topology
 from tests.e2e.shards import numbered
 
@@ -41,7 +42,7 @@ def _stored(s3: S3Server) -> bytes:
     return found.data
 
 
-def _index(s3: S3Server, *arguments: str) -> tuple[int, dict[str, Any], str]:
+def _index(s3: S3Server, *arguments: str, url: str = URL) -> tuple[int, dict[str, Any], str]:
     environment: Mapping[str, str] = {
         **os.environ,
         "AWS_ENDPOINT_URL": s3.url,
@@ -50,7 +51,7 @@ def _index(s3: S3Server, *arguments: str) -> tuple[int, dict[str, Any], str]:
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    words = [sys.executable, "-m", "feedd", "index", URL, "--json", *arguments]
+    words = [sys.executable, "-m", "feedd", "index", url, "--json", *arguments]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
@@ -94,6 +95,17 @@ def test_only_what_changed_is_counted_again(filled: S3Server) -> None:
     assert "5 of 6 shards known" in said
     code, facts, _ = _index(filled)
     assert (code, facts["counted"], facts["samples"]) == (0, 1, 35)
+
+
+def test_a_busy_store_and_a_narrower_url(filled: S3Server) -> None:
+    """A refusal of the PUT is tried again; a URL of some of the objects is no folder, and the index stays whole."""
+    filled.script("data", INDEX, fault.slow_down(), op="PUT")
+    assert _index(filled)[0] == 0
+    kept = _stored(filled)
+    code, _, said = _index(filled, url=f"{URL}0")
+    assert code == 2
+    assert "expected a folder" in said
+    assert _stored(filled) == kept
 
 
 def test_a_shard_that_cannot_be_read_is_named(filled: S3Server) -> None:

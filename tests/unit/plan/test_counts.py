@@ -69,5 +69,7 @@ def test_which_objects_are_indexes() -> None:
     """By name, in whatever folder."""
     assert is_index("_feedd_index.json")
     assert is_index("train/_feedd_index.json")
+    assert is_index("train/_feedd_index.json.17.new")
     assert not is_index("train/my_feedd_index.json")
+    assert not is_index("train/_feedd_index.json.tar")
     assert (folder_of("train/a/b.tar"), folder_of("b.tar"), folder_of("train/")) == ("train/a/", "", "train/")
