@@ -261,13 +261,17 @@ class ConnectionPool:
             sock.close()
             raise
         self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
+        connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
         try:
-            _, connection = await self._loop.create_connection(
-                lambda: Connection(self._limits.read_timeout_s, self._forget, address, self._files),
+            await self._loop.create_connection(
+                lambda: connection,
                 sock=sock,
                 ssl=endpoint.tls,
                 server_hostname=endpoint.host if endpoint.tls else None,
             )
+        except BaseException:
+            connection.drop()  # broken off with the handshake just done, it would wait for the peer's farewell
+            raise
         finally:
             self._closing = {one for one in self._closing if one.fileno() >= 0}
         self._closing.discard(sock)  # known by its connection from here on
