@@ -183,18 +183,18 @@ def test_weights_hold_until_others_do() -> None:
     assert mixture.rows(3, 0, 9)[1].tolist() == [4, 5, 6, 7]
 
 
-def test_two_epochs_in_turn() -> None:
-    """Reading two epochs in turn, as where one drains while the next fills, gives what each gives alone."""
+def test_epochs_in_turn() -> None:
+    """Reading epochs in turn, as where one drains while the next fills, gives what each gives alone."""
     options = MixOptions(8, SAMPLE, samples_per_epoch=300)
 
     def weights(epoch: int) -> tuple[int, int]:
         return 1 + epoch, 2
 
-    both = Mixture(weights, options)
+    together = Mixture(weights, options)
     for first in range(0, 300, 50):
-        for epoch in (6, 7):
+        for epoch in (6, 7, 0):
             alone = Mixture(weights, options).rows(epoch, first, 50)
-            assert [column.tolist() for column in both.rows(epoch, first, 50)] == [c.tolist() for c in alone]
+            assert [column.tolist() for column in together.rows(epoch, first, 50)] == [c.tolist() for c in alone]
 
 
 def test_weights_become_the_simplest_ratio() -> None:
