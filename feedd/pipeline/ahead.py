@@ -58,7 +58,7 @@ class Ahead:
     def begin(self, epoch: int) -> None:
         """Start on an epoch, unless one is held already."""
         if self._task is None and self._batches is None:
-            self._epoch, self._unwanted = epoch, False
+            self._epoch, self._unwanted, self._left = epoch, False, set(self._parts.steps)
             self._task = self._parts.tasks.create_task(self._make(epoch))
 
     async def batch(
@@ -70,9 +70,11 @@ class Ahead:
             As ``SharedBatches.batch``.
         """
         at = rows.cursor
-        if self._batches is None or at.epoch != self._epoch or at.step not in self._left:
+        if at.epoch != self._epoch or at.step not in self._left:
             return None
-        self._left.discard(at.step)
+        self._left.discard(at.step)  # where there is no memory yet it is made by whoever asks, and not here
+        if self._batches is None:
+            return None
         self._taking_count += 1
         try:
             return await self._batches.batch(self, rows, refs, indexes, into)
@@ -93,8 +95,11 @@ class Ahead:
             if self._batches is not None:  # memory that is being made cannot be left behind: that is waited for
                 task.cancel()
             await asyncio.wait([task])
-        batches, self._batches = self._batches, None
         self._left.clear()
+        await self._free()
+
+    async def _free(self) -> None:
+        batches, self._batches = self._batches, None
         if batches is not None:
             batches.leave(self)
             await batches.close()
@@ -103,11 +108,13 @@ class Ahead:
         try:
             batches = await self._parts.memory()
             batches.join(self)
-            self._batches, self._left = batches, set(self._parts.steps)
-            if self._unwanted:
-                return
+            self._batches = batches
             reader = self._parts.reader()
             for step in self._parts.steps:
+                if self._unwanted:
+                    return
+                if step not in self._left:
+                    continue
                 rows = await self._rows(reader, Cursor(epoch, step))
                 if isinstance(rows, EpochEnd):
                     break
@@ -119,6 +126,8 @@ class Ahead:
             _log.debug("nothing was decoded ahead", epoch=epoch, reason=str(error))
         finally:
             self._task = None
+            if not self._left and not self._taking_count:  # the trainer was faster
+                await self._free()
 
     async def _rows(self, reader: Reader, at: Cursor) -> BatchRows | EpochEnd:
         while isinstance(rows := reader.rows(at), NeedCounts):

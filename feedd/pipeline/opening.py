@@ -16,6 +16,7 @@ from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
+from feedd.pipeline.learned import Learned
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import WINDOW_BATCHES, SharedBatches, Sharing
@@ -41,9 +42,11 @@ _AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 16
 class Pipeline:
     """Seam ``FeedBackend``: sessions over the stages."""
 
-    def __init__(self, stages: Stages, options: PipelineOptions, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, stages: Stages, options: PipelineOptions, group: asyncio.TaskGroup, learned: Learned | None = None
+    ) -> None:
         self.stages = stages
-        self.shelf = Shelf(stages, group)
+        self.shelf = Shelf(stages, group, learned or Learned())
         self._options = options
         self._budget = ArenaBudget(options.arena_bytes)
         self._crowd = Crowd()

@@ -17,6 +17,7 @@ from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
+from feedd.pipeline.learned import Learned
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.options import S3Options, SourceOptions
@@ -101,7 +102,9 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         cache = node_cache(config, sources.fetcher, recorder, clock)
         await stack.enter_async_context(cache)
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group)
+        learned = Learned(config.cache.dir / "counts")
+        await asyncio.to_thread(learned.load)
+        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group, learned)
         stack.push_async_callback(pipeline.close)
         warming = group.create_task(sources.warm())
         stack.callback(warming.cancel)

@@ -19,6 +19,7 @@ from feedd.plan.listing import Listing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from feedd.pipeline.learned import Learned
     from feedd.pipeline.stages import Stages
     from feedd.plan.counts import Row
     from feedd.source.sources import Resolved
@@ -33,8 +34,9 @@ _log = structlog.get_logger("feedd.pipeline")
 class Shelf:
     """Listings by their URLs, indexes by their object; each fetched once however many sessions ask."""
 
-    def __init__(self, stages: Stages, group: asyncio.TaskGroup) -> None:
+    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
         self._stages = stages
+        self._learned = learned
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
         self._listings: dict[tuple[tuple[str, ...], bytes], Listing] = {}
         self._listing_flight: SingleFlight[tuple[str, ...], Listing] = SingleFlight(group)
@@ -65,6 +67,7 @@ class Shelf:
         if index is None:
             index = await self._index_flight.do(ref, lambda: self._read_index(ref))
         listing.counts[shard] = index.sample_count
+        self._learned.note(ref, index.sample_count)
         return index
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
@@ -81,16 +84,18 @@ class Shelf:
         """End what is under way."""
         await self._listing_flight.cancel_all()
         await self._index_flight.cancel_all()
+        await asyncio.to_thread(self._learned.save)
 
     async def _list(self, urls: tuple[str, ...]) -> Listing:
         resolved = await self._stages.sources.resolve_all(urls)
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.counts.update(await self._counted(resolved))
+        counted = await self._counted(resolved)
         held = self._listings.pop((urls, listing.digest), None)
         if held is not None:  # nothing changed: what was learned of it stays
             held.listed_s = listing.listed_s
-            held.learn(listing.counts)
             listing = held
+        listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
+        listing.index(counted)
         self._listings[urls, listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]

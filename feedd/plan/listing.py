@@ -29,7 +29,8 @@ class Listing:
         sizes: int64[shards], bytes.
         digest: over keys, sizes and ETags.
         listed_s: monotonic time of the listing.
-        counts: sample counts by dataset index, as far as shards have been indexed.
+        counts: sample counts by dataset index, as far as they are known.
+        indexed: whether an index object tells them all: every daemon that lists the data then knows the same.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -37,7 +38,7 @@ class Listing:
     digest: bytes
     listed_s: float
     counts: dict[int, int] = field(default_factory=dict)
-    _counted: bool | None = None
+    indexed: bool = False
 
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float) -> Listing:
@@ -45,19 +46,16 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s)
 
-    def learn(self, counts: Mapping[int, int]) -> None:
-        """Take counts from a newer index of the same objects; who opens from here on may be told another policy."""
-        if len(self.counts) < len(self.refs):
-            self.counts.update(counts)
-            self._counted = None
+    def index(self, counts: Mapping[int, int]) -> None:
+        """Take counts from an index object; who opens from here on may be told another policy."""
+        self.counts.update(counts)
+        self.indexed = len(counts) == len(self.refs)
 
     def settled(self, uneven: Uneven) -> Uneven:
         """Return the policy, of AUTO the one it comes to: the same for all who open this listing: ranks must agree."""
-        if self._counted is None:
-            self._counted = len(self.counts) == len(self.refs)
         if uneven is not Uneven.AUTO:
             return uneven
-        return Uneven.DROP if self._counted else Uneven.JOIN
+        return Uneven.DROP if self.indexed else Uneven.JOIN
 
     def cut(self, spec: OpenSpec) -> Cut:
         """Return how the spec wants the dataset cut.

@@ -48,6 +48,7 @@ async def test_taken_side_by_side(tmp_path: Path) -> None:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
         await batches(session)
+        await until(lambda: _ahead(session)._batches is not None)
         slots = [session.slots.take() for _ in range(3)]
         made = await asyncio.gather(
             *[session.produce(Cursor(1, step), slot) for step, slot in enumerate(slots) if slot is not None]
@@ -57,6 +58,19 @@ async def test_taken_side_by_side(tmp_path: Path) -> None:
         for slot in slots:
             assert slot is not None
             session.slots.give_back(slot)
+
+
+async def test_a_trainer_that_is_faster(tmp_path: Path) -> None:
+    """Batches that are asked for before there is memory to make them ahead are made once, and nothing is held."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        session = await rig.open()
+        before = rig.recorder.total(DECODE_SAMPLES)
+        await batches(session)
+        for step in range(3):
+            assert isinstance(await take(session, Cursor(1, step)), Taken)
+        await until(lambda: _ahead(session)._batches is None and _ahead(session)._task is None)
+        assert rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + 3 * 4
 
 
 async def test_another_epoch_is_asked_for(tmp_path: Path) -> None:

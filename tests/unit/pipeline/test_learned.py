@@ -1,0 +1,56 @@
+"""Counts that outlive the daemon: kept for the very objects, never trusted beyond that."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.pipeline.learned import Learned
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFS = [ObjectRef("s3://b", f"k{number}", 10, f"e{number}") for number in range(4)]
+
+
+def test_known_after_a_restart(tmp_path: Path) -> None:
+    """What was learned is there again, for objects that are what they were."""
+    first = Learned(tmp_path / "counts")
+    first.load()
+    assert first.known(REFS) == {}
+    for number in (0, 2):
+        first.note(REFS[number], number + 5)
+    first.save()
+    again = Learned(tmp_path / "counts")
+    again.load()
+    assert again.known(REFS) == {0: 5, 2: 7}
+    assert again.known([ObjectRef("s3://b", "k0", 11, "e0"), ObjectRef("s3://b", "k2", 10, "other")]) == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["counts"]
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"no json", b"{}", b"[[1, 2]]", json.dumps([["u", "e", 1, -1]]).encode(), b"\xff" * 50]
+)
+def test_rubbish_is_nothing_known(tmp_path: Path, rubbish: bytes) -> None:
+    """A file that is not ours is passed over, and replaced."""
+    (tmp_path / "counts").write_bytes(rubbish)
+    learned = Learned(tmp_path / "counts")
+    learned.load()
+    assert repr(learned) == "Learned(0 shards)"
+    learned.note(REFS[0], 1)
+    learned.save()
+    again = Learned(tmp_path / "counts")
+    again.load()
+    assert again.known(REFS) == {0: 1}
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    """Nowhere to write is nobody's trouble."""
+    learned = Learned(tmp_path / "gone" / "counts")
+    learned.load()
+    learned.note(REFS[0], 1)
+    learned.save()
+    Learned().save()
