@@ -94,7 +94,7 @@ class EpochMap:
         """
         self._options = options
         self._counts = counts
-        places = epoch_places(share.shards, options)
+        self._places = places = epoch_places(share.shards, options)
         self._order = share.shards[places]
         self._lows = None if share.lows is None else share.lows[places]
         self._highs = None if share.highs is None else share.highs[places]
@@ -102,9 +102,13 @@ class EpochMap:
         self.window_count = self._edges.shape[0] - 1
         self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
 
-    def know(self, place_counts: NDArray[np.int64]) -> None:
-        """Take the counts of all shards, int64 in reading order: nothing need be counted any more."""
-        sums = np.add.reduceat(place_counts, self._edges[:-1]) if self.window_count else np.zeros(0, dtype=np.int64)
+    def know(self, share_counts: NDArray[np.int64]) -> None:
+        """Take the counts of all shards, int64 in the share's order: nothing need be counted any more."""
+        sums = (
+            np.add.reduceat(share_counts[self._places], self._edges[:-1])
+            if self.window_count
+            else np.zeros(0, dtype=np.int64)
+        )
         self._starts = list(zip([0, *np.cumsum(sums).tolist()], range(self.window_count + 1), strict=True))
 
     def add_anchor(self, window: int, sample: int) -> None:

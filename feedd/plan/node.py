@@ -78,10 +78,10 @@ class NodeEpoch:
             windows = [one.shards(window) for window in range(self.window_count) for one in self._maps]
             self._order = np.concatenate(windows) if windows else self._maps[0].order
 
-    def know(self, counts: tuple[NDArray[np.int64], ...], places: tuple[NDArray[np.int64], ...]) -> None:
-        """Take the counts of all shards, per partition, in its share's order, and that order's places."""
-        for one, share_counts, share_places in zip(self._maps, counts, places, strict=True):
-            one.know(share_counts[share_places])
+    def know(self, counts: tuple[NDArray[np.int64], ...]) -> None:
+        """Take the counts of all shards, per partition, in its share's order."""
+        for one, share_counts in zip(self._maps, counts, strict=True):
+            one.know(share_counts)
 
     def add_anchors(self, anchors: tuple[Anchor, ...]) -> None:
         """Take note where the partitions' windows start; none: nothing is known.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest
-from feedd.plan.epoch import EpochOptions, NeedCounts, epoch_places, seeds
+from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
 from feedd.values import Cursor, EpochEnd
 
@@ -131,10 +131,8 @@ class Reader:
 
     def steps(self) -> int | None:
         """Return the rank's steps of an epoch; None: not known yet."""
-        if self._deal.steps is None:
-            known = [share.counts(self._counts) for share in self._shares]
-            if any(counts is None for counts in known):
-                return None
+        if self._deal.steps is None and self._known_counts() is None:
+            return None
         plan = self.epoch_map(Cursor(max(self._epoch, 0)))
         counts = [count for count in plan.sample_counts if count is not None]
         return plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
@@ -159,16 +157,19 @@ class Reader:
         return self._gather(plan, found, at)
 
     def _new_map(self, epoch: int) -> NodeEpoch:
-        options = self.epoch_options(epoch)
-        plan = NodeEpoch(self._shares, options, self._counts, self._deal)
-        if self._share_counts is None:
-            known = [share.counts(self._counts) for share in self._shares]
-            counted = [counts for counts in known if counts is not None]
-            if len(counted) == len(known):
-                self._share_counts = tuple(counted)
-        if self._share_counts is not None:
-            plan.know(self._share_counts, tuple(epoch_places(share.shards, options) for share in self._shares))
+        plan = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal)
+        counts = self._known_counts()
+        if counts is not None:
+            plan.know(counts)
         return plan
+
+    def _known_counts(self) -> tuple[NDArray[np.int64], ...] | None:
+        """Return the samples of each share's shards; None where one is not known yet."""
+        if self._share_counts is None:
+            counted = [counts for share in self._shares if (counts := share.counts(self._counts)) is not None]
+            if len(counted) == len(self._shares):
+                self._share_counts = tuple(counted)
+        return self._share_counts
 
     def _gather(self, plan: NodeEpoch, found: Step, at: Cursor) -> BatchRows:
         parts = [self._piece(plan, piece) for piece in found.pieces]
