@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.errors import FeeddError
-from feedd.plan.epoch import NeedCounts
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Ahead:
                     return
                 if step not in self._left:
                     continue
-                rows = await self._rows(reader, Cursor(epoch, step))
+                rows = await self._parts.shelf.rows(self._parts.listing, reader, Cursor(epoch, step))
                 if isinstance(rows, EpochEnd):
                     break
                 shards = rows.shards.tolist()
@@ -128,8 +127,3 @@ class Ahead:
             self._task = None
             if not self._left and not self._taking_count:  # the trainer was faster
                 await self._free()
-
-    async def _rows(self, reader: Reader, at: Cursor) -> BatchRows | EpochEnd:
-        while isinstance(rows := reader.rows(at), NeedCounts):
-            await self._parts.shelf.indexes(self._parts.listing, rows.shards)
-        return rows

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.errors import NotFound, ObjectChanged
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.epoch import NeedCounts
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -132,8 +131,7 @@ class Session:
 
     async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
         parts = self._parts
-        while isinstance(rows := parts.reader.rows(at), NeedCounts):
-            await self._shelf.indexes(parts.listing, rows.shards)
+        rows = await self._shelf.rows(parts.listing, parts.reader, at)
         if isinstance(rows, EpochEnd):
             parts.assembler.check_failures(at)
             self._count_end(at.epoch)

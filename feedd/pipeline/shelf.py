@@ -14,6 +14,7 @@ from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
 from feedd.plan.counts import INDEX_BYTES_MAX, folder_of, known, parse
+from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.stages import Stages
     from feedd.plan.counts import Row
+    from feedd.plan.reader import BatchRows, Reader
     from feedd.source.sources import Resolved
-    from feedd.values import ObjectRef, ShardIndex
+    from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
@@ -79,6 +81,12 @@ class Shelf:
         if len(held) == len(wanted):
             return [held[shard] for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
+
+    async def rows(self, listing: Listing, reader: Reader, at: Cursor) -> BatchRows | EpochEnd:
+        """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
+        while isinstance(rows := reader.rows(at), NeedCounts):
+            await self.indexes(listing, rows.shards)
+        return rows
 
     async def close(self) -> None:
         """End what is under way."""
