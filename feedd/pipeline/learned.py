@@ -7,10 +7,12 @@ decided by them: another node has learned others.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from feedd.errors import FeeddError
+from feedd.source.local import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,12 +69,7 @@ class Learned:
         """Write the file where something was learned; a directory that cannot be written is nobody's trouble."""
         if not self._changed or self._path is None:
             return
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
         rows = [(*key, count) for key, count in self._counts.items()]
-        try:
-            draft.write_bytes(msgspec.json.encode(rows))
-            draft.replace(self._path)
+        with contextlib.suppress(FeeddError):
+            write_file(str(self._path), msgspec.json.encode(rows))
             self._changed = False
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import stat
 import threading
@@ -98,7 +99,8 @@ def write_file(path: str, data: bytes) -> None:
         Path(draft).write_bytes(data)
         Path(draft).replace(path)
     except OSError as error:
-        Path(draft).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            Path(draft).unlink()
         raise _translate(error, path) from error
 
 
