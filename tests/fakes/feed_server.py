@@ -193,7 +193,10 @@ class FakeFeed(stubs.FeedServicer):
                 yield response
                 response = pb.StreamResponse()
                 continue
-            batch, chunks = self._batch(session, start, epoch, step, seq, fault)
+            composed = self._batch(session, start, epoch, step, seq, fault)
+            if composed is None:
+                return False
+            batch, chunks = composed
             samples += batch.rows
             response.batches.append(batch)
             if chunks or len(response.batches) >= script.coalesce:
@@ -225,7 +228,7 @@ class FakeFeed(stubs.FeedServicer):
 
     def _batch(
         self, session: FakeSession, start: pb.StreamStart, epoch: int, step: int, seq: int, fault: Fault | None
-    ) -> tuple[pb.Batch, list[pb.StreamResponse]]:
+    ) -> tuple[pb.Batch, list[pb.StreamResponse]] | None:
         script, kind = self.script, fault.kind if fault is not None else ""
         batch, layout = compose(script, session.request, epoch, step)
         batch.seq = seq + (kind == "bad-seq")
@@ -243,10 +246,12 @@ class FakeFeed(stubs.FeedServicer):
                 for at in pieces
             ]
         with self.lock:
+            if session.closed:  # whoever is killed here sends nothing: not a slot it did not fill
+                return None
             slot = session.take(stale=kind == "stale-generation")
+            if script.fill:
+                layout.into(memoryview(session.map)[slot * script.slot_bytes : (slot + 1) * script.slot_bytes])
             self.lock.notify_all()
-        if script.fill and not session.closed:
-            layout.into(memoryview(session.map)[slot * script.slot_bytes : (slot + 1) * script.slot_bytes])
         batch.slot, batch.generation = slot + (99 if kind == "bad-slot" else 0), session.generations[slot]
         return batch, []
 
