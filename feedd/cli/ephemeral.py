@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.lock import DirectoryLock
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.config.loading import DEFAULT_ORIGIN
 from feedd.errors import CacheUnavailable
 
