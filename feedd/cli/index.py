@@ -79,7 +79,7 @@ def _run(config: Config, url: str, out: Path | None, tell: Callable[[Counting], 
     async def run() -> Counting:
         async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
             if check:
-                listing = await pipeline.shelf.listing((url,), lambda _: False)
+                listing = await pipeline.shelf.fresh((url,))
                 known = listing.counts
                 return Counting(
                     len(listing.refs), 0, len(known), done_count=len(known), sample_count=sum(known.values())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.retry import RetryPolicy
-from feedd.plan.counts import is_index
+from feedd.plan.beside import is_beside
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore, write_file
@@ -39,11 +39,11 @@ class Resolved:
 
     Attributes:
         refs: the data.
-        indexes: index objects that lie among it (``plan.counts``).
+        beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
     """
 
     refs: tuple[ObjectRef, ...]
-    indexes: tuple[ObjectRef, ...]
+    beside: tuple[ObjectRef, ...]
 
 
 class Sources:
@@ -125,16 +125,16 @@ class Sources:
             PermissionDenied, StoreUnavailable: as the store answered.
         """
         found: list[ObjectRef] = []
-        indexes: dict[ObjectRef, None] = {}
+        beside: dict[ObjectRef, None] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
             for ref in await (self._manifest(location) if location.manifest else self._plain(location)):
-                if is_index(ref.key) and ref.key != location.key:
-                    indexes[ref] = None
+                if is_beside(ref.key) and ref.key != location.key:
+                    beside[ref] = None
                 else:
                     found.append(ref)
-        if not found and indexes:
+        if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(indexes))
+        return Resolved(tuple(found), tuple(beside))
 
     async def put(self, url: str, data: bytes) -> None:
         """Make or replace one object, or file.

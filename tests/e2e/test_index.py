@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.bench.server import faults as fault
-from feedd_client import FeedDataset, Topology
+from feedd_client import FeedDataset, FeedError, Topology
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -116,3 +116,26 @@ def test_a_shard_that_cannot_be_read_is_named(filled: S3Server) -> None:
     assert facts["known"] == 5
     assert "train/04.tar" in said
     assert len(json.loads(_stored(filled))["key"]) == 5
+
+
+def test_what_other_tools_counted_is_enough(filled: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A sizes.json beside the shards tells the steps; a wrong one is named when the shard is read, and counted past."""
+    sizes = {f"{shard:02d}.tar": count for shard, count in enumerate(COUNTS)}
+    filled.put("data", "train/sizes.json", json.dumps(sizes).encode())
+    daemon = daemons(workers=1)
+    datasets = [_dataset(daemon, rank) for rank in range(2)]
+    assert [len(dataset) for dataset in datasets] == [5, 5]
+    assert sum(len(batch["cls"]) for dataset in datasets for batch in dataset) == 40
+    wrong = daemons("wrong", workers=1)
+    filled.put("data", "train/sizes.json", json.dumps(sizes | {"04.tar": 20}).encode())
+    misled = _dataset(wrong)
+    with pytest.raises(FeedError, match=r"expected 20 samples, as s3://data/train/sizes.json says, got 12"):
+        list(misled)
+    code, facts, said = _index(filled)
+    assert (code, facts["samples"], facts["counted"]) == (0, 40, 6), said
+    again = _dataset(wrong)
+    assert len(again) == 5
+    for dataset in (*datasets, misled, again):
+        dataset.close()
+    for one in (daemon, wrong):
+        one.wait_idle()
