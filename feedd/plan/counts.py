@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from feedd.values import ObjectRef
 
@@ -100,6 +100,18 @@ def parse(data: bytes) -> list[Row]:
     if any(not 0 <= count < SAMPLES_MAX for count in file.sample_count):
         raise ValueError("expected counts of samples, got numbers that are none")
     return [Row(*row) for row in zip(*columns, strict=True)]
+
+
+def merged(ours: Mapping[str, Row], there: Iterable[Row], stale: Collection[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows that an index is to hold, by key, and those of them that another run has added.
+
+    Args:
+        ours: what this run knows, by key.
+        there: what the index holds now.
+        stale: rows it held before that are of no object that this run has listed.
+    """
+    news = {row.key: row for row in there if ours.get(row.key) != row and row not in stale}
+    return sorted({**ours, **news}.values(), key=lambda row: row.key), list(news.values())
 
 
 def known(refs: Sequence[ObjectRef], indexes: Mapping[tuple[str, str], Iterable[Row]]) -> dict[int, int]:

@@ -136,20 +136,35 @@ class Sources:
             raise _nothing(" ".join(urls))
         return Resolved(tuple(found), tuple(beside))
 
-    async def put(self, url: str, data: bytes) -> None:
-        """Make or replace one object, or file.
+    async def head(self, url: str) -> ObjectRef:
+        """Return the current version of one object, or file.
 
         Raises:
             BadRequest: malformed URL.
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        location = parse_url(url)
+        return await self.store(location.root).head(location.key)
+
+    async def put(self, url: str, data: bytes, over: str | None = None) -> ObjectRef:
+        """Make or replace one object, or file; return what is there then.
+
+        Args:
+            url: of the object.
+            data: all of it.
+            over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+
+        Raises:
+            BadRequest: malformed URL.
+            ObjectChanged: another version is there, or one at all. It may be this one, when an answer was lost.
             PermissionDenied, NotFound, StoreUnavailable: as the store answered.
         """
         location = parse_url(url)
         if location.root == FILE_ROOT:
-            await asyncio.to_thread(write_file, location.key, data)
-            return
+            return await asyncio.to_thread(write_file, location.key, data, over)
         store = S3Store(location.bucket, self._options)
         try:
-            await self._retried(store, store).ask(lambda: store.put(location.key, data))
+            return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
         finally:
             await store.close()
 
