@@ -197,12 +197,25 @@ class FeedIterator(Iterator[Item], Generic[Item]):
                 self._taken_steps,
                 left_count,
             )
+        self._count_left_out(epoch)
         ended = self._feeder.ended
         common = self._plan.join is not None or self._plan.step_limit is not None
         self.end = (epoch, self._feeder.next_step if common or ended is None else ended.steps)
         self.close()
         if self.auto_commit:
             self._hooks.finish(*self.end)
+
+    def _count_left_out(self, epoch: int) -> None:
+        """Take note of what equal steps left out, which the daemon knew when it opened the session."""
+        count = self._feeder.left_out_samples
+        if self._feeder.uneven != "drop" or not count:
+            return
+        self._stats.leftover_samples += count
+        # less than a batch is rounding; more than that, nodes or partitions differ, which something can be done about
+        much = count >= self._feeder.batch_size
+        hint = "; sharding='sample' or uneven='pad' would leave out less" if much else ""
+        level = logging.WARNING if much else logging.INFO
+        _log.log(level, "epoch %d left out %d samples of this rank for equal steps%s", epoch, count, hint)
 
     def _leftover_count(self) -> int:
         if self._plan.join is None and self._plan.step_limit is None:

@@ -10,6 +10,7 @@ import numpy as np
 from feedd.errors import BadRequest
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
+from feedd.plan.steps import left_out
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -136,6 +137,14 @@ class Reader:
         plan = self.epoch_map(Cursor(max(self._epoch, 0)))
         counts = [count for count in plan.sample_counts if count is not None]
         return plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
+
+    def left_out(self) -> int | None:
+        """Return the rank's samples of an epoch that lie beyond the last of its steps; None: not known yet."""
+        deal = self._deal
+        if deal.steps is None or deal.wrap:
+            return 0
+        counts = self._known_counts()
+        return None if counts is None else left_out(np.array([its.sum() for its in counts]), deal.steps, deal)
 
     def epoch_options(self, epoch: int) -> EpochOptions:
         """Return what the order of an epoch depends on."""

@@ -217,3 +217,27 @@ def test_two_at_once(filled: S3Server) -> None:
     code, facts, said = _ended(first)
     assert (code, facts["known"], facts["stopped"]) == (0, 6, False), said
     assert json.loads(_stored(filled))["sample_count"] == COUNTS
+
+
+def test_what_equal_steps_leave_out_is_told(
+    filled: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """40 samples in steps of 14 leave out 12, 7 of them rank 0's; stats and metric count them as each epoch ends."""
+    caplog.set_level("INFO", "feedd_client")
+    assert _index(filled)[0] == 0
+    daemon = daemons(workers=1)
+    datasets = [_dataset(daemon, rank, batch_size=7) for rank in range(2)]
+    assert [len(dataset) for dataset in datasets] == [2, 2]
+    for epoch in (1, 2):
+        taken = {label for dataset in datasets for batch in dataset for label in batch["cls"].tolist()}
+        assert len(taken) == 28
+        assert [dataset.stats()["leftover_samples"] for dataset in datasets] == [7 * epoch, 5 * epoch]
+        assert daemon.metrics()["feedd_pipeline_left_out_samples_total"] == 12 * epoch
+    said = [record.message for record in caplog.records if "left out" in record.message]
+    assert said[0].startswith("epoch 0 left out 7 samples of this rank for equal steps; sharding='sample' or")
+    assert said[1] == "epoch 0 left out 5 samples of this rank for equal steps"
+    next(iter(datasets[0]))  # an epoch that is not seen to its end leaves nothing out
+    assert datasets[0].stats()["leftover_samples"] == 14
+    for dataset in datasets:
+        dataset.close()
+    daemon.wait_idle()
