@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from feedd.errors import ObjectChanged
 from feedd.plan.counts import folder_of
 from feedd.plan.fingerprint import fingerprint, listing_digest
+from feedd.plan.sharding import balance
 from feedd.plan.share import Cut
 from feedd.plan.steps import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 
@@ -43,6 +44,7 @@ class Listing:
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
     told_by: tuple[str, ...] = ()
+    _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float) -> Listing:
@@ -109,7 +111,18 @@ class Listing:
         Raises:
             BadRequest: partitions and topology do not go together.
         """
-        return Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        cut = Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        return replace(cut, owners_of=self._owners_of)
+
+    def _owners_of(self, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Return ``balance``, and remember the last one of the whole listing: ranks open alike, and each asks twice."""
+        if sizes is not self.sizes:
+            return balance(sizes, count)
+        last = self._owners  # taken once: opens run side by side on threads
+        if last is None or last[0] != count:
+            last = self._owners = (count, balance(sizes, count))
+            last[1].setflags(write=False)
+        return last[1]
 
     def shares(self, spec: OpenSpec) -> tuple[Share, ...]:
         """Return the partitions of the node that the spec's rank lives on.

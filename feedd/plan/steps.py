@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest, Unsupported
-from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE, balance
+from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +63,7 @@ def partition_samples(cut: Cut, sizes: NDArray[np.int64], counts: NDArray[np.int
     if cut.how == REPLICATED:
         return np.full(parts, counts.sum())
     assert cut.how in {KEY, SIZE}
-    owners = np.arange(sizes.shape[0]) % parts if cut.how == KEY else balance(sizes, parts)
+    owners = np.arange(sizes.shape[0]) % parts if cut.how == KEY else cut.owners_of(sizes, parts)
     return np.bincount(owners, counts, minlength=parts).astype(np.int64)
 
 
