@@ -236,8 +236,13 @@ def test_what_equal_steps_leave_out_is_told(
     said = [record.message for record in caplog.records if "left out" in record.message]
     assert said[0].startswith("epoch 0 left out 7 samples of this rank for equal steps; sharding='sample' or")
     assert said[1] == "epoch 0 left out 5 samples of this rank for equal steps"
-    next(iter(datasets[0]))  # an epoch that is not seen to its end leaves nothing out
+    batches = iter(datasets[0])
+    next(batches)  # an epoch that is not seen to its end leaves nothing out
     assert datasets[0].stats()["leftover_samples"] == 14
+    next(batches)  # its last batch is its end
+    assert datasets[0].stats()["leftover_samples"] == 21
+    assert next(batches, None) is None
+    assert datasets[0].stats()["leftover_samples"] == 21
     for dataset in datasets:
         dataset.close()
     daemon.wait_idle()
