@@ -119,6 +119,7 @@ class Pipeline:
             assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, budget)
             info = _info(listing, assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(), uneven=uneven.value)
+            info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
             memory = _Memory(self, session.slots.slot_bytes, spec, recipes)
             if spec.share:
