@@ -31,6 +31,7 @@ class Listing:
         listed_s: monotonic time of the listing.
         counts: sample counts by dataset index, as far as they are known.
         indexed: whether an index object tells them all: every daemon that lists the data then knows the same.
+        firsts: the first dataset index of each source; of several, one lies behind another.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -39,12 +40,18 @@ class Listing:
     listed_s: float
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
+    firsts: tuple[int, ...] = (0,)
 
     @classmethod
-    def of(cls, refs: Sequence[ObjectRef], listed_s: float) -> Listing:
+    def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop when there are many."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        return cls(tuple(refs), sizes, listing_digest(refs), listed_s)
+        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts)
+
+    def shards_of(self, source: int) -> range:
+        """Return the dataset indices of one source."""
+        ends = (*self.firsts[1:], len(self.refs))
+        return range(self.firsts[source], ends[source])
 
     def index(self, counts: Mapping[int, int]) -> None:
         """Take counts from an index object; who opens from here on may be told another policy."""
@@ -89,17 +96,36 @@ class Listing:
         samples = partition_samples(self.cut(spec), self.sizes, counts)
         return common_steps(uneven, samples, spec.batch_size, spec.topology)
 
-    def fingerprint(self, spec: OpenSpec, recipes: Sequence[FieldRecipe], window_shards: int) -> bytes:
+    def fingerprint(
+        self,
+        spec: OpenSpec,
+        recipes: Sequence[FieldRecipe],
+        window_shards: int,
+        mix: Mapping[str, object] | None = None,
+    ) -> bytes:
         """Return 16 bytes over everything that decides which samples a step of the run holds.
 
         Not in it: how the samples of a step are dealt out to ranks and nodes, which may change when a run resumes.
+
+        Args:
+            spec: what was asked for.
+            recipes: of the fields; of several sources they are among the facts of ``mix``.
+            window_shards: shards per shuffle window.
+            mix: facts of a mixture.
         """
         facts: dict[str, object] = {
-            "fields": [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes],
+            "fields": recipe_facts(recipes),
             "step_samples": spec.batch_size * spec.topology.world_size,
             "partitions": spec.partitions or spec.topology.node_count,
             "sharding": spec.sharding,
             "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
             "seed": spec.seed,
         }
+        if mix is not None:
+            facts["mix"] = {**mix, "firsts": list(self.firsts)}
         return fingerprint(self.digest, facts)
+
+
+def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
+    """Return what of a recipe decides what a batch holds."""
+    return [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes]

@@ -1,20 +1,8 @@
-"""Which dataset each sample of a stream comes from, when several are mixed by weights.
-
-Everything rests on one order, ``even_rows``: source ``i`` has weight ``a_i / W``, integers, and its sample ``m`` is due
-at ``(2m + 1) / (2 a_i)``; samples are taken as they fall due, ties to the lower source (Webster's, or Sainte-Laguë's,
-apportionment, one seat after another). What has been given is never taken back, the remainder is carried on, the order
-has period ``W``, and any place in it is reached in O(sources).
-
-How even it is: when ``n`` samples have been given, there is a time ``T`` at which each source has ``T w_i`` rounded,
-``T w_i - d_i`` with ``|d_i| <= 1/2``; the sum over sources is ``n``, so ``T - n`` is the sum of all ``d``. Then
-``count_i - n w_i = w_i sum(d) - d_i``, at most ``(1 + w_i (k - 2)) / 2`` for ``k`` sources of positive weight: half a
-sample for two sources, less than one for three, and for more while no weight reaches ``1 / (k - 2)``; always below k.
-"""
+"""Which dataset each sample of a stream comes from, when several are mixed by weights. See ``even`` for the order."""
 
 from __future__ import annotations
 
 import copy
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +13,12 @@ import numpy as np
 
 from feedd.errors import BadRequest
 from feedd.plan import rng
+from feedd.plan.even import even_counts, even_place, even_rows, to_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Rows = tuple[NDArray[np.int32], NDArray[np.int64]]
+    from feedd.plan.even import Rows
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]]
 """Of each source: for all epochs, or from certain epochs on (from 0 at least)."""
@@ -42,12 +31,9 @@ BATCH = "batch"
 BATCH_SAMPLE = "batch-sample"
 MODES = (STRATIFIED, SAMPLE, BATCH, BATCH_SAMPLE)
 
-MAX_PARTS = 1 << 24
-"""Weights are integers that sum to at most this: then times due, as float64, compare as the fractions they are."""
 MAX_ROWS = 1 << 24
-"""Samples asked for at once, for the same reason."""
+"""Samples asked for at once: times due, as float64, then compare as the fractions they are."""
 _BLOCK = 65_536  # units (samples, or batches) shuffled together where sources are drawn: part of the order
-_MAX_DENOMINATOR = 1_000_000
 _MAX_POSITION = 1 << 62
 _BLOCKS_KEPT = 4  # one epoch drains, reading two blocks at most times, while the next one fills
 
@@ -142,6 +128,11 @@ class Mixture:
         return other
 
     @property
+    def unit(self) -> int:
+        """Samples that come from one source together."""
+        return self._unit
+
+    @property
     def ratios(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The weights as they are served: from which epoch on, and what part each source has."""
         return tuple((span.since, tuple(span.parts.tolist())) for span in self._spans)
@@ -170,6 +161,10 @@ class Mixture:
             BadRequest: no such epoch.
         """
         return self._units_before(epoch) * self._unit
+
+    def ends(self, epoch: int) -> NDArray[np.int64]:
+        """Return each source's first position after a mixed epoch, int64[sources]; see ``starts``."""
+        return self.starts(epoch) + np.array(self._span(epoch).given, dtype=np.int64) * self._unit
 
     def rows(self, epoch: int, first_sample: int, count: int) -> Rows:
         """Return (source int32, position in the source int64) of ``count`` samples, fewer where the epoch ends.
@@ -208,6 +203,13 @@ class Mixture:
         held = np.maximum(np.array(self._options.source_samples, dtype=np.int64), 1)  # an empty one gives nothing
         epoch, sample = np.divmod(rows[1], held[rows[0]])
         return epoch, sample
+
+    def stray_samples(self, share: float) -> float:
+        """Return how many samples later a sample of a source with that share may come than in the even order.
+
+        Four standard deviations where sources are drawn, else none.
+        """
+        return min(4 * 64 / share, _BLOCK) * self._unit if self._drawn else 0.0
 
     def _check(self) -> None:
         options = self._options
@@ -315,83 +317,6 @@ class Mixture:
             while len(self._blocks) > _BLOCKS_KEPT:
                 del self._blocks[next(iter(self._blocks))]
         return known
-
-
-def to_parts(weights: Sequence[float]) -> NDArray[np.int64]:
-    """Return integers in the ratio of ``weights``, int64[sources], that sum to at most ``MAX_PARTS``.
-
-    Exact where that can be: a weight is the simplest fraction that reads as the same float (0.7 is 7/10). Otherwise
-    they sum to ``MAX_PARTS``, by largest remainder: each is wrong by less than one part in 16,777,216 of the whole.
-
-    Raises:
-        BadRequest: no weights, or negative or infinite ones, or all 0; or one too small beside the others.
-    """
-    weights = [float(weight) for weight in weights]
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise _bad("weights of at least 0, one of them positive", weights)
-    exact = [_fraction(weight) for weight in weights]
-    scale = math.lcm(*(fraction.denominator for fraction in exact))
-    whole = [int(fraction * scale) for fraction in exact]
-    common = math.gcd(*whole)
-    whole = [number // common for number in whole]
-    total = sum(whole)
-    if total > MAX_PARTS:
-        divided = [divmod(number * MAX_PARTS, total) for number in whole]
-        by_remainder = sorted(range(len(whole)), key=lambda source: (-divided[source][1], source))
-        whole = [quotient for quotient, _ in divided]
-        for source in by_remainder[: MAX_PARTS - sum(whole)]:
-            whole[source] += 1
-    for source, (part, weight) in enumerate(zip(whole, weights, strict=True)):
-        if weight and not part:
-            raise _bad(f"weights of 0, or of about 1/{MAX_PARTS} of their sum at least", f"{weight} of source {source}")
-    return np.array(whole, dtype=np.int64)
-
-
-def even_rows(parts: NDArray[np.int64], first: int, count: int) -> Rows:
-    """Return (source int32, position in the source int64) of places ``[first, first + count)`` of the even order."""
-    total = int(parts.sum())
-    periods, first = divmod(first, total)
-    lows, highs = _due(parts, 2 * first), _due(parts, 2 * (first + count), more=True)
-    sizes = highs - lows
-    source = np.repeat(np.arange(parts.shape[0], dtype=np.int32), sizes)
-    position = np.arange(source.shape[0], dtype=np.int64) + np.repeat(lows - (np.cumsum(sizes) - sizes), sizes)
-    order = np.argsort((2 * position + 1) / (2 * parts[source]), kind="stable")
-    skipped = first - int(lows.sum())
-    order = order[skipped : skipped + count]
-    source = source[order]
-    return source, position[order] + periods * parts[source]
-
-
-def even_counts(parts: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-    """Return how many of the first ``first`` places of the even order each source has, int64[sources]."""
-    total = int(parts.sum())
-    periods, first = divmod(first, total)
-    lows = _due(parts, 2 * first)
-    given = int(lows.sum())
-    source, _ = even_rows(parts, given, first - given)
-    return lows + np.bincount(source, minlength=parts.shape[0]) + periods * parts
-
-
-def even_place(parts: NDArray[np.int64], source: int, position: int) -> int:
-    """Return the place in the even order of one source's sample."""
-    own, due = int(parts[source]), 2 * position + 1
-    place = 0
-    for other, part in enumerate(parts.tolist()):
-        odd = due * part  # of the other are before it: 2m + 1 < odd / own, or equal from a lower source
-        place += (odd + own - (0 if other < source else 1)) // (2 * own)
-    return place
-
-
-def _due(parts: NDArray[np.int64], halves: int, *, more: bool = False) -> NDArray[np.int64]:
-    """Count what is due before a time at which all have at most ``halves / 2``, or, with ``more``, at least that."""
-    total, positive = int(parts.sum()), int(np.count_nonzero(parts))
-    halves = halves + positive if more else max(halves - positive, 0)
-    return (halves * parts + total - 1) // (2 * total)
-
-
-def _fraction(weight: float) -> Fraction:
-    simple = Fraction(weight).limit_denominator(_MAX_DENOMINATOR)
-    return simple if float(simple) == weight else Fraction(weight)
 
 
 def _bad(expected: str, got: object) -> BadRequest:

@@ -148,6 +148,10 @@ class FakeSession:
         """The arena's memfd."""
         return self.arena.fd
 
+    def steps(self, epoch: int) -> int | None:
+        """As many in every epoch."""
+        return self.info.steps
+
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Write the batch at ``at`` into the slot."""
         self.produced.append(at)

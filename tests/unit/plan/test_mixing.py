@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
-from feedd.plan import mixing, rng
+from feedd.plan import even, mixing, rng
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED, MixOptions, Mixture, Weights
 from tests.budget import budget
 
@@ -50,7 +50,7 @@ def test_shares_are_even(parts: list[int], far: int) -> None:
     total, positive = sum(parts), sum(part > 0 for part in parts)
     mixture = Mixture(parts, MixOptions(0))
     source, position = mixture.rows(0, far, 300)
-    counts = mixing.even_counts(np.array(parts), far).tolist()
+    counts = even.even_counts(np.array(parts), far).tolist()
     assert sum(counts) == far
     for n, (who, at) in enumerate(zip(source.tolist(), position.tolist(), strict=True), start=far + 1):
         assert counts[who] == at
@@ -153,11 +153,11 @@ def test_no_gaps_across_blocks() -> None:
 def test_drawn_blocks_hold_their_quota() -> None:
     """Every whole block has the even order's counts, is shuffled, and is another one in another epoch and seed."""
     options = MixOptions(5, SAMPLE, samples_per_epoch=200_000)
-    even = Mixture((7, 2, 1), MixOptions(5, STRATIFIED, samples_per_epoch=200_000))
+    evenly = Mixture((7, 2, 1), MixOptions(5, STRATIFIED, samples_per_epoch=200_000))
     drawn = Mixture((7, 2, 1), options)
     for epoch, first in ((0, 0), (0, 65_536), (3, 131_072)):
         count = min(65_536, 200_000 - first)
-        ours, theirs = (mixture.rows(epoch, first, count)[0] for mixture in (drawn, even))
+        ours, theirs = (mixture.rows(epoch, first, count)[0] for mixture in (drawn, evenly))
         assert np.bincount(ours).tolist() == np.bincount(theirs).tolist()
         assert ours.tolist() != theirs.tolist()
     other_seed = Mixture((7, 2, 1), MixOptions(6, SAMPLE, samples_per_epoch=200_000))
@@ -197,8 +197,8 @@ def test_epoch_ends_with_the_first_source(parts: list[int], held: list[int], mod
     counts = mixture.starts(1)
     assert counts.sum() == samples
     assert (counts <= np.array(sizes)).all()
-    even = Mixture(parts, MixOptions(4)).rows(0, samples // unit, 1)[0][0]
-    assert counts[even] == sizes[even] // unit * unit
+    last = Mixture(parts, MixOptions(4)).rows(0, samples // unit, 1)[0][0]
+    assert counts[last] == sizes[last] // unit * unit
     assert (mixture.starts(2) == 2 * counts).all()
 
 
@@ -235,27 +235,27 @@ def test_epochs_in_turn() -> None:
 
 def test_weights_become_the_simplest_ratio() -> None:
     """0.7, 0.2 and 0.1 are 7 : 2 : 1; what has no such ratio is right to one part in 16,777,216."""
-    assert mixing.to_parts((0.7, 0.2, 0.1)).tolist() == [7, 2, 1]
-    assert mixing.to_parts((1 / 3, 2 / 3)).tolist() == [1, 2]
-    assert mixing.to_parts((1e-9, 3e-9)).sum() <= mixing.MAX_PARTS
+    assert even.to_parts((0.7, 0.2, 0.1)).tolist() == [7, 2, 1]
+    assert even.to_parts((1 / 3, 2 / 3)).tolist() == [1, 2]
+    assert even.to_parts((1e-9, 3e-9)).sum() <= even.MAX_PARTS
     weights = (2**0.5, 3**0.5, 1.0)
-    parts = mixing.to_parts(weights)
-    assert parts.sum() == mixing.MAX_PARTS
+    parts = even.to_parts(weights)
+    assert parts.sum() == even.MAX_PARTS
     assert all(
-        abs(part / mixing.MAX_PARTS - weight / sum(weights)) < 1 / mixing.MAX_PARTS
+        abs(part / even.MAX_PARTS - weight / sum(weights)) < 1 / even.MAX_PARTS
         for part, weight in zip(parts.tolist(), weights, strict=True)
     )
 
 
 def test_largest_weights_compare_exactly() -> None:
     """With 2**24 parts, around the end of a period, the order is that of exact fractions."""
-    parts = mixing.to_parts((2**0.5, 3**0.5, 1.0)).tolist()
+    parts = even.to_parts((2**0.5, 3**0.5, 1.0)).tolist()
     total = sum(parts)
     source, position = Mixture(parts, MixOptions(0)).rows(0, total - 500, 1_000)
     due = [Fraction(2 * at + 1, 2 * parts[who]) for who, at in zip(source.tolist(), position.tolist(), strict=True)]
     keys = list(zip(due, source.tolist(), strict=True))
     assert keys == sorted(keys)
-    assert [mixing.even_place(np.array(parts), who, at) for who, at in zip(source, position.tolist(), strict=True)] == [
+    assert [even.even_place(np.array(parts), who, at) for who, at in zip(source, position.tolist(), strict=True)] == [
         *range(total - 500, total + 500)
     ]
 
