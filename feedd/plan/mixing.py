@@ -220,7 +220,7 @@ class Mixture:
         if options.step_samples < 0 or options.step_samples % self._unit:
             raise _bad(f"steps of whole batches of {self._unit}", options.step_samples)
         per_epoch, step = options.samples_per_epoch, options.step_samples or self._unit
-        if per_epoch is not None and (per_epoch < 1 or per_epoch % step):
+        if per_epoch is not None and (not 1 <= per_epoch <= _MAX_POSITION or per_epoch % step):
             raise _bad(f"samples_per_epoch to be a positive multiple of {step}", per_epoch)
         if options.source_samples is not None and min(options.source_samples, default=0) < 0:
             raise _bad("sizes of sources of at least 0", options.source_samples)

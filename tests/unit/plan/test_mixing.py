@@ -281,6 +281,7 @@ def test_past_the_end_there_is_nothing() -> None:
         ((1, 1), MixOptions(0, BATCH), "batch size"),
         ((1, 1), MixOptions(0, BATCH, 4, samples_per_epoch=6), "multiple of 4"),
         ((1, 1), MixOptions(0, samples_per_epoch=0), "positive"),
+        ((1, 1), MixOptions(0, samples_per_epoch=1 << 63), "positive"),
         ((1, 1), MixOptions(0, source_samples=(1,)), "sizes of 2 sources"),
         ((1, 1), MixOptions(0, source_samples=(1, -1)), "sizes of sources"),
         ((1, 1), MixOptions(0, source_samples=(1, 0)), "in source 1"),
