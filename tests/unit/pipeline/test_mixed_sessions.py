@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 from collections import Counter
@@ -15,7 +16,8 @@ from feedd.errors import BadRecipe, BadRequest, BadSample, ObjectChanged
 from feedd.plan.counts import INDEX_NAME, Row, render
 from feedd.values import Cursor, EpochEnd, SourceSpec
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
-from tests.fakes.tars import tar_bytes
+from tests.fakes.fetchers import until
+from tests.fakes.tars import jpeg, natural_image, tar_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -119,6 +121,24 @@ async def test_sources_have_recipes_of_their_own(tmp_path: Path) -> None:
         assert sum(n >= 100 for n in seen) == 4
 
 
+async def test_augmentation_does_not_depend_on_other_recipes(tmp_path: Path) -> None:
+    """A sample's crop is decided by its own seed, whether its rows are decoded with all others or apart."""
+    async with feeding(tmp_path) as rig:
+        for folder, first in (("a", 0), ("b", 100)):
+            pictures = [natural_image(np.random.default_rng(first + n), 40, 50) for n in range(8)]
+            fill(rig, folder, [[{"jpg": jpeg(picture)} for picture in pictures]])
+        crop = '{"augment":["random_resized_crop","flip"],"decode":"image","from":[%s],"size":[16,16]}'
+        same = (("jpg", crop % '"jpg"'),)
+        other = (("jpg", crop % '"png","jpg"'),)
+        runs = [
+            [batch.data for batch in await batches(await rig.open(**asked(source("a", 1, same), source("b", 1, its))))]
+            for its in (same, other)
+        ]
+        assert len(runs[0]) == 4
+        assert runs[0] == runs[1]
+        assert len(set(runs[0])) == 4
+
+
 async def test_a_bad_sample_of_any_source_is_named(tmp_path: Path) -> None:
     """What cannot be decoded is dropped where it stands, or named with its own shard and key."""
     shards = numbered(100, 4, 4, extension="num")
@@ -192,6 +212,23 @@ async def test_each_shard_is_fetched_once_and_ahead(tmp_path: Path) -> None:
         shards = Counter(key for key in rig.store.reads if key.endswith(".tar"))
         assert len(shards) > 60
         assert {key: count for key, count in shards.items() if count > 1} == {}
+
+
+async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> None:
+    """A mixture's stream that begins elsewhere than its epoch does not wait for what the open wished for."""
+    async with feeding(tmp_path) as rig:
+        for folder, first in (("a", 0), ("b", 1000)):
+            fill(rig, folder, numbered(first, *[2] * 60))
+        gated = [f"{folder}/{number:02d}.tar" for folder in "ab" for number in range(1, 20)]
+        for key in gated:
+            rig.store.gates[key] = asyncio.Event()
+        session = await rig.open(**asked(source("a"), source("b")))
+        await until(lambda: "a/01.tar" in rig.store.reads)
+        made = await take(session, Cursor(0, 30))
+        assert isinstance(made, Taken)
+        assert sorted(made.ints()) == [60, 61, 1060, 1061]
+        await until(lambda: "b/33.tar" in rig.store.reads)
+        assert not {entry.ref.key for entry in rig.cache._index} & set(gated)
 
 
 async def test_what_cannot_be_mixed_is_refused(tmp_path: Path) -> None:

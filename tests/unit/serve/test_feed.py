@@ -56,6 +56,17 @@ async def test_leases_come_in_order_within_credits(short_dir: Path) -> None:
         arena.close()
 
 
+async def test_each_stream_says_the_steps_of_its_epoch(short_dir: Path) -> None:
+    """Where one epoch is longer than another, each stream of a session says how long its own is."""
+    async with serving(short_dir, script=FakeScript(steps=2, more_steps=3)) as rig:
+        opened = await rig.open(prefetch_batches=4)
+        for epoch in (2, 0):
+            stream = await rig.stream(opened.session_id, epoch=epoch, credits=1)
+            await stream.until(1)
+            assert stream.known_steps == 2 + 3 * epoch
+            stream.call.cancel()
+
+
 async def test_a_slow_step_holds_back_faster_ones(short_dir: Path) -> None:
     """Steps are made side by side and sent in order, whichever is ready first."""
     script = FakeScript(gates={0: asyncio.Event()})
