@@ -32,6 +32,7 @@ class Listing:
         counts: sample counts by dataset index, as far as they are known.
         indexed: whether an index object tells them all: every daemon that lists the data then knows the same.
         firsts: the first dataset index of each source; of several, one lies behind another.
+        twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -41,12 +42,14 @@ class Listing:
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
     firsts: tuple[int, ...] = (0,)
+    twins: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop when there are many."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts)
+        twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
+        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
 
     def shards_of(self, source: int) -> range:
         """Return the dataset indices of one source."""
@@ -124,6 +127,12 @@ class Listing:
         if mix is not None:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
         return fingerprint(self.digest, facts)
+
+
+def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
+    first: dict[tuple[str, str], int] = {}
+    found = [first.setdefault((ref.root, ref.key), number) for number, ref in enumerate(refs)]
+    return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
 
 
 def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:

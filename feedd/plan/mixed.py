@@ -9,7 +9,7 @@ begins its own next epoch, on each partition by itself, for shares differ by a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -82,11 +82,13 @@ class MixedPlan:
         spec: what was asked for.
         partitions: of the node; of each, its mixture and its streams of the sources.
         share_samples: samples of a step that each partition gives.
+        twins: see ``Listing``.
     """
 
     spec: OpenSpec
     partitions: tuple[tuple[Mixture, tuple[Endless, ...]], ...]
     share_samples: int
+    twins: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, listing: Listing, spec: OpenSpec, window_shards: int) -> MixedPlan:
@@ -114,12 +116,17 @@ class MixedPlan:
         partitions = tuple(
             (mixture.with_seed(seed), its) for seed, its in zip(drawn, zip(*streams, strict=True), strict=True)
         )
-        return cls(spec, partitions, _step_samples(spec) // cut.partition_count)
+        return cls(spec, partitions, _step_samples(spec) // cut.partition_count, listing.twins)
 
     @cached_property
     def assigned(self) -> NDArray[np.int64]:
         """The node's shards (dataset indices), ascending, each once."""
         return np.unique(np.concatenate([stream.shards for _, streams in self.partitions for stream in streams]))
+
+    @cached_property
+    def objects(self) -> NDArray[np.int64]:
+        """The node's shards, ascending, of those that are the same object the first."""
+        return self.assigned if self.twins is None else np.unique(self.twins[self.assigned])
 
     @cached_property
     def _courses(self) -> dict[int, Course]:
@@ -136,10 +143,12 @@ class MixedPlan:
         return samples // self.share_samples
 
     def course(self, epoch: int) -> Course:
-        """Return which shards are needed when in a mixed epoch."""
+        """Return which shards are needed when in a mixed epoch; those that are the same object are one."""
         known = self._courses.get(epoch)
         if known is None:
             known = course(self.partitions, epoch, self.share_samples)
+            if self.twins is not None:
+                known = replace(known, shards=self.twins[known.shards])
             self._courses[epoch] = known
             while len(self._courses) > _COURSES_KEPT:
                 del self._courses[next(iter(self._courses))]
@@ -199,7 +208,7 @@ class MixedReader:
     def walk(self, listing: Listing, at: Cursor) -> MixedWalk:
         """Return the cursor's epoch as the cache is told of it."""
         plan = self._plan
-        return MixedWalk(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.assigned)
+        return MixedWalk(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.objects)
 
     def rows(self, at: Cursor) -> BatchRows | EpochEnd:
         """Return the batch at ``at``, or the end of the epoch. Any step is found at once: anchors do not matter.

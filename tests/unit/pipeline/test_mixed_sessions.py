@@ -214,6 +214,22 @@ async def test_each_shard_is_fetched_once_and_ahead(tmp_path: Path) -> None:
         assert {key: count for key, count in shards.items() if count > 1} == {}
 
 
+async def test_the_same_data_under_two_recipes(tmp_path: Path) -> None:
+    """One dataset mixed with itself under another recipe comes from one copy in the cache, fetched once."""
+    async with feeding(tmp_path) as rig:
+        fill(
+            rig,
+            "a",
+            [[{"cls": b"%d" % (s + n), "neg": b"-%d" % (s + n)} for n in range(1, 5)] for s in range(0, 24, 4)],
+        )
+        other = source("a", fields=(("cls", '{"decode":"int","from":["neg"]}'),))
+        session = await rig.open(**asked(source("a"), other, shuffle=True))
+        values = [value for batch in await batches(session) for value in batch.ints()]
+        assert sorted(values) == [*range(-24, 0), *range(1, 25)]
+        assert values[0::2] != [-value for value in values[1::2]]
+        assert Counter(key for key in rig.store.reads if key.endswith(".tar")).most_common(1)[0][1] == 1
+
+
 async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> None:
     """A mixture's stream that begins elsewhere than its epoch does not wait for what the open wished for."""
     async with feeding(tmp_path) as rig:

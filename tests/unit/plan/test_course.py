@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
 from feedd.plan.course import Course, MixedWalk
+from feedd.plan.listing import Listing
 from feedd.plan.mixed import MixedPlan, MixedReader
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED
 from feedd.plan.reader import BatchRows
@@ -117,6 +118,27 @@ def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: i
     wishes = walk.wishes(window)
     assert len(set(wishes)) == len(wishes)
     assert set(its.shards[its.needed(window)].tolist()) <= set(wishes)
+
+
+@pytest.mark.parametrize("window", [0, 3, 7])
+def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> None:
+    """Two sources of the same objects, each in its own order: an object is named once, due where it comes first."""
+    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, mix=STRATIFIED)
+    mix = Mix(((8,) * 12, (8,) * 12), {0: (2, 1)}, spec)
+    refs = mix.listing().refs[:12]
+    listing = Listing.of(refs * 2, 0.0, (0, 12))
+    listing.counts.update(dict.fromkeys(range(24), 8))
+    plan = MixedPlan.of(listing, mix.at(Topology()), WINDOW)
+    its = plan.course(0)
+    told = list(MixedReader(plan).walk(listing, Cursor(0)).start(window))
+    assert sorted(ref.key for ref, _ in told) == sorted(ref.key for ref in refs)
+    assert plan.assigned.tolist() == list(range(24))
+    starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
+    for ref, at in told:
+        left = [place for place in _places(its, refs.index(ref)) if its.ends[place] >= window]
+        if left:
+            assert at == starts[left[0]]
+    assert max(len(_places(its, shard)) for shard in range(12)) == 2
 
 
 def test_walks_are_told_apart() -> None:
