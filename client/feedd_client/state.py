@@ -58,6 +58,13 @@ class Resume:
 
 def recipe_of(options: FeedOptions) -> dict[str, Any]:
     """Return the arguments that decide which sample is where, besides how steps are dealt out to ranks."""
+    mix: dict[str, Any] = {}
+    if options.sources:  # the state of a plain dataset is what it was before there were mixtures
+        mix = {
+            "mix": options.mix,
+            "samples_per_epoch": options.samples_per_epoch,
+            "sources": [_source(one) for one in options.sources],
+        }
     return {
         "seed": options.seed,
         "fields": [list(pair) for pair in options.fields],
@@ -65,9 +72,7 @@ def recipe_of(options: FeedOptions) -> dict[str, Any]:
         "window_shards": options.window_shards,
         "window_bytes": options.window_bytes,
         "sharding": options.sharding,
-        "mix": options.mix if options.sources else None,
-        "samples_per_epoch": options.samples_per_epoch,
-        "sources": [_source(one) for one in options.sources] or None,
+        **mix,
     }
 
 
@@ -122,7 +127,8 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 0:
             raise StateError(f"expected a number >= 0, got {value!r}", object=name)
-    _same(dict(state), recipe_of(options), tuple(recipe_of(options)))
+    recipe = {"mix": None, **recipe_of(options)}
+    _same(dict(state), recipe, tuple(recipe))
     if options.by_batches:  # whose batches are cut out of a source: ranks may not share them otherwise
         _same(state, {"batch_size": options.batch_size}, ("batch_size",))
     _same({"batch_size": state.get("batch_size") is None}, {"batch_size": options.batch_size is None}, ("batch_size",))

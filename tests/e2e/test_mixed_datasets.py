@@ -8,6 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader
 
 from feedd.plan.counts import INDEX_NAME, Row, render
@@ -16,6 +18,7 @@ from tests.e2e.shards import jpeg, numbered, tar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
@@ -162,6 +165,21 @@ def test_other_nodes_go_on_with_a_mixture(filled: S3Server, daemons: Callable[..
         one.close()
     for daemon in nodes:
         daemon.wait_idle()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # so it is, here
+def test_distributed_checkpoint_of_a_mixture(filled: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """torch.distributed.checkpoint saves and loads the position of a mixture with its sources and weights."""
+    daemon = daemons()
+    whole = _labels(_dataset(daemon))
+    dataset = _dataset(daemon)
+    seen = _labels(itertools.islice(iter(dataset), 5))
+    save({"data": dataset.state_dict()}, checkpoint_id=str(tmp_path), no_dist=True)
+    fresh = _dataset(daemon)
+    found: dict[str, Any] = {"data": fresh.state_dict()}
+    load(found, checkpoint_id=str(tmp_path), no_dist=True)
+    fresh.load_state_dict(found["data"])
+    assert seen + _labels(fresh) == whole
 
 
 def test_weights_that_change_change_the_length(filled: S3Server, daemons: Callable[..., Daemon]) -> None:
