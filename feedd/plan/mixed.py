@@ -9,6 +9,7 @@ begins its own next epoch, on each partition by itself, for shares differ by a s
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 SOURCES = 17
 PARTITIONS = 18
 
+_ROUNDS_MAX = 1_000  # each is an order of its own, some 100 microseconds
 _COURSES_KEPT = 3  # of this epoch, of the next one, and of one that drains
 
 
@@ -323,10 +325,26 @@ def _mixture(spec: OpenSpec, cut: Cut, held: list[int]) -> Mixture:
         step_samples=_step_samples(spec) // cut.partition_count,
     )
     try:
-        return Mixture(weights, options)
+        mixture = Mixture(weights, options)
     except BadRequest as error:
         names = "; ".join(f"source {number}: {source.urls[0]}" for number, source in enumerate(spec.sources[:8]))
         raise BadRequest(error.message, object=names, hint=error.hint, stage="plan") from error
+    _check_rounds(spec, mixture, held, options.step_samples)
+    return mixture
+
+
+def _check_rounds(spec: OpenSpec, mixture: Mixture, held: list[int], step_samples: int) -> None:
+    """Refuse a source of which one step takes hundreds of own epochs: that would take seconds to plan."""
+    for (_, parts), source in itertools.product(mixture.ratios, range(len(held))):
+        taken = step_samples * parts[source] / sum(parts)
+        if taken and max(taken, mixture.unit) > held[source] * _ROUNDS_MAX:
+            raise BadRequest(
+                f"expected a mixed dataset to go round at most {_ROUNDS_MAX} times in a step, got one of {held[source]}"
+                f" samples with a weight of {parts[source] / sum(parts):.3g} in a step of {step_samples}",
+                object=" ".join(spec.sources[source].urls),
+                hint="lower its weight or batch_size",
+                stage="plan",
+            )
 
 
 def _bad(expected: str, got: object, hint: str) -> BadRequest:
