@@ -258,6 +258,9 @@ class FeedSession(Protocol):
     def arena_fd(self) -> int:
         """The arena's memfd; owned by the session, duplicated by whoever keeps it."""
 
+    def steps(self, epoch: int) -> int | None:
+        """Return the steps of an epoch of the session's rank; None: not known yet."""
+
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Decode the batch at ``at`` into ``slot``.
 

@@ -43,7 +43,7 @@ from feedd_client.errors import (
 )
 from feedd_client.normalize import Normalize
 from feedd_client.topology import Topology
-from feedd_client.values import Ragged, Shuffle
+from feedd_client.values import Ragged, Shuffle, Source
 
 __all__ = [
     "AccessDenied",
@@ -71,6 +71,7 @@ __all__ = [
     "RanksDisagree",
     "ResourceError",
     "Shuffle",
+    "Source",
     "StateError",
     "StoreError",
     "Topology",

@@ -15,7 +15,7 @@ from feedd_client import state as states
 from feedd_client.errors import BadOptionError, Draining, ResourceError
 from feedd_client.feeder import Consumer, Feeder, Opener
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
-from feedd_client.options import FeedOptions, parse_shuffle, parse_urls
+from feedd_client.options import FeedOptions, parse_shuffle, parse_sources, parse_urls
 from feedd_client.passes import Ranks
 from feedd_client.recipe import encode_fields
 from feedd_client.runtime import Runtime
@@ -26,9 +26,9 @@ from feedd_client.transport import parse_address
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from feedd_client.options import Sharding, Uneven
+    from feedd_client.options import Mix, Sharding, Uneven
     from feedd_client.topology import Topology
-    from feedd_client.values import Shuffle
+    from feedd_client.values import Shuffle, Source
 
 _WORKERS_MAX: Final = 1024
 
@@ -48,7 +48,9 @@ class FeedDataset(IterableDataset[Any]):
     start; where it is not, with the StopIteration behind it.
 
     Args:
-        url: prefix, object, list of them, or ``manifest+s3://…``.
+        url: prefix, object, list of them, or ``manifest+s3://…``; or a list of ``Source``, which are mixed by their
+            weights. Mixing needs sample counts (``feedd index``). A source that ends begins again, shuffled anew, and
+            goes on from epoch to epoch where it stood; ranks have as many whole steps by themselves.
         batch_size: samples per batch; None yields single samples.
         fields: what to decode and how; None takes the format's defaults by extension.
         shuffle: True, False, or a ``Shuffle``.
@@ -64,6 +66,11 @@ class FeedDataset(IterableDataset[Any]):
             go on with other numbers of nodes and ranks as long as the partitions, and the samples of a step of all
             ranks together, stay what they are.
         steps: of every rank in every epoch, instead of what the samples make; ranks that end early begin again.
+        mix: "stratified": each span of a batch holds every source's share, as evenly as whole samples can. "sample":
+            the source of each sample is drawn. "batch": whole batches of one source, as even as "stratified".
+            "batch-sample": whole batches of one source, drawn.
+        samples_per_epoch: of a mixture, all ranks together, rounded down to whole steps; None: until the first source
+            ends.
         replicas: groups of so many consecutive ranks read the same batches: those that share a model (tensor, pipeline
             or sequence parallel). They count as one rank everywhere else.
         share: "job-group", or any name: jobs on this node that say the same, and ask for the same batches, share one
@@ -85,7 +92,7 @@ class FeedDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        url: str | Sequence[str],
+        url: str | Sequence[str] | Source | Sequence[Source],
         *,
         batch_size: int | None,
         fields: Mapping[str, str | Mapping[str, Any]] | None = None,
@@ -95,6 +102,8 @@ class FeedDataset(IterableDataset[Any]):
         uneven: Uneven | None = None,
         partitions: int | None = None,
         steps: int | None = None,
+        mix: Mix = "stratified",
+        samples_per_epoch: int | None = None,
         replicas: int = 1,
         share: str | None = None,
         address: str | None = None,
@@ -107,8 +116,9 @@ class FeedDataset(IterableDataset[Any]):
         reconnect_timeout_s: float = 300.0,
     ) -> None:
         super().__init__()
+        sources = parse_sources(url)
         self._options = FeedOptions(
-            urls=parse_urls(url),
+            urls=() if sources else parse_urls(url),
             batch_size=batch_size,
             fields=encode_fields(fields),
             shuffle=parse_shuffle(shuffle),
@@ -125,18 +135,17 @@ class FeedDataset(IterableDataset[Any]):
             max_bad_samples=max_bad_samples,
             open_timeout_s=open_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            sources=sources,
+            mix=mix,
+            samples_per_epoch=samples_per_epoch,
         )
         if address is not None:
             parse_address(address)
         self._address = address
         self._topology = topology
-        # Cell 0: the epoch. Cell 1 + w: the epoch DataLoader worker w has come to. In shared memory, because
-        # workers are forked anew for each pass while this process keeps the count.
-        self._epochs = torch.zeros(1 + _WORKERS_MAX, dtype=torch.int64)
-        self._epochs.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._epochs = _shared_epochs()
         self._resume: states.Resume | None = None
-        self._position = Position()
-        self._fingerprint = b""
+        self._position, self._fingerprint = Position(), b""
         self._standing: dict[str, int] = {}
         self._known_steps: int | None = None
         self._last_step: int | None = None
@@ -183,6 +192,7 @@ class FeedDataset(IterableDataset[Any]):
         self._epochs[0] = epoch
         if self._position.epoch != epoch:
             self._position = Position(epoch)
+            self._forget_steps()
         if self._resume is not None and self._resume.position.epoch != epoch:
             self._resume = None
 
@@ -290,12 +300,18 @@ class FeedDataset(IterableDataset[Any]):
         """Take note that the trainer saw the end of ``epoch`` after ``steps``: the next pass runs the next one."""
         self._come_to(epoch + 1, worker_id)
         self._known_steps = steps
+        self._forget_steps()
 
     # ------------------------------------------------------------------ inside
 
     def _come_to(self, epoch: int, worker_id: int | None) -> None:
         self._epochs[0 if worker_id is None else 1 + worker_id] = epoch
         self._position = Position(epoch)
+
+    def _forget_steps(self) -> None:
+        """Forget how many steps the last epoch had, where another epoch may have others."""
+        if self._options.lengths_vary:
+            self._known_steps, self._asked_steps = None, False
 
     def _reset_process_state(self) -> None:
         self._runtime = Runtime(self._address)
@@ -330,3 +346,13 @@ class FeedDataset(IterableDataset[Any]):
             return Position(epoch, consumer.first_step(0)), self._fingerprint
         at = resume.for_consumer(consumer, self._options)
         return replace(at, step=consumer.first_step(at.step)), resume.fingerprint
+
+
+def _shared_epochs() -> torch.Tensor:
+    """Return cell 0: the epoch; cell 1 + w: the epoch DataLoader worker w has come to.
+
+    In shared memory, because workers are forked anew for each pass while this process keeps the count.
+    """
+    epochs = torch.zeros(1 + _WORKERS_MAX, dtype=torch.int64)
+    epochs.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return epochs

@@ -14,7 +14,9 @@ from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.agreement import AT_END
 from feedd_client.errors import (
+    BadRequestError,
     DaemonUnreachable,
+    DaemonVersionError,
     DatasetChanged,
     Draining,
     FeedError,
@@ -85,7 +87,7 @@ class Opener:
             left_s = max(deadline_s - time.monotonic(), 0.1)
             try:
                 endpoint = self._connect()
-                granted = endpoint.open(self._request(epoch), min(left_s, self._options.open_timeout_s))
+                granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
                 return _adopted(endpoint, granted)
             except retry as error:
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
@@ -102,13 +104,26 @@ class Opener:
         self.expect = fingerprint
         self.uneven = uneven or ("join" if self.uneven == "auto" else self.uneven)  # daemons before 1.1 say nothing
 
+    def _ask(self, endpoint: Endpoint, epoch: int, timeout_s: float) -> pb.OpenResponse:
+        try:
+            return endpoint.open(self._request(epoch), timeout_s)
+        except BadRequestError as error:
+            if not self._options.sources or error.object != "urls":
+                raise
+            # What has no URLs outside its sources is nothing to read for a daemon that does not know them.
+            raise DaemonVersionError(
+                "expected a daemon that mixes datasets (protocol 1.2), got an older one",
+                object=endpoint.address.text,
+                hint="upgrade feedd on this node",
+            ) from error
+
     def _request(self, epoch: int) -> pb.OpenRequest:
         options, topology = self._options, self._consumer.topology
         return pb.OpenRequest(
             version=pb.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
             urls=options.urls,
             recipe=pb.Recipe(
-                fields=[pb.Field(name=name, recipe=text) for name, text in options.fields],
+                fields=_fields(options.fields),
                 batch_size=options.wire_batch_size,
                 keys=options.keys,
                 bad_samples_max=options.max_bad_samples,
@@ -138,7 +153,20 @@ class Opener:
             consumer_index=self._consumer.index,
             client_version=__version__,
             expect_fingerprint=self.expect,
+            sources=[
+                pb.Source(
+                    urls=source.urls,
+                    fields=_fields(source.fields),
+                    weights=[pb.Weight(epoch=since, weight=weight) for since, weight in source.weights],
+                )
+                for source in options.sources
+            ],
+            mix=pb.Mix(mode=options.mix, samples_per_epoch=options.samples_per_epoch or 0) if options.sources else None,
         )
+
+
+def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:
+    return [pb.Field(name=name, recipe=text) for name, text in fields]
 
 
 def _adopted(endpoint: Endpoint, granted: pb.OpenResponse) -> Session:
@@ -298,7 +326,7 @@ class Feeder:
             session.close()
             raise DatasetChanged(
                 f"expected dataset fingerprint {expected.hex()}, got {got.hex()}",
-                object=" ".join(self._options.urls),
+                object=" ".join(self._options.all_urls),
                 hint="objects were added, removed or replaced, or the recipe's meaning changed, since this run began",
             )
         self._opener.settle(got, session.granted.uneven)

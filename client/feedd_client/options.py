@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from feedd_client.errors import BadOptionError
-from feedd_client.values import Shuffle
+from feedd_client.recipe import encode_fields
+from feedd_client.values import Shuffle, Source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+Mix = Literal["stratified", "sample", "batch", "batch-sample"]
 Sharding = Literal["key", "size", "replicated", "sample"]
 Uneven = Literal["drop", "pad", "repeat", "join", "allow"]
 
+MIXES: Final = ("stratified", "sample", "batch", "batch-sample")
 SHARDINGS: Final = ("key", "size", "replicated", "sample")
 UNEVENS: Final = ("drop", "pad", "repeat", "join", "allow")
 _NAME_MAX: Final = 256
@@ -21,8 +26,21 @@ SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of this 
 
 
 @dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The frozen form of a ``Source``; weights as (first epoch, weight), ascending from epoch 0."""
+
+    urls: tuple[str, ...]
+    fields: tuple[tuple[str, str], ...]
+    weights: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FeedOptions:
-    """The frozen form of FeedDataset's arguments; units and meaning as there."""
+    """The frozen form of FeedDataset's arguments; units and meaning as there.
+
+    Attributes:
+        sources: to be mixed, instead of ``urls``.
+    """
 
     urls: tuple[str, ...]
     batch_size: int | None
@@ -41,8 +59,12 @@ class FeedOptions:
     max_bad_samples: int
     open_timeout_s: float
     reconnect_timeout_s: float
+    sources: tuple[SourceOptions, ...] = ()
+    mix: str = "stratified"
+    samples_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_mix()
         _expect(self.batch_size is None or _count(self.batch_size, 1), "batch_size", "None or >= 1", self.batch_size)
         _expect(_count(self.seed, 0) and self.seed < 2**64, "seed", "an int in [0, 2**64)", self.seed)
         _expect(self.sharding in SHARDINGS, "sharding", f"one of {', '.join(SHARDINGS)}", self.sharding)
@@ -67,6 +89,38 @@ class FeedOptions:
             size, alone = self.shuffle.window_bytes, self.shuffle.window_shards is None
             _expect(_count(size, 1) and alone, "shuffle", "window_bytes >= 1 without window_shards", self.shuffle)
 
+    def _check_mix(self) -> None:
+        _expect(self.mix in MIXES, "mix", f"one of {', '.join(MIXES)}", self.mix)
+        mixed = bool(self.sources)
+        _expect(mixed or self.mix == "stratified", "mix", "a list of Source(...) beside it", self.urls)
+        samples = self.samples_per_epoch
+        _expect(samples is None or _count(samples, 1), "samples_per_epoch", "None or >= 1", samples)
+        alone = samples is None or (mixed and self.steps is None)
+        _expect(alone, "samples_per_epoch", "a list of Source(...) and no steps= beside it", samples)
+        for epoch in sorted({epoch for source in self.sources for epoch, _ in source.weights}):
+            weights = self.weights(epoch)
+            _expect(any(weights), "weight", f"a positive weight in epoch {epoch}", weights)
+
+    def weights(self, epoch: int) -> tuple[float, ...]:
+        """Return the weight of each source in an epoch."""
+        return tuple([weight for since, weight in source.weights if since <= epoch][-1] for source in self.sources)
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        """URLs, of all sources where there are several."""
+        return self.urls or tuple(url for source in self.sources for url in source.urls)
+
+    @property
+    def by_batches(self) -> bool:
+        """Whether whole batches come from one source."""
+        return bool(self.sources) and self.mix in {"batch", "batch-sample"}
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether one epoch may have more steps than another."""
+        fixed = self.steps is not None or self.samples_per_epoch is not None
+        return not fixed and any(len(source.weights) > 1 for source in self.sources)
+
     @property
     def wire_batch_size(self) -> int:
         """Samples per batch on the wire."""
@@ -83,16 +137,43 @@ class FeedOptions:
         return 0 if self.shuffle is None or self.shuffle.window_bytes is None else self.shuffle.window_bytes
 
 
-def parse_urls(url: str | Sequence[str]) -> tuple[str, ...]:
+def parse_urls(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[str, ...]:
     """Return the URLs as a tuple.
 
     Raises:
         BadOptionError: none, or something that is not text.
     """
-    urls = (url,) if isinstance(url, str) else tuple(url)
-    if not urls or not all(isinstance(one, str) and one for one in urls):
+    urls = [url] if isinstance(url, (str, Source)) else list(url)
+    found = tuple(one for one in urls if isinstance(one, str) and one)
+    if not found or len(found) != len(urls):
         raise BadOptionError(f"expected one URL or a list of URLs, got {url!r}", object="url")
-    return urls
+    return found
+
+
+def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[SourceOptions, ...]:
+    """Return the sources to be mixed; none where ``url`` is plain.
+
+    Raises:
+        BadOptionError: URLs and sources in one list, or a weight that is none.
+        BadRecipeError: a source's fields.
+    """
+    if isinstance(url, str):
+        return ()
+    given = (url,) if isinstance(url, Source) else tuple(url)
+    if not any(isinstance(one, Source) for one in given):
+        return ()
+    sources = []
+    for one in given:
+        if not isinstance(one, Source):
+            raise BadOptionError(f"expected Source(...) for each of the datasets to mix, got {one!r}", object="url")
+        weights = dict(one.weight) if isinstance(one.weight, Mapping) else {0: one.weight}
+        _expect(0 in weights and all(_count(epoch, 0) for epoch in weights), "weight", "epochs from 0 on", weights)
+        for weight in weights.values():
+            known = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+            _expect(known and math.isfinite(weight) and weight >= 0, "weight", "a number >= 0", weight)
+        by_epoch = tuple((epoch, float(weight)) for epoch, weight in sorted(weights.items()))
+        sources.append(SourceOptions(parse_urls(one.url), encode_fields(one.fields), by_epoch))
+    return tuple(sources)
 
 
 def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - the public argument is a bool or more

@@ -108,7 +108,7 @@ class Ranks:
         print_bytes = session.granted.fingerprint.ljust(16, b"\0")
         facts = {
             "dataset fingerprint": digest(print_bytes),
-            "recipe": digest(recipe_of(self._options), self._options.urls),
+            "recipe": digest(recipe_of(self._options), self._options.all_urls),
             "uneven": digest(uneven),
             "epoch": start.epoch,
             "step": start.step,

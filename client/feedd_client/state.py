@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from feedd_client.feeder import Consumer
-    from feedd_client.options import FeedOptions
+    from feedd_client.options import FeedOptions, SourceOptions
 
 STATE_VERSION: Final = 2
 _NUMBERS: Final = ("epoch", "step", "row")
@@ -58,6 +58,13 @@ class Resume:
 
 def recipe_of(options: FeedOptions) -> dict[str, Any]:
     """Return the arguments that decide which sample is where, besides how steps are dealt out to ranks."""
+    mix: dict[str, Any] = {}
+    if options.sources:  # the state of a plain dataset is what it was before there were mixtures
+        mix = {
+            "mix": options.mix,
+            "samples_per_epoch": options.samples_per_epoch,
+            "sources": [_source(one) for one in options.sources],
+        }
     return {
         "seed": options.seed,
         "fields": [list(pair) for pair in options.fields],
@@ -65,6 +72,15 @@ def recipe_of(options: FeedOptions) -> dict[str, Any]:
         "window_shards": options.window_shards,
         "window_bytes": options.window_bytes,
         "sharding": options.sharding,
+        **mix,
+    }
+
+
+def _source(source: SourceOptions) -> dict[str, Any]:
+    return {
+        "urls": list(source.urls),
+        "fields": [list(pair) for pair in source.fields],
+        "weights": [list(pair) for pair in source.weights],
     }
 
 
@@ -111,7 +127,10 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
     for name, value in numbers.items():
         if not isinstance(value, int) or value < 0:
             raise StateError(f"expected a number >= 0, got {value!r}", object=name)
-    _same(dict(state), recipe_of(options), tuple(recipe_of(options)))
+    recipe = {"mix": None, **recipe_of(options)}
+    _same(dict(state), recipe, tuple(recipe))
+    if options.by_batches:  # whose batches are cut out of a source: ranks may not share them otherwise
+        _same(state, {"batch_size": options.batch_size}, ("batch_size",))
     _same({"batch_size": state.get("batch_size") is None}, {"batch_size": options.batch_size is None}, ("batch_size",))
     try:
         pairs = [anchor.split(":") for anchor in state["anchors"].split()]
@@ -142,8 +161,19 @@ def _same(state: Mapping[str, Any], now: Mapping[str, Any], names: tuple[str, ..
     for name in names:
         got = [list(pair) for pair in state[name]] if name == "fields" and name in state else state.get(name)
         if got != now[name]:
+            what, ours, theirs = _first_difference(name, now[name], got)
             raise StateError(
-                f"expected {name} {now[name]!r} as now, got a state taken with {got!r}",
+                f"expected {what} {ours!r} as now, got a state taken with {theirs!r}",
                 object=name,
                 hint="resume with the arguments and topology of the run that saved it",
             )
+
+
+def _first_difference(name: str, now: object, got: object) -> tuple[str, object, object]:
+    """Return what differs: of as many sources the first that does, and what of it."""
+    if name == "sources" and isinstance(now, list) and isinstance(got, list) and len(now) == len(got):
+        for number, (ours, theirs) in enumerate(zip(now, got, strict=True)):
+            for key in ours if isinstance(theirs, dict) else ():
+                if theirs.get(key) != ours[key]:
+                    return f"{key} of source {number}", ours[key], theirs.get(key)
+    return name, now, got

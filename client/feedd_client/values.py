@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
@@ -23,6 +23,22 @@ class Shuffle:
 
     window_shards: int | None = None
     window_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One of several datasets that are mixed: ``FeedDataset([Source(...), Source(...)], ...)``.
+
+    Attributes:
+        url: prefix, object, list of them, or ``manifest+s3://…``.
+        weight: its share of the samples, in any scale; or the share from certain epochs on, ``{0: 0.7, 10: 0.5}``.
+        fields: what to decode and how, where it differs from the other sources'; every source must come out with the
+            same names, types and shapes. None takes the dataset's.
+    """
+
+    url: str | Sequence[str]
+    weight: float | Mapping[int, float] = 1.0
+    fields: Mapping[str, str | Mapping[str, Any]] | None = None
 
 
 class Ragged:

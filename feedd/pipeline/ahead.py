@@ -14,10 +14,11 @@ from feedd.values import Cursor, EpochEnd
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.shelf import Shelf
     from feedd.plan.listing import Listing
-    from feedd.plan.reader import BatchRows, Reader
+    from feedd.plan.reader import BatchRows
     from feedd.values import BatchReady, ObjectRef, ShardIndex
 
 AHEAD_BATCHES = 2  # one is taken while the other is copied; what follows is made as in the middle of an epoch
@@ -35,7 +36,7 @@ class AheadParts:
     """
 
     memory: Callable[[], Awaitable[SharedBatches]]
-    reader: Callable[[], Reader]
+    reader: Callable[[], AnyReader]
     steps: tuple[int, ...]
     listing: Listing
     shelf: Shelf

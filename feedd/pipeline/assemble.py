@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import structlog
 
 from feedd.batch.gather import gather, keys, shard_urls
@@ -13,6 +14,7 @@ from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
+from feedd.flow.tasks import run_all
 from feedd.pipeline.failures import Failure, FailureBudget
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
@@ -20,19 +22,20 @@ from feedd.values import BatchReady, FieldKind, TensorSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from feedd.batch.gather import Gathered, Text
     from feedd.batch.layout import Layout
-    from feedd.decode.work import BadRow
+    from feedd.decode.work import BadRow, DecodeResult
+    from feedd.pipeline.recipes import Recipe, Recipes
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows
-    from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex, SlotRef
+    from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
 _OVERSIZE_MAX_BYTES = 2 << 30
 _log = structlog.get_logger("feedd.pipeline")
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,31 @@ class AssemblerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows that one recipe is for: nearly always all.
+
+    Attributes:
+        at: int[n], their numbers in the batch; None: all of them, in order.
+    """
+
+    recipe: Recipe
+    at: NDArray[np.intp] | None
+    shard_no: NDArray[np.int32]
+    gathered: Gathered
+
+    def of(self, column: NDArray[_Scalar]) -> NDArray[_Scalar]:
+        """Return a batch's column for these rows."""
+        return column if self.at is None else column[self.at]
+
+
+@dataclass(frozen=True, slots=True)
 class _Work:
     """A batch ready to be decoded."""
 
     rows: BatchRows
     indexes: Sequence[ShardIndex]
     files: tuple[ShardFile, ...]
-    gathered: Gathered
+    parts: Sequence[_Part]
     shapes: Mapping[str, NDArray[np.int64]]
     texts: Mapping[str, Text]
 
@@ -65,18 +86,11 @@ class _Work:
 class Assembler:
     """Fills slots of one session's arena. Any number of batches may be under way."""
 
-    def __init__(
-        self,
-        stages: Stages,
-        recipes: Sequence[FieldRecipe],
-        specs: Sequence[TensorSpec],
-        arena: Arena,
-        options: AssemblerOptions,
-    ) -> None:
+    def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
         self._stages = stages
-        self._recipes = tuple(recipes)
-        self._kinds = tuple(specs)
-        self._specs = (*specs, *(KEY_SPECS if options.keys else ()))
+        self._recipes = recipes
+        self._kinds = recipes.specs
+        self._specs = (*self._kinds, *(KEY_SPECS if options.keys else ()))
         self._arena = arena
         self._options = options
         self._failures = FailureBudget(options.bad_samples_max)
@@ -90,10 +104,10 @@ class Assembler:
             BadSample: a sample beyond the failure budget; names shard, key and reason.
             ResourceExhausted: a batch too large for memory.
         """
-        gathered = gather(indexes, rows.shard_no, rows.ordinal, self._recipes)
+        parts = self._parts(rows, indexes)
         texts = self._texts(rows, indexes, files)
-        shapes = await self._shapes(rows, files, gathered)
-        work = _Work(rows, indexes, files, gathered, shapes, texts)
+        shapes = await self._shapes(len(rows.ordinal), files, parts)
+        work = _Work(rows, indexes, files, parts, shapes, texts)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
         layout = lay_out(self._specs, len(rows.ordinal), lengths)
         if layout.size_bytes > self._arena.slot_bytes:
@@ -119,43 +133,75 @@ class Assembler:
         urls = shard_urls([file.ref.url for file in files], rows.shard_no)
         return {"__key__": keys(indexes, rows.shard_no, rows.ordinal), "__url__": urls}
 
+    def _parts(self, rows: BatchRows, indexes: Sequence[ShardIndex]) -> list[_Part]:
+        """Return the rows of each recipe, and where their fields lie."""
+        distinct = self._recipes.distinct
+        if len(distinct) == 1:
+            gathered = gather(indexes, rows.shard_no, rows.ordinal, distinct[0])
+            return [_Part(distinct[0], None, rows.shard_no, gathered)]
+        return [
+            _Part(recipe, at, rows.shard_no[at], gather(indexes, rows.shard_no[at], rows.ordinal[at], recipe))
+            for recipe, at in self._recipes.rows(rows.shards, rows.shard_no)
+        ]
+
     async def _shapes(
-        self, rows: BatchRows, files: Sequence[ShardFile], gathered: Gathered
+        self, row_count: int, files: Sequence[ShardFile], parts: Sequence[_Part]
     ) -> dict[str, NDArray[np.int64]]:
         """Return the decoded sizes of all fields that are not DENSE: known from the index, or measured."""
         shapes: dict[str, NDArray[np.int64]] = {}
-        for recipe, spec, span in zip(self._recipes, self._kinds, gathered.spans, strict=True):
+        for number, spec in enumerate(self._kinds):
             if spec.kind is FieldKind.DENSE:
                 continue
-            if needs_measure(recipe):
-                work = FieldWork(recipe, rows.shard_no, span.start, span.size, span.start)
-                shapes[spec.name] = await self._stages.pool.measure(files, work)
-            else:
-                shapes[spec.name] = span.size
+            found = [await self._measured(files, part, number) for part in parts]
+            if parts[0].at is None:
+                shapes[spec.name] = found[0]
+                continue
+            whole = shapes[spec.name] = np.empty((row_count, max(1, spec.ndim)), np.int64)
+            for part, sizes in zip(parts, found, strict=True):
+                whole[part.at] = sizes.reshape(-1, whole.shape[1])
         return shapes
+
+    async def _measured(self, files: Sequence[ShardFile], part: _Part, number: int) -> NDArray[np.int64]:
+        recipe, span = part.recipe[number], part.gathered.spans[number]
+        if not needs_measure(recipe):
+            return span.size
+        return await self._stages.pool.measure(
+            files, FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
+        )
 
     async def _decode(self, work: _Work, layout: Layout, arena_id: int, slot_at: int, view: memoryview) -> BatchReady:
         rows = work.rows
+        tasks = [DecodeTask(work.files, arena_id, slot_at, *self._fields(work, part, layout)) for part in work.parts]
+        if len(tasks) == 1:
+            results = [await self._stages.pool.decode(tasks[0])]
+        else:
+            results = await run_all(self._stages.pool.decode(task) for task in tasks)
+        write_tables(view, layout, work.texts)
+        bad = _bad_rows(work.parts, results)
+        self._charge(work, bad)
+        again = b"" if rows.again is None else rows.again.tobytes()
+        if bad:
+            dropped = {one.row for one in bad}
+            layout = drop_rows(view, layout, sorted(dropped))
+            again = bytes(flag for row, flag in enumerate(again) if row not in dropped)
+        return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad), again=again)
+
+    def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
+        """Return what is to be decoded of a part's rows, and their seeds."""
         fields = tuple(
             FieldWork(
                 recipe,
-                rows.shard_no,
+                part.shard_no,
                 span.start,
                 span.size,
-                layout.place(recipe.name).out_at,
-                None if spec.kind is FieldKind.DENSE else work.shapes[spec.name].reshape(len(rows.ordinal), -1),
+                part.of(layout.place(recipe.name).out_at),
+                None
+                if spec.kind is FieldKind.DENSE
+                else part.of(work.shapes[spec.name].reshape(len(work.rows.ordinal), -1)),
             )
-            for recipe, spec, span in zip(self._recipes, self._kinds, work.gathered.spans, strict=True)
+            for recipe, spec, span in zip(part.recipe, self._kinds, part.gathered.spans, strict=True)
         )
-        result = await self._stages.pool.decode(DecodeTask(work.files, arena_id, slot_at, fields, rows.seeds))
-        write_tables(view, layout, work.texts)
-        self._charge(work, result.bad)
-        again = b"" if rows.again is None else rows.again.tobytes()
-        if result.bad:
-            bad = {bad.row for bad in result.bad}
-            layout = drop_rows(view, layout, sorted(bad))
-            again = bytes(flag for row, flag in enumerate(again) if row not in bad)
-        return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(result.bad), again=again)
+        return fields, part.of(work.rows.seeds)
 
     async def _fill_oversize(self, work: _Work, layout: Layout) -> BatchReady:
         """Decode a batch larger than its slot into memory of its own; it then travels inline."""
@@ -190,3 +236,12 @@ class Assembler:
             _log.warning(
                 "bad sample dropped", url=failure.url, key=failure.key, field=failure.field, reason=failure.reason
             )
+
+
+def _bad_rows(parts: Sequence[_Part], results: Sequence[DecodeResult]) -> list[BadRow]:
+    """Return the bad rows of a batch, in order."""
+    return sorted(
+        bad if part.at is None else replace(bad, row=int(part.at[bad.row]))
+        for part, result in zip(parts, results, strict=True)
+        for bad in result.bad
+    )

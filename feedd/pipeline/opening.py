@@ -8,22 +8,19 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.batch.layout import lay_out, slot_bytes
-from feedd.decode.recipe import check_fields, default_fields, needs_resolve, parse_field, spec_of
-from feedd.errors import BadRequest, NotFound, ObjectChanged
+from feedd.batch.layout import lay_out
+from feedd.errors import NotFound, ObjectChanged
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.learned import Learned
-from feedd.pipeline.pinned import with_pinned
+from feedd.pipeline.planning import Request, planned
+from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import WINDOW_BATCHES, SharedBatches, Sharing
 from feedd.pipeline.shelf import Shelf
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.sharding import check_mode
-from feedd.plan.steps import Uneven, parse_uneven
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
@@ -31,9 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.cache.tiers import AnyCache
+    from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
-    from feedd.values import FieldRecipe, OpenSpec, ShardIndex, TensorSpec
+    from feedd.values import OpenSpec, TensorSpec
 
 _LEAST_SLOTS = 2
 _AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 16
@@ -60,76 +58,60 @@ class Pipeline:
         return self.stages.cache
 
     async def open(self, spec: OpenSpec) -> Session:
-        """Resolve and open; takes as long as one listing and one shard.
+        """Resolve and open; takes as long as one listing and one shard of each source.
 
         Raises:
-            BadRequest: recipe, sharding or numbers that cannot be served.
+            BadRequest: recipe, sharding, weights or numbers that cannot be served.
             NotFound, PermissionDenied, StoreUnavailable: said by the store.
             BadShard: the first shard is not what its name says.
             ResourceExhausted: no memory for the arena.
         """
-        check_mode(spec.sharding)
-        parse_uneven(spec.uneven)
-        wanted = tuple(parse_field(name, text) for name, text in spec.fields)
-        window = spec.window_shards or self._options.window_shards
-        listing = await self.shelf.listing(
-            spec.urls, lambda held: held.fingerprint(spec, wanted, window) == spec.expect_fingerprint
-        )
-        mark = listing.fingerprint(spec, wanted, window)
-        if spec.expect_fingerprint and mark != spec.expect_fingerprint:
+        request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        expected = spec.expect_fingerprint
+        listing = await self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected)
+        mark = request.fingerprint(listing)
+        if expected and mark != expected:
             raise ObjectChanged(
-                f"expected the dataset with fingerprint {spec.expect_fingerprint.hex()}, got {mark.hex()}",
+                f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
                 object=" ".join(spec.urls),
                 hint="objects, recipe or topology changed since this run began: start the run anew",
                 stage="plan",
             )
         try:
-            return await self._open(spec, listing, wanted, mark)
+            return await self._open(request, listing, mark)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise
 
-    async def _open(self, spec: OpenSpec, listing: Listing, wanted: tuple[FieldRecipe, ...], mark: bytes) -> Session:
-        uneven = listing.settled(parse_uneven(spec.uneven))
-        # balancing by size takes microseconds per shard
-        shares = await asyncio.to_thread(listing.shares, spec)
-        steps = await asyncio.to_thread(listing.steps, spec, uneven)
-        window = spec.window_shards or self._options.window_shards
-        wrap = uneven in {Uneven.PAD, Uneven.REPEAT}
-        options = ReaderOptions(
-            spec.seed, spec.shuffle, window, spec.batch_size, spec.topology, steps, wrap, spec.window_bytes
-        )
-        reader = Reader(shares, options, listing.counts)
-        assigned = reader.assigned
+    async def _open(self, request: Request, listing: Listing, mark: bytes) -> Session:
+        spec = request.spec
+        plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
+        reader = plan.reader()
         number = next(self._numbers)
-        size = _fixed_bytes(spec, wanted) if assigned.size else 1
+        size = _fixed_bytes(request) if reader.assigned.size else 1
         async with AsyncExitStack() as undo:
             outlook = Outlook(f"session-{number}", listing, reader, self.stages.cache, self._crowd)
             undo.callback(outlook.close)
             outlook.enter(Cursor(spec.epoch))
-            resolving = self._resolve(spec, listing, reader, wanted)
+            resolving = resolve(self.stages, self.shelf, listing, reader, request)
             if size is not None:  # allocating memory takes as long as fetching a shard: do both at once
                 (recipes, _), arena = await both(resolving, self._arena(undo, number, spec, size))
             else:
-                recipes, index = await resolving
-                assert index is not None
-                size = slot_bytes(_specs(spec, recipes), spec.batch_size, index, recipes)
+                recipes, found = await resolving
+                size = estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
                 arena = await self._arena(undo, number, spec, size)
             budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
-            assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, budget)
-            info = _info(listing, assigned, _specs(spec, recipes), mark)
-            info = replace(info, steps=reader.steps(), uneven=uneven.value)
+            assembler = Assembler(self.stages, recipes, arena, budget)
+            info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
+            info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
             memory = _Memory(self, session.slots.slot_bytes, spec, recipes)
             if spec.share:
-                await self._join(session, spec, (mark, uneven, steps), memory)
+                await self._join(session, spec, (mark, plan.uneven, plan.steps), memory)
             else:
                 first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
-                shares_of, counts = shares, listing.counts
-                ahead = AheadParts(
-                    memory.ahead, lambda: Reader(shares_of, options, counts), first, listing, self.shelf, self._group
-                )
+                ahead = AheadParts(memory.ahead, plan.reader, first, listing, self.shelf, self._group)
                 session.look_ahead(Ahead(ahead))
             undo.pop_all()
         return session
@@ -141,7 +123,7 @@ class Pipeline:
         session.take_part(shared, lambda member: self._sharing.leave(key, member))
 
     async def decoded(
-        self, slot_count: int, slot_bytes: int, spec: OpenSpec, recipes: tuple[FieldRecipe, ...], *, counted: bool
+        self, slot_count: int, slot_bytes: int, spec: OpenSpec, recipes: Recipes, *, counted: bool
     ) -> SharedBatches:
         """Return memory for decoded batches that are copied from there into sessions' slots.
 
@@ -152,43 +134,12 @@ class Pipeline:
         arena = await Arena.create(slot_count, slot_bytes, self._budget)
         self.stages.pool.attach(number, arena.fd, arena.size_bytes)
         options = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
-        assembler = Assembler(self.stages, recipes, tuple(map(spec_of, recipes)), arena, options)
+        assembler = Assembler(self.stages, recipes, arena, options)
         return SharedBatches(arena, assembler, self.stages, self._group, counted=counted)
 
     async def close(self) -> None:
         """End listings and index reads under way."""
         await self.shelf.close()
-
-    async def _resolve(
-        self, spec: OpenSpec, listing: Listing, reader: Reader, wanted: tuple[FieldRecipe, ...]
-    ) -> tuple[tuple[FieldRecipe, ...], ShardIndex | None]:
-        """Hold the recipe against the first shard this session reads, or the first that can tell what data must."""
-        order = reader.epoch_map(Cursor(spec.epoch)).order.tolist()
-        told = bool(wanted) and not any(needs_resolve(recipe) for recipe in wanted)
-        if told and not order:
-            return wanted, None
-        # A node without shards looks at the others': its ranks must know the same fields.
-        for shard in order or range(len(listing.refs)):
-            index = await self.shelf.index(listing, shard)
-            if told or index.sample_count:
-                break
-        recipes = wanted or default_fields(index.fields)
-        if not recipes:
-            raise BadRequest(
-                "expected samples in the shards of this node, got none",
-                object=listing.refs[shard].url,
-                hint="name fields= if that is as it should be",
-                stage="decode",
-            )
-        if index.sample_count:
-            check_fields(recipes, index.fields)
-        if any(needs_resolve(recipe) for recipe in recipes):
-            recipes = await with_pinned(
-                self.stages.cache,
-                [listing.refs[shard]],
-                lambda files: self.stages.pool.resolve(files[0], index, recipes),
-            )
-        return recipes, index
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
         """Return the slots to grant."""
@@ -207,7 +158,7 @@ class Pipeline:
 class _Memory:
     """Memory for batches like those of one session."""
 
-    def __init__(self, pipeline: Pipeline, slot_bytes: int, spec: OpenSpec, recipes: tuple[FieldRecipe, ...]) -> None:
+    def __init__(self, pipeline: Pipeline, slot_bytes: int, spec: OpenSpec, recipes: Recipes) -> None:
         self._pipeline, self._slot_bytes, self._spec, self._recipes = pipeline, slot_bytes, spec, recipes
 
     async def shared(self) -> SharedBatches:
@@ -227,18 +178,16 @@ def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
     return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
 
 
-def _specs(spec: OpenSpec, recipes: tuple[FieldRecipe, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(spec_of(recipe) for recipe in recipes) + (KEY_SPECS if spec.keys else ())
+def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
+    return recipes.specs + (KEY_SPECS if spec.keys else ())
 
 
-def _fixed_bytes(spec: OpenSpec, wanted: tuple[FieldRecipe, ...]) -> int | None:
+def _fixed_bytes(request: Request) -> int | None:
     """Return the bytes of a slot where the recipe alone tells them: named fields, all DENSE."""
-    if not wanted or spec.keys or any(needs_resolve(recipe) for recipe in wanted):
+    specs = resolved_by(request)
+    if specs is None or request.spec.keys or any(one.kind is not FieldKind.DENSE for one in specs):
         return None
-    specs = _specs(spec, wanted)
-    if any(one.kind is not FieldKind.DENSE for one in specs):
-        return None
-    return lay_out(specs, spec.batch_size, {}).size_bytes
+    return lay_out(specs, request.spec.batch_size, {}).size_bytes
 
 
 def _info(listing: Listing, assigned: NDArray[np.int64], specs: tuple[TensorSpec, ...], mark: bytes) -> SessionInfo:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from feedd.pipeline.ahead import Ahead
     from feedd.pipeline.assemble import Assembler
     from feedd.pipeline.future import Outlook
+    from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.plan.reader import BatchRows, Reader
+    from feedd.plan.reader import BatchRows
     from feedd.protocols import Slots
     from feedd.values import BatchReady, SessionInfo, SlotRef
 
@@ -38,7 +39,7 @@ class SessionParts:
 
     info: SessionInfo
     listing: Listing
-    reader: Reader
+    reader: AnyReader
     outlook: Outlook
     assembler: Assembler
     arena: Arena
@@ -81,6 +82,10 @@ class Session:
         """The arena's memfd, owned by the session."""
         return self._parts.arena.fd
 
+    def steps(self, epoch: int) -> int | None:
+        """Return the steps of an epoch of the rank, where they were known when it was opened."""
+        return None if self._parts.info.steps is None else self._parts.reader.steps(epoch)
+
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Decode the batch at ``at`` into ``slot``.
 
@@ -120,7 +125,7 @@ class Session:
     def _start(self, at: Cursor) -> None:
         """Notice a stream that begins elsewhere than where the session stood: what to read ahead is then another."""
         furthest = self._furthest
-        if furthest.epoch < 0 and at.window:
+        if furthest.epoch < 0 and self._parts.reader.window(at):
             self._parts.outlook.skip_to(at)
         elif at.epoch == furthest.epoch and at.step <= furthest.step and not self._making_count:
             self._parts.outlook.enter(at)  # within one stream steps only ascend, so this is another

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING
 
 from feedd.decode.formats.registry import format_for
@@ -14,14 +15,19 @@ from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
+from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from feedd.pipeline.learned import Learned
+    from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows, Reader
+    from feedd.plan.reader import BatchRows
     from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
+
+_Urls = tuple[tuple[str, ...], ...]
+"""Of each source of a dataset."""
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
@@ -35,14 +41,18 @@ class Shelf:
         self._stages = stages
         self._learned = learned
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
-        self._listings: dict[tuple[tuple[str, ...], bytes], Listing] = {}
-        self._listing_flight: SingleFlight[tuple[str, ...], Listing] = SingleFlight(group)
+        self._listings: dict[tuple[_Urls, bytes], Listing] = {}
+        self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
         self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
-        held = {name: listing for name, listing in self._listings.items() if name[0] == urls}
+        return await self.mixed((urls,), known)
+
+    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool]) -> Listing:
+        """Return one listing of several sources, one after another; as ``listing`` otherwise."""
+        held = {name: listing for name, listing in self._listings.items() if name[0] == sources}
         for name, listing in held.items():
             if known(listing):
                 self._listings[name] = self._listings.pop(name)  # in use: the last to be dropped
@@ -50,7 +60,7 @@ class Shelf:
         newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
-        return await self._listing_flight.do(urls, lambda: self._list(urls))
+        return await self._listing_flight.do(sources, lambda: self._list(sources))
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
@@ -94,7 +104,7 @@ class Shelf:
         listing.tell(told.exact, told.claimed, told.by)
         return listing
 
-    async def rows(self, listing: Listing, reader: Reader, at: Cursor) -> BatchRows | EpochEnd:
+    async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
         """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
         while isinstance(rows := reader.rows(at), NeedCounts):
             await self.indexes(listing, rows.shards)
@@ -106,20 +116,27 @@ class Shelf:
         await self._index_flight.cancel_all()
         await asyncio.to_thread(self._learned.save)
 
-    async def _list(self, urls: tuple[str, ...]) -> Listing:
-        resolved = await self._stages.sources.resolve_all(urls)
-        listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        told = await read_told(self._stages.sources, resolved)
+    async def _list(self, sources: _Urls) -> Listing:
+        resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
+        firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        whole = Resolved(
+            tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
+            tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
+        )
+        listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
-        held = self._listings.get((urls, listing.digest))
+        held = self._listings.pop((sources, listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
-        same = held is not None and await asyncio.to_thread(held.contradicts, listing.counts) is None
-        self._listings.pop((urls, listing.digest), None)
-        if held is not None and same:
+        if (
+            held is not None
+            and held.firsts == firsts
+            and await asyncio.to_thread(held.contradicts, listing.counts) is None
+        ):
             held.renew(listing)
             listing = held
-        self._listings[urls, listing.digest] = listing
+        self._listings[sources, listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing

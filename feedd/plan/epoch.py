@@ -149,6 +149,14 @@ class EpochMap:
         start, window = self._starts[-1]
         return start if window == self.window_count else None
 
+    def windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where each window begins, and where the last one ends: in ``order``, and in the stream.
+
+        All counts must be known.
+        """
+        assert self.sample_count is not None, "expected all counts to be known"
+        return self._edges, np.fromiter((start for start, _ in self._starts), np.int64, len(self._starts))
+
     def locate(self, low: int, high: int) -> Located | NeedCounts:
         """Find samples ``[low, high)`` of the stream; those that are there: past the end there are no segments."""
         start, window = self._starts[bisect_right(self._starts, (low, self.window_count + 1)) - 1]

@@ -35,6 +35,8 @@ class Listing:
         counts: sample counts by dataset index, as far as they are known. Plans rest on them: none ever changes.
         indexed: whether what lies beside the data tells them all: every daemon that lists it then knows the same.
         told_by: URLs of the files beside the data that counts are from.
+        firsts: the first dataset index of each source; of several, one lies behind another.
+        twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -44,13 +46,21 @@ class Listing:
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
     told_by: tuple[str, ...] = ()
+    firsts: tuple[int, ...] = (0,)
+    twins: NDArray[np.int64] | None = None
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, refs: Sequence[ObjectRef], listed_s: float) -> Listing:
+    def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
         """Build from the refs; hashes every key, so call it off the event loop when there are many."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        return cls(tuple(refs), sizes, listing_digest(refs), listed_s)
+        twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
+        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
+
+    def shards_of(self, source: int) -> range:
+        """Return the dataset indices of one source."""
+        ends = (*self.firsts[1:], len(self.refs))
+        return range(self.firsts[source], ends[source])
 
     def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], told_by: tuple[str, ...]) -> None:
         """Take counts from what lies beside the data; who opens from here on may be told another policy.
@@ -148,17 +158,42 @@ class Listing:
         samples = partition_samples(self.cut(spec), self.sizes, counts)
         return common_steps(uneven, samples, spec.batch_size, spec.topology)
 
-    def fingerprint(self, spec: OpenSpec, recipes: Sequence[FieldRecipe], window_shards: int) -> bytes:
+    def fingerprint(
+        self,
+        spec: OpenSpec,
+        recipes: Sequence[FieldRecipe],
+        window_shards: int,
+        mix: Mapping[str, object] | None = None,
+    ) -> bytes:
         """Return 16 bytes over everything that decides which samples a step of the run holds.
 
         Not in it: how the samples of a step are dealt out to ranks and nodes, which may change when a run resumes.
+
+        Args:
+            spec: what was asked for.
+            recipes: of the fields; of several sources they are among the facts of ``mix``.
+            window_shards: shards per shuffle window.
+            mix: facts of a mixture.
         """
         facts: dict[str, object] = {
-            "fields": [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes],
+            "fields": recipe_facts(recipes),
             "step_samples": spec.batch_size * spec.topology.world_size,
             "partitions": spec.partitions or spec.topology.node_count,
             "sharding": spec.sharding,
             "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
             "seed": spec.seed,
         }
+        if mix is not None:
+            facts["mix"] = {**mix, "firsts": list(self.firsts)}
         return fingerprint(self.digest, facts)
+
+
+def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
+    first: dict[tuple[str, str], int] = {}
+    found = [first.setdefault((ref.root, ref.key), number) for number, ref in enumerate(refs)]
+    return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
+
+
+def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
+    """Return what of a recipe decides what a batch holds."""
+    return [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes]

@@ -1,39 +1,27 @@
-"""Which dataset each sample of a stream comes from, when several are mixed by weights.
-
-Everything rests on one order, ``even_rows``: source ``i`` has weight ``a_i / W``, integers, and its sample ``m`` is due
-at ``(2m + 1) / (2 a_i)``; samples are taken as they fall due, ties to the lower source (Webster's, or Sainte-Laguë's,
-apportionment, one seat after another). What has been given is never taken back, the remainder is carried on, the order
-has period ``W``, and any place in it is reached in O(sources).
-
-How even it is: when ``n`` samples have been given, there is a time ``T`` at which each source has ``T w_i`` rounded,
-``T w_i - d_i`` with ``|d_i| <= 1/2``; the sum over sources is ``n``, so ``T - n`` is the sum of all ``d``. Then
-``count_i - n w_i = w_i sum(d) - d_i``, at most ``(1 + w_i (k - 2)) / 2`` for ``k`` sources of positive weight: half a
-sample for two sources, less than one for three, and for more while no weight reaches ``1 / (k - 2)``; always below k.
-"""
+"""Which dataset each sample of a stream comes from, when several are mixed by weights. See ``even`` for the order."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import copy
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from feedd.errors import BadRequest
 from feedd.plan import rng
+from feedd.plan.even import even_counts, even_place, even_rows, to_parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Rows = tuple[NDArray[np.int32], NDArray[np.int64]]
+    from feedd.plan.even import Rows
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
-"""Of each source: for all epochs, from certain epochs on (from 0 at least), or a pure function of the epoch."""
+Weights = Sequence[float] | Mapping[int, Sequence[float]]
+"""Of each source: for all epochs, or from certain epochs on (from 0 at least)."""
 
 MIX = 16  # the domain of this module, beside those of ``rng``: part of the order, never renumber
 
@@ -43,13 +31,11 @@ BATCH = "batch"
 BATCH_SAMPLE = "batch-sample"
 MODES = (STRATIFIED, SAMPLE, BATCH, BATCH_SAMPLE)
 
-MAX_PARTS = 1 << 24
-"""Weights are integers that sum to at most this: then times due, as float64, compare as the fractions they are."""
 MAX_ROWS = 1 << 24
-"""Samples asked for at once, for the same reason."""
+"""Samples asked for at once: times due, as float64, then compare as the fractions they are."""
 _BLOCK = 65_536  # units (samples, or batches) shuffled together where sources are drawn: part of the order
-_MAX_DENOMINATOR = 1_000_000
-_KEPT = 4  # epochs, and blocks: one epoch drains, reading two blocks at most times, while the next one fills
+_MAX_POSITION = 1 << 62
+_BLOCKS_KEPT = 4  # one epoch drains, reading two blocks at most times, while the next one fills
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +48,9 @@ class MixOptions:
             whole batches of one source, drawn.
         batch_size: samples of a batch, for the two modes that go by batches; else 0.
         source_samples: what each source holds; None: not known.
-        samples_per_epoch: where a mixed epoch ends, whole batches where it goes by batches. None: where the first
+        samples_per_epoch: where a mixed epoch ends, whole steps of it. None: with the last whole step before the first
             source would give more than ``source_samples`` (in whole batches); without these there is but one epoch.
+        step_samples: what is taken together: a mixed epoch is so many of them. 0: a batch, or a sample.
     """
 
     seed: int
@@ -71,6 +58,31 @@ class MixOptions:
     batch_size: int = 0
     source_samples: tuple[int, ...] | None = None
     samples_per_epoch: int | None = None
+    step_samples: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Samples that come from one source together."""
+        return self.batch_size if self.mode in {BATCH, BATCH_SAMPLE} else 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """Epochs of the same weights.
+
+    Attributes:
+        since: the first of them.
+        parts: int64[sources], the weights.
+        units: samples or batches of each epoch; None: it has no end.
+        given: of each source in each epoch.
+        before: of each source in the epochs before ``since``.
+    """
+
+    since: int
+    parts: NDArray[np.int64]
+    units: int | None
+    given: tuple[int, ...]
+    before: tuple[int, ...]
 
 
 class Mixture:
@@ -94,40 +106,65 @@ class Mixture:
             options: how they are mixed.
 
         Raises:
-            BadRequest: weights or options that cannot be served.
+            BadRequest: weights or options that cannot be served, in whatever epoch.
         """
-        self._weights = weights
         self._options = options
-        self._unit = options.batch_size if options.mode in {BATCH, BATCH_SAMPLE} else 1
+        self._unit = options.unit
         self._drawn = options.mode in {SAMPLE, BATCH_SAMPLE}
-        self._same = not callable(weights) and not isinstance(weights, Mapping)
-        self._plans: dict[int, tuple[NDArray[np.int64], int | None]] = {}  # of an epoch: weights, and units in all
-        self._before: dict[int, NDArray[np.int64]] = {}  # units of each source before an epoch
         self._blocks: dict[tuple[int, int], Rows] = {}
         self._check()
-        self.source_count = len(_weights_of(weights, 0))
+        by_epoch = dict(weights) if isinstance(weights, Mapping) else {0: weights}
+        if 0 not in by_epoch:
+            raise _bad("weights from epoch 0 on", sorted(by_epoch))
+        self.source_count = len(by_epoch[0])
         if options.source_samples is not None and len(options.source_samples) != self.source_count:
             raise _bad(f"sizes of {self.source_count} sources", len(options.source_samples))
-        self._plan(0)
+        self._spans = self._planned(by_epoch)
+
+    def with_seed(self, seed: int) -> Mixture:
+        """Return the same mixture, drawn otherwise."""
+        other = copy.copy(self)
+        vars(other).update(_options=replace(self._options, seed=seed), _blocks={})
+        return other
+
+    @property
+    def unit(self) -> int:
+        """Samples that come from one source together."""
+        return self._unit
+
+    @property
+    def ratios(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The weights as they are served: from which epoch on, and what part each source has."""
+        return tuple((span.since, tuple(span.parts.tolist())) for span in self._spans)
+
+    def parts(self, epoch: int) -> NDArray[np.int64]:
+        """Return the weights of an epoch as integers, int64[sources].
+
+        Raises:
+            BadRequest: no such epoch.
+        """
+        return self._span(epoch).parts
 
     def epoch_samples(self, epoch: int) -> int | None:
         """Return the samples of a mixed epoch; None: it has no end.
 
         Raises:
-            BadRequest: no such epoch, or weights that cannot be served, or a source too small for its first batch.
+            BadRequest: no such epoch.
         """
-        units = self._plan(epoch)[1]
+        units = self._span(epoch).units
         return None if units is None else units * self._unit
 
     def starts(self, epoch: int) -> NDArray[np.int64]:
-        """Return each source's first position in a mixed epoch, int64[sources].
-
-        O(sources) for constant weights; else so much for each epoch in between, once.
+        """Return each source's first position in a mixed epoch, int64[sources]. O(sources).
 
         Raises:
-            BadRequest: see ``epoch_samples``.
+            BadRequest: no such epoch.
         """
         return self._units_before(epoch) * self._unit
+
+    def ends(self, epoch: int) -> NDArray[np.int64]:
+        """Return each source's first position after a mixed epoch, int64[sources]; see ``starts``."""
+        return self.starts(epoch) + np.array(self._span(epoch).given, dtype=np.int64) * self._unit
 
     def rows(self, epoch: int, first_sample: int, count: int) -> Rows:
         """Return (source int32, position in the source int64) of ``count`` samples, fewer where the epoch ends.
@@ -135,7 +172,7 @@ class Mixture:
         O(count log count) wherever ``first_sample`` is; where sources are drawn, a block of them at least.
 
         Raises:
-            BadRequest: see ``epoch_samples``; or a span that starts below 0 or is over ``MAX_ROWS``.
+            BadRequest: no such epoch; or a span that starts below 0 or is over ``MAX_ROWS``.
         """
         if first_sample < 0 or not 0 <= count <= MAX_ROWS:
             raise _bad(f"0 to {MAX_ROWS} samples from sample 0 or later", f"{count} from {first_sample}")
@@ -147,7 +184,7 @@ class Mixture:
         if self._drawn:
             source, unit = self._drawn_rows(epoch, low, high)
         else:
-            source, unit = even_rows(self._plan(epoch)[0], low, high - low)
+            source, unit = even_rows(self._span(epoch).parts, low, high - low)
         position = (unit + before[source]) * self._unit
         if self._unit > 1:
             within = np.arange(low * self._unit, high * self._unit, dtype=np.int64) % self._unit
@@ -167,30 +204,52 @@ class Mixture:
         epoch, sample = np.divmod(rows[1], held[rows[0]])
         return epoch, sample
 
+    def stray_samples(self, share: float) -> float:
+        """Return how many samples later a sample of a source with that share may come than in the even order.
+
+        Four standard deviations where sources are drawn, else none.
+        """
+        return min(4 * 64 / share, _BLOCK) * self._unit if self._drawn else 0.0
+
     def _check(self) -> None:
         options = self._options
         if options.mode not in MODES:
             raise _bad(f"a mode of mixing, one of {', '.join(MODES)}", repr(options.mode))
         if self._unit < 1:
             raise _bad(f"a batch size of at least 1 to mix by {options.mode!r}", options.batch_size)
-        per_epoch = options.samples_per_epoch
-        if per_epoch is not None and (per_epoch < 1 or per_epoch % self._unit):
-            raise _bad(f"samples_per_epoch to be a positive multiple of {self._unit}", per_epoch)
+        if options.step_samples < 0 or options.step_samples % self._unit:
+            raise _bad(f"steps of whole batches of {self._unit}", options.step_samples)
+        per_epoch, step = options.samples_per_epoch, options.step_samples or self._unit
+        if per_epoch is not None and (not 1 <= per_epoch <= _MAX_POSITION or per_epoch % step):
+            raise _bad(f"samples_per_epoch to be a positive multiple of {step}", per_epoch)
         if options.source_samples is not None and min(options.source_samples, default=0) < 0:
             raise _bad("sizes of sources of at least 0", options.source_samples)
 
-    def _plan(self, epoch: int) -> tuple[NDArray[np.int64], int | None]:
-        """Return the weights of an epoch, as integers, and how many samples or batches it has; None: no end."""
+    def _planned(self, by_epoch: Mapping[int, Sequence[float]]) -> list[_Span]:
+        """Work out the epochs of each set of weights; those that follow an epoch without end never come."""
+        spans: list[_Span] = []
+        for since, weights in sorted(by_epoch.items()):
+            parts = to_parts(weights)
+            if parts.shape[0] != self.source_count:
+                raise _bad(f"weights of {self.source_count} sources in epoch {since}", int(parts.shape[0]))
+            self._check_sizes(parts)
+            before = (0,) * self.source_count
+            if spans:
+                last = spans[-1]
+                if last.units is None:
+                    break
+                before = tuple(
+                    old + new * (since - last.since) for old, new in zip(last.before, last.given, strict=True)
+                )
+            units = self._units(parts)
+            given = () if units is None else tuple(even_counts(parts, units).tolist())
+            spans.append(_Span(since, parts, units, given, before))
+        return spans
+
+    def _span(self, epoch: int) -> _Span:
         if epoch < 0:
             raise _bad("an epoch of at least 0", epoch)
-        epoch = 0 if self._same else epoch
-        if epoch not in self._plans:
-            parts = to_parts(_weights_of(self._weights, epoch))
-            if parts.shape[0] != self.source_count:
-                raise _bad(f"weights of {self.source_count} sources in epoch {epoch}", int(parts.shape[0]))
-            self._check_sizes(parts)
-            _keep(self._plans, epoch, (parts, self._units(parts)))
-        return self._plans[epoch]
+        return self._spans[bisect_right(self._spans, epoch, key=lambda span: span.since) - 1]
 
     def _check_sizes(self, parts: NDArray[np.int64]) -> None:
         """Refuse to draw on what holds nothing, or, where it ends an epoch, not a batch."""
@@ -208,30 +267,33 @@ class Mixture:
             return options.samples_per_epoch // self._unit
         if options.source_samples is None:
             return None
-        return min(
-            even_place(parts, source, held // self._unit)
-            for source, held in enumerate(options.source_samples)
-            if parts[source]
-        )
+        # The first sample or batch that nobody has is due where some source's next one is due first.
+        lacking = [
+            (Fraction(2 * (held // self._unit) + 1, part), source)
+            for source, (held, part) in enumerate(zip(options.source_samples, parts.tolist(), strict=True))
+            if part
+        ]
+        first = min(lacking)[1]
+        units = even_place(parts, first, options.source_samples[first] // self._unit)
+        step = max(options.step_samples // self._unit, 1)
+        if units < step:
+            raise _bad(
+                f"samples for a step of {options.step_samples} before source {first} ends, which holds"
+                f" {options.source_samples[first]}",
+                units * self._unit,
+            )
+        return units - units % step
 
     def _units_before(self, epoch: int) -> NDArray[np.int64]:
         """Return what the epochs before have taken of each source, in samples or batches."""
-        self._plan(epoch)  # or there is no such epoch
-        if self._same and epoch > 0:
-            return self._units_in(0) * epoch
-        at = max((known for known in self._before if known <= epoch), default=0)
-        before = self._before.get(at, np.zeros(self.source_count, dtype=np.int64))
-        while at < epoch:
-            at, before = at + 1, before + self._units_in(at)
-        if epoch not in self._before:
-            _keep(self._before, epoch, before)
-        return before
-
-    def _units_in(self, epoch: int) -> NDArray[np.int64]:
-        parts, units = self._plan(epoch)
-        if units is None:
+        span = self._span(epoch)
+        epochs = epoch - span.since
+        if epochs and span.units is None:
             raise _bad("an end of mixed epochs: samples_per_epoch, or sizes of sources", None)
-        return even_counts(parts, units)
+        before = [old + new * epochs for old, new in zip(span.before, span.given or span.before, strict=True)]
+        if (max(before) + (span.units or 0)) * self._unit > _MAX_POSITION:
+            raise _bad(f"an epoch that begins within {_MAX_POSITION} samples", epoch)
+        return np.array(before, dtype=np.int64)
 
     def _drawn_rows(self, epoch: int, low: int, high: int) -> Rows:
         found = []
@@ -244,111 +306,17 @@ class Mixture:
     def _block(self, epoch: int, block: int) -> Rows:
         known = self._blocks.get((epoch, block))
         if known is None:
-            parts, end = self._plan(epoch)
-            size = _BLOCK if end is None else min(_BLOCK, end - block * _BLOCK)
-            source, unit = even_rows(parts, block * _BLOCK, size)
+            span = self._span(epoch)
+            size = _BLOCK if span.units is None else min(_BLOCK, span.units - block * _BLOCK)
+            source, unit = even_rows(span.parts, block * _BLOCK, size)
             key = rng.derive(MIX, self._options.seed, epoch, block)
             drawn = source[rng.permutation(size, key)]
             in_turn = np.empty_like(unit)
             in_turn[np.argsort(drawn, kind="stable")] = unit[np.argsort(source, kind="stable")]
-            known = (drawn, in_turn)
-            _keep(self._blocks, (epoch, block), known)
+            known = self._blocks[epoch, block] = (drawn, in_turn)
+            while len(self._blocks) > _BLOCKS_KEPT:
+                del self._blocks[next(iter(self._blocks))]
         return known
-
-
-def to_parts(weights: Sequence[float]) -> NDArray[np.int64]:
-    """Return integers in the ratio of ``weights``, int64[sources], that sum to at most ``MAX_PARTS``.
-
-    Exact where that can be: a weight is the simplest fraction that reads as the same float (0.7 is 7/10). Otherwise
-    they sum to ``MAX_PARTS``, by largest remainder: each is wrong by less than one part in 16,777,216 of the whole.
-
-    Raises:
-        BadRequest: no weights, or negative or infinite ones, or all 0; or one too small beside the others.
-    """
-    weights = [float(weight) for weight in weights]
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise _bad("weights of at least 0, one of them positive", weights)
-    exact = [_fraction(weight) for weight in weights]
-    scale = math.lcm(*(fraction.denominator for fraction in exact))
-    whole = [int(fraction * scale) for fraction in exact]
-    common = math.gcd(*whole)
-    whole = [number // common for number in whole]
-    total = sum(whole)
-    if total > MAX_PARTS:
-        divided = [divmod(number * MAX_PARTS, total) for number in whole]
-        by_remainder = sorted(range(len(whole)), key=lambda source: (-divided[source][1], source))
-        whole = [quotient for quotient, _ in divided]
-        for source in by_remainder[: MAX_PARTS - sum(whole)]:
-            whole[source] += 1
-    for source, (part, weight) in enumerate(zip(whole, weights, strict=True)):
-        if weight and not part:
-            raise _bad(f"weights of 0, or of about 1/{MAX_PARTS} of their sum at least", f"{weight} of source {source}")
-    return np.array(whole, dtype=np.int64)
-
-
-def even_rows(parts: NDArray[np.int64], first: int, count: int) -> Rows:
-    """Return (source int32, position in the source int64) of places ``[first, first + count)`` of the even order."""
-    total = int(parts.sum())
-    periods, first = divmod(first, total)
-    lows, highs = _due(parts, 2 * first), _due(parts, 2 * (first + count), more=True)
-    sizes = highs - lows
-    source = np.repeat(np.arange(parts.shape[0], dtype=np.int32), sizes)
-    position = np.arange(source.shape[0], dtype=np.int64) + np.repeat(lows - (np.cumsum(sizes) - sizes), sizes)
-    order = np.argsort((2 * position + 1) / (2 * parts[source]), kind="stable")
-    skipped = first - int(lows.sum())
-    order = order[skipped : skipped + count]
-    source = source[order]
-    return source, position[order] + periods * parts[source]
-
-
-def even_counts(parts: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-    """Return how many of the first ``first`` places of the even order each source has, int64[sources]."""
-    total = int(parts.sum())
-    periods, first = divmod(first, total)
-    lows = _due(parts, 2 * first)
-    given = int(lows.sum())
-    source, _ = even_rows(parts, given, first - given)
-    return lows + np.bincount(source, minlength=parts.shape[0]) + periods * parts
-
-
-def even_place(parts: NDArray[np.int64], source: int, position: int) -> int:
-    """Return the place in the even order of one source's sample."""
-    own, due = int(parts[source]), 2 * position + 1
-    place = 0
-    for other, part in enumerate(parts.tolist()):
-        odd = due * part  # of the other are before it: 2m + 1 < odd / own, or equal from a lower source
-        place += (odd + own - (0 if other < source else 1)) // (2 * own)
-    return place
-
-
-def _due(parts: NDArray[np.int64], halves: int, *, more: bool = False) -> NDArray[np.int64]:
-    """Count what is due before a time at which all have at most ``halves / 2``, or, with ``more``, at least that."""
-    total, positive = int(parts.sum()), int(np.count_nonzero(parts))
-    halves = halves + positive if more else max(halves - positive, 0)
-    return (halves * parts + total - 1) // (2 * total)
-
-
-def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Remember a value, and forget the oldest ones."""
-    known[key] = value
-    while len(known) > _KEPT:
-        del known[next(iter(known))]
-
-
-def _fraction(weight: float) -> Fraction:
-    simple = Fraction(weight).limit_denominator(_MAX_DENOMINATOR)
-    return simple if float(simple) == weight else Fraction(weight)
-
-
-def _weights_of(weights: Weights, epoch: int) -> Sequence[float]:
-    if callable(weights):
-        return weights(epoch)
-    if not isinstance(weights, Mapping):
-        return weights
-    since = [start for start in weights if start <= epoch]
-    if not since:
-        raise _bad("weights from epoch 0 on", sorted(weights))
-    return weights[max(since)]
 
 
 def _bad(expected: str, got: object) -> BadRequest:

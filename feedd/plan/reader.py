@@ -11,6 +11,7 @@ from feedd.errors import BadRequest
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
 from feedd.plan.steps import left_out
+from feedd.plan.walk import NodeWalk
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.listing import Listing
     from feedd.plan.node import Piece, Step
     from feedd.plan.share import Share
     from feedd.values import Topology
@@ -84,6 +86,7 @@ class Reader:
         self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
         shards = np.sort(np.concatenate([share.shards for share in shares]))
         self._assigned = shards[np.diff(shards, prepend=-1) > 0]  # np.unique's first call imports numpy.ma, 9 ms
+        self._steps = options.steps
         self._share_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
         self._map: NodeEpoch | None = None
@@ -131,13 +134,29 @@ class Reader:
             self._places_epoch = epoch
         return self._places
 
-    def steps(self) -> int | None:
-        """Return the rank's steps of an epoch; None: not known yet."""
-        if self._deal.steps is None and self._known_counts() is None:
-            return None
-        plan = self.epoch_map(Cursor(max(self._epoch, 0)))
-        counts = [count for count in plan.sample_counts if count is not None]
-        return plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
+    def steps(self, epoch: int) -> int | None:
+        """Return the rank's steps of an epoch, as many in each; None: not known yet."""
+        if self._steps is None and self._known_counts() is not None:
+            plan = self.epoch_map(Cursor(epoch))
+            counts = [count for count in plan.sample_counts if count is not None]
+            self._steps = plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
+        return self._steps
+
+    def orders(self, at: Cursor) -> list[list[int]]:
+        """Return the node's shards (dataset indices) in reading order, of the only source there is."""
+        return [self.epoch_map(at).order.tolist()]
+
+    def window(self, at: Cursor) -> int:
+        """Return the window that a cursor stands in, as far as it says."""
+        return at.window
+
+    def walk(self, listing: Listing, at: Cursor) -> NodeWalk:
+        """Return the cursor's epoch as the cache is told of it.
+
+        Raises:
+            BadRequest: see ``epoch_map``.
+        """
+        return NodeWalk(listing, at.epoch, self.epoch_map(at), self.places)
 
     def left_out(self) -> int | None:
         """Return the rank's samples of an epoch that lie beyond the last of its steps; None: not known yet."""
@@ -185,24 +204,13 @@ class Reader:
         parts = [self._piece(plan, piece) for piece in found.pieces]
         shard = np.concatenate([part[0] for part in parts])
         ordinal = np.concatenate([part[1] for part in parts])
-        distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
-        by_use = np.argsort(first, kind="stable")
-        rank_of = np.empty_like(by_use)
-        rank_of[by_use] = np.arange(by_use.shape[0])
         windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
         again = None
         if any(piece.again for piece in found.pieces):
             again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
-        return BatchRows(
-            cursor=Cursor(at.epoch, at.step, found.anchors),
-            shards=distinct[by_use],
-            shard_no=rank_of[inverse].astype(np.int32),
-            ordinal=ordinal,
-            seeds=seeds(self.epoch_options(at.epoch), shard, ordinal),
-            first_window=min(windows),
-            last_window=max(windows),
-            again=again,
-        )
+        cursor = Cursor(at.epoch, at.step, found.anchors)
+        its_seeds = seeds(self.epoch_options(at.epoch), shard, ordinal)
+        return batch_rows(cursor, shard, ordinal, its_seeds, (min(windows), max(windows)), again)
 
     def _piece(self, plan: NodeEpoch, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         name = (piece.partition, piece.segment.window)
@@ -213,3 +221,29 @@ class Reader:
                 del self._windows[next(iter(self._windows))]
         span = slice(piece.segment.low, piece.segment.high)
         return known[0][span], known[1][span]
+
+
+def batch_rows(
+    cursor: Cursor,
+    shard: NDArray[np.int64],
+    ordinal: NDArray[np.int64],
+    its_seeds: NDArray[np.uint64],
+    windows: tuple[int, int],
+    again: NDArray[np.bool_] | None = None,
+) -> BatchRows:
+    """Return the batch of these samples, its shards in order of first use.
+
+    Args:
+        cursor: where it stands.
+        shard: int64[rows], dataset indices.
+        ordinal: int64[rows], sample within its shard.
+        its_seeds: uint64[rows], for augmentation.
+        windows: the first and the last one it reads.
+        again: bool[rows], see ``BatchRows``.
+    """
+    distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
+    by_use = np.argsort(first, kind="stable")
+    rank_of = np.empty_like(by_use)
+    rank_of[by_use] = np.arange(by_use.shape[0])
+    shard_no = rank_of[inverse].astype(np.int32)
+    return BatchRows(cursor, distinct[by_use], shard_no, ordinal, its_seeds, *windows, again)

@@ -69,6 +69,11 @@ class StreamMachine:
         self._bad_samples = 0
 
     @property
+    def epoch(self) -> int:
+        """The epoch it streams."""
+        return self._anchor.epoch
+
+    @property
     def making_count(self) -> int:
         """Productions under way, those nobody waits for any more included."""
         return len(self._making)

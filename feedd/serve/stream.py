@@ -205,7 +205,7 @@ class StreamCall:
 
     async def _say_steps(self) -> None:
         """Say how many steps there are, once, as soon as it is known."""
-        if self._steps_said or (steps := self._hosted.feed.info.steps) is None:
+        if self._steps_said or (steps := self._hosted.feed.steps(self._machine.epoch)) is None:
             return
         self._steps_said = True
         await self._context.write(pb.StreamResponse(known_steps=steps).SerializeToString())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, VersionMismatch
-from feedd.values import Cursor, FieldKind, OpenSpec, SlotRef, Topology
+from feedd.values import Cursor, FieldKind, OpenSpec, SlotRef, SourceSpec, Topology
 from feedd.wire import feedd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 2  # 1: uneven is answered; 2: sources to be mixed
 
 _INT64_MAX = (1 << 63) - 1
 _ANCHORS_MAX = 1 << 16  # partitions of one node
@@ -36,6 +36,8 @@ class OpenLimits:
     url_bytes_max: int = 8 * 1024
     fields_max: int = 256
     recipe_bytes_max: int = 64 * 1024
+    sources_max: int = 256
+    weights_max: int = 1 << 14  # sources x epochs at which one of their weights changes
     batch_size_max: int = 1 << 20
     window_shards_max: int = 1 << 20
     prefetch_batches_max: int = 1024
@@ -109,24 +111,15 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
     Raises:
         BadRequest: a number or size out of its bounds, or nothing to read.
     """
-    urls = bounded_texts("urls", request.urls, limits.urls_max, limits.url_bytes_max)
-    if not urls or not all(urls):
-        raise BadRequest(
-            f"expected at least one URL and none empty, got {list(urls[:3])}", object="urls", stage="serve"
-        )
+    fields = _fields(request.recipe.fields, limits)
+    sources = _sources(request, fields, limits)
+    urls = tuple(url for source in sources for url in source.urls) if sources else _urls(request.urls, limits)
     bounded("length of expect_fingerprint", len(request.expect_fingerprint), 0, 64)
     recipe = request.recipe
-    bounded("count of fields", len(recipe.fields), 0, limits.fields_max)
-    names = bounded_texts(
-        "field names", [field.name for field in recipe.fields], limits.fields_max, limits.url_bytes_max
-    )
-    if len(set(names)) != len(names) or not all(names):
-        raise BadRequest(f"expected distinct field names, got {list(names)}", object="recipe", stage="serve")
-    recipes = bounded_texts("recipes", [f.recipe for f in recipe.fields], limits.fields_max, limits.recipe_bytes_max)
     consumer_count = bounded("consumer_count", request.consumer_count or 1, 1, limits.consumer_count_max)
     return OpenSpec(
         urls=urls,
-        fields=tuple(zip(names, recipes, strict=True)),
+        fields=fields,
         batch_size=bounded("batch_size", recipe.batch_size, 1, limits.batch_size_max),
         topology=_topology(request, limits),
         keys=recipe.keys,
@@ -145,7 +138,54 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         consumer_index=bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
         share=bounded_texts("share", [request.share], 1, 256)[0],
         expect_fingerprint=request.expect_fingerprint,
+        sources=sources,
+        mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
+        samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
     )
+
+
+def _urls(given: Sequence[str], limits: OpenLimits, name: str = "urls") -> tuple[str, ...]:
+    urls = bounded_texts("urls", given, limits.urls_max, limits.url_bytes_max)
+    if not urls or not all(urls):
+        raise BadRequest(f"expected at least one URL and none empty, got {list(urls[:3])}", object=name, stage="serve")
+    return urls
+
+
+def _fields(given: Sequence[pb.Field], limits: OpenLimits) -> tuple[tuple[str, str], ...]:
+    """Return (name, recipe text) pairs."""
+    names = bounded_texts("field names", [field.name for field in given], limits.fields_max, limits.url_bytes_max)
+    if len(set(names)) != len(names) or not all(names):
+        raise BadRequest(f"expected distinct field names, got {list(names)}", object="recipe", stage="serve")
+    recipes = bounded_texts("recipes", [field.recipe for field in given], limits.fields_max, limits.recipe_bytes_max)
+    return tuple(zip(names, recipes, strict=True))
+
+
+def _sources(
+    request: pb.OpenRequest, fields: tuple[tuple[str, str], ...], limits: OpenLimits
+) -> tuple[SourceSpec, ...]:
+    """Translate the datasets to be mixed, if there are any; a weight's value is judged by the plan."""
+    given = request.sources
+    if not given:
+        return ()
+    if request.urls:
+        raise BadRequest("expected urls or sources, got both", object="sources", stage="serve")
+    bounded("count of sources", len(given), 1, limits.sources_max)
+    bounded("count of urls", sum(len(source.urls) for source in given), 1, limits.urls_max)
+    since = {one.epoch for source in given for one in source.weights}
+    bounded("sources times epochs that weights begin in", len(given) * len(since), 1, limits.weights_max)
+    sources = []
+    for source in given:
+        epochs = [one.epoch for one in source.weights]
+        if epochs[:1] != [0] or sorted(set(epochs)) != epochs or epochs[-1] > _INT64_MAX:
+            raise BadRequest(
+                f"expected weights by ascending epochs from 0 on, got epochs {epochs[:8]}",
+                object="sources",
+                stage="serve",
+            )
+        weights = tuple((one.epoch, one.weight) for one in source.weights)
+        its = _fields(source.fields, limits) or fields
+        sources.append(SourceSpec(_urls(source.urls, limits, "sources"), its, weights))
+    return tuple(sources)
 
 
 def cursor_from(wire: pb.Cursor) -> Cursor:

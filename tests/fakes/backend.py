@@ -33,6 +33,7 @@ class FakeScript:
 
     Attributes:
         steps: batches per rank and epoch.
+        more_steps: by so many each epoch is longer than the one before.
         slot_count_max: slots granted at most; the client's prefetch_batches otherwise.
         slot_bytes: size of each slot.
         steps_known: whether Open says how many steps there are.
@@ -46,6 +47,7 @@ class FakeScript:
     """
 
     steps: int = 8
+    more_steps: int = 0
     slot_count_max: int = 8
     slot_bytes: int = 64 * 1024
     steps_known: bool = True
@@ -148,11 +150,16 @@ class FakeSession:
         """The arena's memfd."""
         return self.arena.fd
 
+    def steps(self, epoch: int) -> int | None:
+        """As scripted."""
+        return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
+
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Write the batch at ``at`` into the slot."""
         self.produced.append(at)
-        if at.step >= self.script.steps:
-            return EpochEnd(at.epoch, self.script.steps)
+        steps = self.script.steps + self.script.more_steps * at.epoch
+        if at.step >= steps:
+            return EpochEnd(at.epoch, steps)
         self.producing_count += 1
         self.producing_peak = max(self.producing_peak, self.producing_count)
         try:

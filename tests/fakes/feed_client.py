@@ -48,7 +48,7 @@ class Bench:
         """Make a dataset on ``server``; batches of 4 unless said otherwise."""
         address = server if isinstance(server, str) else server.address
         arguments = {"batch_size": BATCH_SIZE, "reconnect_timeout_s": 10.0, "address": address, **arguments}
-        dataset = FeedDataset("s3://bucket/train/", **arguments)
+        dataset = FeedDataset(arguments.pop("url", "s3://bucket/train/"), **arguments)
         self._stack.callback(dataset.close)
         return dataset
 

@@ -61,8 +61,34 @@ class Shuffle(_message.Message):
     window_bytes: int
     def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ..., window_bytes: _Optional[int] = ...) -> None: ...
 
+class Source(_message.Message):
+    __slots__ = ("urls", "fields", "weights")
+    URLS_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    urls: _containers.RepeatedScalarFieldContainer[str]
+    fields: _containers.RepeatedCompositeFieldContainer[Field]
+    weights: _containers.RepeatedCompositeFieldContainer[Weight]
+    def __init__(self, urls: _Optional[_Iterable[str]] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[Weight, _Mapping]]] = ...) -> None: ...
+
+class Weight(_message.Message):
+    __slots__ = ("epoch", "weight")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    weight: float
+    def __init__(self, epoch: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class Mix(_message.Message):
+    __slots__ = ("mode", "samples_per_epoch")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    samples_per_epoch: int
+    def __init__(self, mode: _Optional[str] = ..., samples_per_epoch: _Optional[int] = ...) -> None: ...
+
 class OpenRequest(_message.Message):
-    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps")
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     URLS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +106,8 @@ class OpenRequest(_message.Message):
     UNEVEN_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    MIX_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     urls: _containers.RepeatedScalarFieldContainer[str]
     recipe: Recipe
@@ -97,7 +125,9 @@ class OpenRequest(_message.Message):
     uneven: str
     share: str
     steps: int
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    mix: Mix
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "kind", "dtype", "shape", "ndim")

@@ -46,6 +46,10 @@ class ReadySession:
         """The arena's memfd."""
         return self.arena.fd
 
+    def steps(self, epoch: int) -> int | None:
+        """No known end."""
+        return None
+
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Answer at once."""
         size_bytes = self.rows * math.prod(self.spec.shape) * np.dtype(self.spec.dtype).itemsize

@@ -151,9 +151,9 @@ async def test_a_rank_an_epoch_ahead_does_not_speak_for_the_others(tmp_path: Pat
         fast, slow = [await rig.open(topology=rank(n, 2), shuffle=True) for n in range(2)]
         await batches(fast)
         assert isinstance(await take(fast, Cursor(1, 0)), Taken)
-        order = slow._parts.reader.epoch_map(Cursor(0)).order.tolist()
+        order = slow._parts.reader.orders(Cursor(0))[0]
         due = _next_uses(rig)
-        following = fast._parts.reader.epoch_map(Cursor(1)).order.tolist()
+        following = fast._parts.reader.orders(Cursor(1))[0]
         for shard in range(6):
             expected = min(order.index(shard), 4 + following.index(shard))  # the fast one stands in the last window
             assert due[f"{shard:02d}"] == expected, shard
@@ -182,6 +182,6 @@ async def test_the_next_epoch_is_read_ahead(tmp_path: Path) -> None:
         rig.store.numbers(*[4] * 40)
         session = await rig.open(shuffle=True, window_shards=1)
         await batches(session)
-        coming = session._parts.reader.epoch_map(Cursor(1)).order.tolist()[:2]
+        coming = session._parts.reader.orders(Cursor(1))[0][:2]
         wanted = {session._parts.listing.refs[shard].url for shard in coming}
         await until(lambda: wanted <= {entry.url for entry in rig.cache.entries()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
-from feedd.plan import mixing, rng
+from feedd.plan import even, mixing, rng
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED, MixOptions, Mixture, Weights
 from tests.budget import budget
 
@@ -49,7 +50,7 @@ def test_shares_are_even(parts: list[int], far: int) -> None:
     total, positive = sum(parts), sum(part > 0 for part in parts)
     mixture = Mixture(parts, MixOptions(0))
     source, position = mixture.rows(0, far, 300)
-    counts = mixing.even_counts(np.array(parts), far).tolist()
+    counts = even.even_counts(np.array(parts), far).tolist()
     assert sum(counts) == far
     for n, (who, at) in enumerate(zip(source.tolist(), position.tolist(), strict=True), start=far + 1):
         assert counts[who] == at
@@ -91,7 +92,7 @@ def test_windows_agree(weights: list[float], mode: str, first: int, counts: tupl
 def test_positions_have_no_gaps(by_epoch: list[tuple[int, int, int]], mode: str, batches: int, batch: int) -> None:
     """Over epochs of differing weights each source gives 0, 1, 2, ... in order; ``starts`` says where each begins."""
     options = MixOptions(1, mode, _batch(mode, batch), samples_per_epoch=batches * batch)
-    mixture = Mixture(lambda epoch: by_epoch[epoch % 3], options)
+    mixture = Mixture({epoch: by_epoch[epoch % 3] for epoch in range(6)}, options)
     given_out: list[list[int]] = [[], [], []]
     for epoch in range(5):
         assert mixture.starts(epoch).tolist() == [len(positions) for positions in given_out]
@@ -100,6 +101,44 @@ def test_positions_have_no_gaps(by_epoch: list[tuple[int, int, int]], mode: str,
         for who, at in zip(source.tolist(), position.tolist(), strict=True):
             given_out[who].append(at)
     assert given_out == [list(range(len(positions))) for positions in given_out]
+
+
+@settings(max_examples=budget(60), deadline=None)
+@given(
+    parts=_PARTS,
+    held=st.lists(st.integers(1, 200), min_size=7, max_size=7),
+    mode=st.sampled_from(MODES),
+    step=st.integers(1, 5),
+)
+def test_epochs_are_whole_steps(parts: list[int], held: list[int], mode: str, step: int) -> None:
+    """An epoch ends with the last whole step that the sources have, and the next one goes on where it ended."""
+    batch = _batch(mode, 3)
+    sizes = tuple(size + 15 for size in held[: len(parts)])
+    step_samples = step * (batch or 1)
+    options = MixOptions(4, mode, batch, sizes)
+    whole = Mixture(parts, options).epoch_samples(0)
+    assert whole is not None
+    if whole < step_samples:
+        return
+    stepped = Mixture(parts, replace(options, step_samples=step_samples))
+    assert stepped.epoch_samples(7) == whole // step_samples * step_samples
+    source, position = stepped.rows(0, 0, whole)
+    for who, first in enumerate(stepped.starts(1).tolist()):
+        assert position[source == who].tolist() == list(range(first))
+
+
+def test_another_seed_draws_otherwise() -> None:
+    """The same mixture with another seed has the same shares, epochs and weights, and another order where drawn."""
+    for mode in (STRATIFIED, SAMPLE):
+        one = Mixture((2, 1), MixOptions(1, mode, samples_per_epoch=300))
+        one.rows(0, 0, 300)
+        other = one.with_seed(2)
+        assert other.rows(0, 0, 300)[0].tolist() == (
+            Mixture((2, 1), MixOptions(2, mode, samples_per_epoch=300)).rows(0, 0, 300)[0].tolist()
+        )
+        assert (other.rows(0, 0, 300)[0].tolist() == one.rows(0, 0, 300)[0].tolist()) == (mode == STRATIFIED)
+        assert other.ratios == one.ratios == ((0, (2, 1)),)
+        assert other.parts(5).tolist() == [2, 1]
 
 
 def test_no_gaps_across_blocks() -> None:
@@ -114,11 +153,11 @@ def test_no_gaps_across_blocks() -> None:
 def test_drawn_blocks_hold_their_quota() -> None:
     """Every whole block has the even order's counts, is shuffled, and is another one in another epoch and seed."""
     options = MixOptions(5, SAMPLE, samples_per_epoch=200_000)
-    even = Mixture((7, 2, 1), MixOptions(5, STRATIFIED, samples_per_epoch=200_000))
+    evenly = Mixture((7, 2, 1), MixOptions(5, STRATIFIED, samples_per_epoch=200_000))
     drawn = Mixture((7, 2, 1), options)
     for epoch, first in ((0, 0), (0, 65_536), (3, 131_072)):
         count = min(65_536, 200_000 - first)
-        ours, theirs = (mixture.rows(epoch, first, count)[0] for mixture in (drawn, even))
+        ours, theirs = (mixture.rows(epoch, first, count)[0] for mixture in (drawn, evenly))
         assert np.bincount(ours).tolist() == np.bincount(theirs).tolist()
         assert ours.tolist() != theirs.tolist()
     other_seed = Mixture((7, 2, 1), MixOptions(6, SAMPLE, samples_per_epoch=200_000))
@@ -158,8 +197,8 @@ def test_epoch_ends_with_the_first_source(parts: list[int], held: list[int], mod
     counts = mixture.starts(1)
     assert counts.sum() == samples
     assert (counts <= np.array(sizes)).all()
-    even = Mixture(parts, MixOptions(4)).rows(0, samples // unit, 1)[0][0]
-    assert counts[even] == sizes[even] // unit * unit
+    last = Mixture(parts, MixOptions(4)).rows(0, samples // unit, 1)[0][0]
+    assert counts[last] == sizes[last] // unit * unit
     assert (mixture.starts(2) == 2 * counts).all()
 
 
@@ -186,10 +225,7 @@ def test_weights_hold_until_others_do() -> None:
 def test_epochs_in_turn() -> None:
     """Reading epochs in turn, as where one drains while the next fills, gives what each gives alone."""
     options = MixOptions(8, SAMPLE, samples_per_epoch=300)
-
-    def weights(epoch: int) -> tuple[int, int]:
-        return 1 + epoch, 2
-
+    weights = {epoch: (1 + epoch, 2) for epoch in range(8)}
     together = Mixture(weights, options)
     for first in range(0, 300, 50):
         for epoch in (6, 7, 0):
@@ -199,27 +235,27 @@ def test_epochs_in_turn() -> None:
 
 def test_weights_become_the_simplest_ratio() -> None:
     """0.7, 0.2 and 0.1 are 7 : 2 : 1; what has no such ratio is right to one part in 16,777,216."""
-    assert mixing.to_parts((0.7, 0.2, 0.1)).tolist() == [7, 2, 1]
-    assert mixing.to_parts((1 / 3, 2 / 3)).tolist() == [1, 2]
-    assert mixing.to_parts((1e-9, 3e-9)).sum() <= mixing.MAX_PARTS
+    assert even.to_parts((0.7, 0.2, 0.1)).tolist() == [7, 2, 1]
+    assert even.to_parts((1 / 3, 2 / 3)).tolist() == [1, 2]
+    assert even.to_parts((1e-9, 3e-9)).sum() <= even.MAX_PARTS
     weights = (2**0.5, 3**0.5, 1.0)
-    parts = mixing.to_parts(weights)
-    assert parts.sum() == mixing.MAX_PARTS
+    parts = even.to_parts(weights)
+    assert parts.sum() == even.MAX_PARTS
     assert all(
-        abs(part / mixing.MAX_PARTS - weight / sum(weights)) < 1 / mixing.MAX_PARTS
+        abs(part / even.MAX_PARTS - weight / sum(weights)) < 1 / even.MAX_PARTS
         for part, weight in zip(parts.tolist(), weights, strict=True)
     )
 
 
 def test_largest_weights_compare_exactly() -> None:
     """With 2**24 parts, around the end of a period, the order is that of exact fractions."""
-    parts = mixing.to_parts((2**0.5, 3**0.5, 1.0)).tolist()
+    parts = even.to_parts((2**0.5, 3**0.5, 1.0)).tolist()
     total = sum(parts)
     source, position = Mixture(parts, MixOptions(0)).rows(0, total - 500, 1_000)
     due = [Fraction(2 * at + 1, 2 * parts[who]) for who, at in zip(source.tolist(), position.tolist(), strict=True)]
     keys = list(zip(due, source.tolist(), strict=True))
     assert keys == sorted(keys)
-    assert [mixing.even_place(np.array(parts), who, at) for who, at in zip(source, position.tolist(), strict=True)] == [
+    assert [even.even_place(np.array(parts), who, at) for who, at in zip(source, position.tolist(), strict=True)] == [
         *range(total - 500, total + 500)
     ]
 
@@ -245,11 +281,17 @@ def test_past_the_end_there_is_nothing() -> None:
         ((1, 1), MixOptions(0, BATCH), "batch size"),
         ((1, 1), MixOptions(0, BATCH, 4, samples_per_epoch=6), "multiple of 4"),
         ((1, 1), MixOptions(0, samples_per_epoch=0), "positive"),
+        ((1, 1), MixOptions(0, samples_per_epoch=1 << 63), "positive"),
         ((1, 1), MixOptions(0, source_samples=(1,)), "sizes of 2 sources"),
         ((1, 1), MixOptions(0, source_samples=(1, -1)), "sizes of sources"),
         ((1, 1), MixOptions(0, source_samples=(1, 0)), "in source 1"),
         ((1, 1), MixOptions(0, BATCH, 4, source_samples=(4, 3)), "at least 4 samples in source 1"),
+        ((1, 1), MixOptions(0, BATCH, 4, step_samples=6), "whole batches of 4, got 6"),
+        ((1, 1), MixOptions(0, samples_per_epoch=12, step_samples=8), "multiple of 8, got 12"),
+        ((1, 1), MixOptions(0, source_samples=(9, 3), step_samples=8), "a step of 8 before source 1 ends.*got 7"),
         ({1: (1, 1)}, MixOptions(0), "from epoch 0"),
+        ({0: (1, 1), 4: (0, 0)}, MixOptions(0, samples_per_epoch=4), "one of them positive"),
+        ({0: (1, 1), 1: (1, 1, 1)}, MixOptions(0, samples_per_epoch=4), "2 sources in epoch 1"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused(weights: Weights, options: MixOptions, why: str) -> None:
@@ -271,9 +313,10 @@ def test_what_cannot_be_asked_is_refused() -> None:
     for first, count in ((-1, 1), (0, -1), (0, mixing.MAX_ROWS + 1)):
         with pytest.raises(BadRequest, match="samples from sample 0"):
             endless.rows(0, first, count)
-    changing = Mixture({0: (1, 1), 1: (1, 1, 1)}, MixOptions(0, samples_per_epoch=4))
-    with pytest.raises(BadRequest, match="2 sources in epoch 1"):
-        changing.rows(1, 0, 1)
+    far = Mixture({0: (1, 0), 3: (1, 1)}, MixOptions(0, samples_per_epoch=1 << 20))
+    assert far.starts(1 << 40).tolist() == [(3 << 20) + (((1 << 40) - 3) << 19), ((1 << 40) - 3) << 19]
+    with pytest.raises(BadRequest, match="an epoch that begins within"):
+        far.rows(1 << 60, 0, 1)
 
 
 PINNED = {

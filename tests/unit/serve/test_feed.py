@@ -10,9 +10,9 @@ from feedd import metrics
 from feedd.errors import BadShard, NotFound
 from feedd.serve.options import ServeOptions
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import OpenLimits
+from feedd.wire.convert import PROTOCOL_MINOR, OpenLimits
 from tests.fakes.backend import SPECS, FakeScript, expected_payload
-from tests.unit.serve.raw_client import V1, attach, error_of, open_request, release, serving
+from tests.unit.serve.raw_client import attach, error_of, open_request, release, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ async def test_open_says_everything_a_client_needs(short_dir: Path) -> None:
     """Open answers specs, fingerprint, counts, slots and the arena."""
     async with serving(short_dir) as rig:
         opened = await rig.open(prefetch_batches=3)
-        assert (opened.version.major, opened.version.minor) == (1, 1)
+        assert (opened.version.major, opened.version.minor) == (1, 2)
         assert [spec.name for spec in opened.specs] == ["image", "cls", "tokens"]
         assert opened.specs[0].kind == pb.TensorSpec.DENSE
         assert list(opened.specs[0].shape) == [8, 8, 3]
@@ -54,6 +54,17 @@ async def test_leases_come_in_order_within_credits(short_dir: Path) -> None:
         assert stream.known_steps == 8
         stream.call.cancel()
         arena.close()
+
+
+async def test_each_stream_says_the_steps_of_its_epoch(short_dir: Path) -> None:
+    """Where one epoch is longer than another, each stream of a session says how long its own is."""
+    async with serving(short_dir, script=FakeScript(steps=2, more_steps=3)) as rig:
+        opened = await rig.open(prefetch_batches=4)
+        for epoch in (2, 0):
+            stream = await rig.stream(opened.session_id, epoch=epoch, credits=1)
+            await stream.until(1)
+            assert stream.known_steps == 2 + 3 * epoch
+            stream.call.cancel()
 
 
 async def test_a_slow_step_holds_back_faster_ones(short_dir: Path) -> None:
@@ -288,7 +299,7 @@ async def test_another_major_version_is_refused(short_dir: Path, version: pb.Pro
         assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         error = error_of(failure.value)
         assert error.kind == "version-mismatch"
-        assert "1.1" in error.message
+        assert "1.2" in error.message
         assert ("2.3" in error.message) == (version.major == 2)
         assert hint in error.hint
 
@@ -296,7 +307,7 @@ async def test_another_major_version_is_refused(short_dir: Path, version: pb.Pro
 async def test_a_newer_minor_version_is_served(short_dir: Path) -> None:
     """A client one minor version ahead works."""
     async with serving(short_dir) as rig:
-        opened = await rig.open(version=pb.ProtocolVersion(major=1, minor=V1.minor + 1))
+        opened = await rig.open(version=pb.ProtocolVersion(major=1, minor=PROTOCOL_MINOR + 1))
         assert opened.session_id
 
 

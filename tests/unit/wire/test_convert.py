@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest, NotFound
-from feedd.values import BatchReady, Cursor, FieldKind, Region, SessionInfo, SlotRef, TensorSpec, Topology
+from feedd.values import BatchReady, Cursor, FieldKind, Region, SessionInfo, SlotRef, SourceSpec, TensorSpec, Topology
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.convert import (
     BatchWriter,
@@ -44,6 +44,68 @@ def test_a_full_open_arrives_whole() -> None:
     assert (spec.shuffle, spec.window_shards, spec.seed, spec.sharding, spec.epoch) == (True, 3, 2**64 - 1, "size", 4)
     assert (spec.prefetch_batches, spec.consumer_count, spec.consumer_index) == (6, 2, 1)
     assert spec.expect_fingerprint == b"f" * 16
+
+
+def _mixed(**changes: object) -> pb.OpenRequest:
+    weights = [pb.Weight(weight=0.7), pb.Weight(epoch=3, weight=0.5)]
+    its = [pb.Field(name="cls", recipe='{"decode":"int","from":["num"]}')]
+    sources = [
+        pb.Source(urls=["s3://a/", "s3://aa/"], weights=weights),
+        pb.Source(urls=["s3://b/"], fields=its, weights=[pb.Weight(weight=0.3)]),
+    ]
+    recipe = pb.Recipe(fields=[pb.Field(name="cls", recipe="int")], batch_size=8)
+    whole: dict[str, object] = {
+        "recipe": recipe,
+        "sources": sources,
+        "mix": pb.Mix(mode="sample", samples_per_epoch=99),
+    }
+    return pb.OpenRequest(**{**whole, **changes})  # type: ignore[arg-type]  # the message's own names
+
+
+def test_sources_arrive_whole() -> None:
+    """Each source has its URLs and weights, and its own fields where it has any; all URLs together are the spec's."""
+    spec = open_spec(_mixed(), OpenLimits())
+    own = (("cls", '{"decode":"int","from":["num"]}'),)
+    assert spec.sources == (
+        SourceSpec(("s3://a/", "s3://aa/"), (("cls", "int"),), ((0, 0.7), (3, 0.5))),
+        SourceSpec(("s3://b/",), own, ((0, 0.3),)),
+    )
+    assert spec.urls == ("s3://a/", "s3://aa/", "s3://b/")
+    assert (spec.mix, spec.samples_per_epoch) == ("sample", 99)
+    assert open_spec(_mixed(mix=None), OpenLimits()).mix == "stratified"
+    plain = open_spec(pb.OpenRequest(urls=["s3://b/"], recipe=pb.Recipe(batch_size=1)), OpenLimits())
+    assert (plain.sources, plain.mix, plain.samples_per_epoch) == ((), "", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"urls": ["s3://c/"]}, "urls or sources, got both"),
+        ({"sources": [pb.Source(weights=[pb.Weight(weight=1)])]}, "count of urls"),
+        ({"sources": [pb.Source(urls=[""], weights=[pb.Weight(weight=1)])]}, "none empty"),
+        ({"sources": [pb.Source(urls=["s3://a/"])]}, "epochs that weights begin in"),
+        (
+            {"sources": [pb.Source(urls=["s3://a/"], weights=[pb.Weight(epoch=1, weight=1)])]},
+            "from 0 on, got epochs .1",
+        ),
+        ({"sources": [pb.Source(urls=["s3://a/"], weights=[pb.Weight(weight=1)] * 2)]}, "ascending epochs"),
+        (
+            {"sources": [pb.Source(urls=["s3://a/"], weights=[pb.Weight(weight=1), pb.Weight(epoch=1 << 63)])]},
+            "ascending epochs",
+        ),
+        ({"sources": [pb.Source(urls=["s3://a/"], weights=[pb.Weight(weight=1)])] * 257}, "count of sources"),
+        (
+            {"sources": [pb.Source(urls=["s3://a/"], weights=[pb.Weight(epoch=n, weight=1) for n in range(200)])] * 90},
+            "epochs that weights begin in",
+        ),
+        ({"mix": pb.Mix(samples_per_epoch=1 << 63)}, "samples_per_epoch"),
+        ({"mix": pb.Mix(mode="x" * 65)}, "mix"),
+    ],
+)
+def test_sources_are_bounded(changes: dict[str, object], named: str) -> None:
+    """Sources without URLs or weights, too many of them, and URLs beside them are refused by name."""
+    with pytest.raises(BadRequest, match=named):
+        open_spec(_mixed(**changes), OpenLimits())
 
 
 def test_a_bare_open_has_defaults() -> None:

@@ -1,0 +1,107 @@
+"""From what a client asked for to a plan: what identifies it, who reads what, in how many steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.decode.recipe import parse_field
+from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
+from feedd.plan.reader import Reader, ReaderOptions
+from feedd.plan.sharding import check_mode
+from feedd.plan.steps import Uneven, parse_uneven
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.plan.listing import Listing
+    from feedd.values import FieldRecipe, OpenSpec
+
+AnyReader = Reader | MixedReader
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's Open, judged as far as it can be without data.
+
+    Attributes:
+        spec: as it came.
+        wanted: recipes of each source; empty ones are told by the data.
+        window_shards: shards per shuffle window.
+        mix: facts of the mixture; None: there is but one source.
+    """
+
+    spec: OpenSpec
+    wanted: tuple[tuple[FieldRecipe, ...], ...]
+    window_shards: int
+    mix: dict[str, object] | None
+
+    @classmethod
+    def of(cls, spec: OpenSpec, window_shards: int) -> Request:
+        """Judge names, recipes and weights.
+
+        Args:
+            spec: as it came.
+            window_shards: the daemon's default.
+
+        Raises:
+            BadRequest: they cannot be served.
+        """
+        check_mode(spec.sharding)
+        parse_uneven(spec.uneven)
+        fields = [source.fields for source in spec.sources] or [spec.fields]
+        wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        mix = mix_facts(spec, wanted) if spec.sources else None
+        return cls(spec, wanted, spec.window_shards or window_shards, mix)
+
+    @property
+    def sources(self) -> tuple[tuple[str, ...], ...]:
+        """URLs of each source."""
+        return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
+
+    def fingerprint(self, listing: Listing) -> bytes:
+        """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
+        plain = self.wanted[0] if self.mix is None else ()
+        return listing.fingerprint(self.spec, plain, self.window_shards, self.mix)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What one rank reads.
+
+    Attributes:
+        reader: makes a reader; each stands in an epoch of its own.
+        uneven: what equalises the steps of all ranks.
+        steps: of every rank where they were asked for or have to be the same; None: as the reader says.
+    """
+
+    reader: Callable[[], AnyReader]
+    uneven: Uneven
+    steps: int | None = None
+
+
+def planned(listing: Listing, request: Request) -> Planned:
+    """Plan; takes microseconds per shard.
+
+    Raises:
+        BadRequest, Unsupported: what was asked for and the data do not go together.
+    """
+    spec = request.spec
+    uneven = parse_uneven(spec.uneven)
+    if request.mix is not None:
+        plan = MixedPlan.of(listing, spec, request.window_shards)  # its ranks have as many whole steps by themselves
+        return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
+    uneven = listing.settled(uneven)
+    shares, steps = listing.shares(spec), listing.steps(spec, uneven)
+    wrap = uneven in {Uneven.PAD, Uneven.REPEAT}
+    options = ReaderOptions(
+        spec.seed,
+        spec.shuffle,
+        request.window_shards,
+        spec.batch_size,
+        spec.topology,
+        steps,
+        wrap,
+        spec.window_bytes,
+    )
+    return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)

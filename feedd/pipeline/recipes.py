@@ -1,0 +1,175 @@
+"""What to decode: the recipes of every source, held against its data, and how they agree on what a batch holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.batch.layout import slot_bytes
+from feedd.decode.recipe import check_fields, default_fields, needs_resolve, spec_of
+from feedd.errors import BadRecipe, BadRequest
+from feedd.flow.tasks import run_all
+from feedd.pipeline.pinned import with_pinned
+from feedd.values import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.pipeline.planning import AnyReader, Request
+    from feedd.pipeline.shelf import Shelf
+    from feedd.pipeline.stages import Stages
+    from feedd.plan.listing import Listing
+    from feedd.values import FieldRecipe, ShardIndex, TensorSpec
+
+Recipe = tuple["FieldRecipe", ...]
+"""Of all fields, in a batch's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipes:
+    """The recipe of each shard. All give the same fields of the same kinds, types and shapes.
+
+    Attributes:
+        distinct: each recipe once.
+        of_source: which of them each source has.
+        firsts: the first dataset index of each source.
+    """
+
+    distinct: tuple[Recipe, ...]
+    of_source: tuple[int, ...] = (0,)
+    firsts: tuple[int, ...] = (0,)
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """What the fields look like in a batch."""
+        return tuple(map(spec_of, self.distinct[0]))
+
+    def rows(self, shards: NDArray[np.int64], shard_no: NDArray[np.int32]) -> list[tuple[Recipe, NDArray[np.intp]]]:
+        """Return the rows of a batch that each recipe is for.
+
+        Args:
+            shards: int64[n], dataset indices of the batch's shards.
+            shard_no: int32[rows], the place in ``shards`` of each row's.
+        """
+        source = np.searchsorted(np.array(self.firsts), shards, "right") - 1
+        number = np.array(self.of_source)[source][shard_no]
+        return [(self.distinct[which], np.flatnonzero(number == which)) for which in np.unique(number).tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """One source's recipe.
+
+    Attributes:
+        index: of the shard that was looked at; None: there was no need.
+    """
+
+    recipe: Recipe
+    index: ShardIndex | None
+
+
+def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
+    """Return the fields where the recipes alone tell them; None: data must.
+
+    Raises:
+        BadRequest: the sources' recipes do not agree.
+    """
+    if not all(request.wanted) or any(needs_resolve(field) for recipe in request.wanted for field in recipe):
+        return None
+    return agreed(request, request.wanted, (0,) * len(request.wanted)).specs
+
+
+async def resolve(
+    stages: Stages, shelf: Shelf, listing: Listing, reader: AnyReader, request: Request
+) -> tuple[Recipes, list[Resolved]]:
+    """Hold each source's recipe against the first shard that this session reads of it, or the first that can tell.
+
+    Raises:
+        BadRequest: there is nothing to tell the fields by, or the data lacks one, or sources do not agree on them.
+        BadShard, NotFound, ...: said by the shard.
+    """
+    orders = reader.orders(Cursor(request.spec.epoch))
+    found = await run_all(
+        _resolve(stages, shelf, listing, request.wanted[source], _Candidates(order, listing.shards_of(source)))
+        for source, order in enumerate(orders)
+    )
+    return agreed(request, [one.recipe for one in found], listing.firsts), found
+
+
+def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
+    """Return what a slot must hold so that the batches of any source fit, as far as first shards tell."""
+    return max(slot_bytes(specs, batch_size, one.index, one.recipe) for one in found if one.index is not None)
+
+
+def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...]) -> Recipes:
+    """Return the recipes of all sources, each in the first one's order of fields.
+
+    Raises:
+        BadRequest: they do not make the same fields.
+    """
+    if len(recipes) == 1:
+        return Recipes((recipes[0],))
+    wanted = {field.name: spec_of(field) for field in recipes[0]}
+    ordered: list[Recipe] = []
+    for source, recipe in enumerate(recipes):
+        its = {field.name: field for field in recipe}
+        if its.keys() != wanted.keys() or len(its) != len(recipe):
+            raise _disagree(request, source, f"the fields {', '.join(wanted)}", ", ".join(f.name for f in recipe))
+        for name, spec in wanted.items():
+            if spec_of(its[name]) != spec:
+                raise _disagree(request, source, f"field {name!r} as {_say(spec)}", _say(spec_of(its[name])))
+        ordered.append(tuple(its[name] for name in wanted))
+    distinct = tuple(dict.fromkeys(ordered))
+    return Recipes(distinct, tuple(distinct.index(recipe) for recipe in ordered), firsts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Shards to look at: those this node reads, or where it reads none, all."""
+
+    order: list[int]
+    every: range
+
+
+async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, shards: _Candidates) -> Resolved:
+    told = bool(wanted) and not any(needs_resolve(field) for field in wanted)
+    if told and not shards.order:
+        return Resolved(wanted, None)
+    # A node without shards looks at the others': its ranks must know the same fields.
+    for shard in shards.order or shards.every:
+        index = await shelf.index(listing, shard)
+        if told or index.sample_count:
+            break
+    recipe = wanted or default_fields(index.fields)
+    if not recipe:
+        raise BadRequest(
+            "expected samples in the shards of this node, got none",
+            object=listing.refs[shard].url,
+            hint="name fields= if that is as it should be",
+            stage="decode",
+        )
+    if index.sample_count:
+        check_fields(recipe, index.fields)
+    if any(needs_resolve(field) for field in recipe):
+        ref = listing.refs[shard]
+        recipe = await with_pinned(stages.cache, [ref], lambda files: stages.pool.resolve(files[0], index, recipe))
+    return Resolved(recipe, index)
+
+
+def _disagree(request: Request, source: int, expected: str, got: str) -> BadRecipe:
+    urls = request.sources
+    return BadRecipe(
+        f"expected {expected} in every dataset that is mixed, as in {urls[0][0]}, got {got or 'none'}",
+        object=" ".join(urls[source]),
+        hint="give the source fields= of its own that make the same",
+        stage="decode",
+    )
+
+
+def _say(spec: TensorSpec) -> str:
+    shape = "x".join(map(str, spec.shape)) if spec.shape else f"of {spec.ndim} dimensions"
+    return f"{spec.kind.value} {spec.dtype} {shape}"
