@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from feedd.bench.server.server import S3Server
 from tests.e2e.daemon import Daemon
+from tests.e2e.leftovers import shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,3 +35,14 @@ def daemons(s3: S3Server, short_dir: Path) -> Iterator[Callable[..., Daemon]]:
             return stack.enter_context(Daemon(home, options.pop("endpoint", s3.url), **options))
 
         yield start
+
+
+@pytest.fixture
+def nothing_shared() -> Iterator[None]:
+    """Shared memory is after the test what it was before."""
+    before = shared_memory()
+    yield
+    deadline = time.monotonic() + 10
+    while shared_memory() != before:
+        assert time.monotonic() < deadline, (before, shared_memory())
+        time.sleep(0.1)
