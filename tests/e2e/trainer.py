@@ -10,18 +10,23 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from feedd_client import DaemonUnreachable, FeedDataset, Topology
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import FileIO
     from multiprocessing.connection import Connection
     from pathlib import Path
 
 URL: Final = "s3://data/train/"
 BATCH_SIZE: Final = 4
 LIMIT_S: Final = 90.0
+_TAIL_BYTES: Final = 1 << 16  # many lines
 UNREACHABLE: Final = 3  # exit status: there was no daemon to open with, which is said at once and not waited out
 
 # Trainers are forked from a process that has imported this module: torch takes longer than most of these tests.
@@ -113,6 +118,17 @@ class Trainer:
             self._waits = True
             times -= said == word
 
+    def run_until(self, met: Callable[[], bool]) -> None:
+        """Let it go on until ``met()``, whatever it is doing then."""
+        deadline = time.monotonic() + LIMIT_S
+        while not met():
+            assert time.monotonic() < deadline, self.complaints
+            if self._waits:
+                self.go()
+            if self._link.poll(0.01):
+                self._link.recv()
+                self._waits = True
+
     def stop(self) -> None:
         """Have one that is not paced end with its epoch."""
         self._link.send(None)
@@ -144,10 +160,7 @@ class Trainer:
 
 def warm_up() -> None:
     """Start the process that trainers are forked from; it stays until the tests end."""
-    process = _FORKS.Process(target=int)
-    process.start()
-    process.join()
-    process.close()
+    forkserver.ensure_running()
 
 
 # ---------------------------------------------------------------------- in the trainer's process
@@ -179,11 +192,10 @@ def _run(job: Job, link: Connection) -> None:
         topology=Topology(),
         reconnect_timeout_s=60,
     )
-    taken = lines(job.log)
-    if taken:
-        dataset.load_state_dict(taken[-1].state)
-    with job.log.open("ab", buffering=0) as log:
-        _truncate_torn(job.log, log.fileno())
+    with job.log.open("ab+", buffering=0) as log:
+        last = _last(log)
+        if last is not None:
+            dataset.load_state_dict(last.state)
 
         def record(epoch: int, labels: list[int], pixels: int = 0) -> None:
             line = json.dumps([epoch, labels, pixels, dataset.state_dict()]).encode() + b"\n"
@@ -206,7 +218,10 @@ def _run(job: Job, link: Connection) -> None:
         say("done")
 
 
-def _truncate_torn(path: Path, descriptor: int) -> None:
-    """Cut off a last line that was not written whole."""
-    written = path.read_bytes()
-    os.ftruncate(descriptor, written.rfind(b"\n") + 1)
+def _last(log: FileIO) -> Line | None:
+    """Return the last line that was written whole, if any, and cut off what was not."""
+    start = max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES)
+    log.seek(start)
+    whole, end, _ = log.read().rpartition(b"\n")
+    log.truncate(start + len(whole) + len(end))
+    return Line(*json.loads(whole.rpartition(b"\n")[2])) if end else None
