@@ -7,14 +7,11 @@ The last test does so at random, a few times. A soak of some minutes is
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,20 +19,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from feedd.bench.server.faults import Fault
-from tests.e2e.daemon import STOP_S, Daemon
+from tests.e2e.daemon import Daemon
+from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
 from tests.e2e.trainer import BATCH_SIZE, UNREACHABLE, Job, Step, Trainer, epochs, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from feedd.bench.server.server import S3Server
 
-KILLS = int(os.environ.get("FEEDD_SOAK_KILLS", "12"))  # here: a test sees no variable of this kind
+KILLS = int(os.environ.get("FEEDD_SOAK_KILLS", "9"))  # here: a test sees no variable of this kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -44,7 +41,6 @@ MOMENTS = ("open", "first batch", "mid-epoch", "last batch", "boundary", "drain"
 SHARDS, PER_SHARD, EPOCHS = 8, 24, 2
 LABELS = Counter(shard * 1000 + ordinal for shard in range(SHARDS) for ordinal in range(PER_SHARD))
 STEPS = SHARDS * PER_SHARD // BATCH_SIZE
-LIMIT_S = 60.0
 BUSY_BYTES = 60_000  # of the log: some epochs
 
 
@@ -108,101 +104,11 @@ def _each_exactly_once(steps: dict[int, list[Step]]) -> None:
         assert found == LABELS, f"epoch {epoch}: lost {LABELS - found}, repeated {found - LABELS}"
 
 
-# ---------------------------------------------------------------------- one run
-
-
-@dataclass(slots=True)
-class Run:
-    """A daemon and the trainer that reads from it, or the next one that goes on where the last was killed."""
-
-    daemon: Daemon
-    job: Job
-    stack: ExitStack
-    trainers: list[Trainer] = field(default_factory=list)
-
-    @property
-    def trainer(self) -> Trainer:
-        """The one that lives."""
-        return self.trainers[-1]
-
-    def train(self) -> None:
-        """Start a trainer."""
-        trainer = Trainer(self.job)
-        self.stack.callback(trainer.close)
-        self.trainers.append(trainer)
-
-    def kill_daemon(self) -> None:
-        """Kill it and see its workers go with it."""
-        assert self.daemon.process is not None
-        children = psutil.Process(self.daemon.process.pid).children(recursive=True)
-        self.daemon.kill()
-        _wait_until(lambda: all(map(_ended, children)), "the end of the daemon's workers")
-        assert not psutil.pid_exists(self.daemon.process.pid)
-
-    def kill_worker(self, victim: psutil.Process) -> None:
-        """Kill a decode worker and see it go."""
-        victim.kill()
-        _wait_until(lambda: _ended(victim), "the worker's end")
-
-    def workers(self) -> list[psutil.Process]:
-        """The daemon's decode workers."""
-        assert self.daemon.process is not None
-        return [child for child in psutil.Process(self.daemon.process.pid).children() if _is_worker(child)]
-
-    def kill_client(self) -> None:
-        """Kill the trainer and see it go."""
-        pid = self.trainer.process.pid
-        assert pid is not None
-        self.trainer.kill()
-        _wait_until(lambda: not psutil.pid_exists(pid), "the trainer's end")
-
-    def drain(self) -> None:
-        """Ask the daemon to go, and wait until it says that it will."""
-        assert self.daemon.process is not None
-        self.daemon.process.terminate()
-        _wait_until(lambda: _health(self.daemon) == "draining", "a daemon that drains")
-
-    def drained(self) -> None:
-        """See the daemon go by itself, long before its grace is over."""
-        assert self.daemon.process is not None
-        assert self.daemon.process.wait(STOP_S) == 0, self.daemon.log.read_text()[-3000:]
-
-
 @pytest.fixture
 def stack(short_dir: Path) -> Iterator[ExitStack]:
     """What ends with the test, before its directory goes."""
     with ExitStack() as opened:
         yield opened
-
-
-def _wait_until(met: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not met():
-        assert time.monotonic() < deadline, f"expected {what} within {LIMIT_S:g} s"
-        time.sleep(0.01)
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "feedd.decode.worker" in process.cmdline()
-    except psutil.Error:  # it has just ended
-        return False
-
-
-def _ended(process: psutil.Process) -> bool:
-    """Whether it holds and does nothing any more; who should take note of the end of an orphan may do so late."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def _health(daemon: Daemon) -> str:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{daemon.status_port}/healthz", timeout=5) as answer:
-            return str(json.load(answer)["state"])
-    except urllib.error.HTTPError as error:
-        return str(json.load(error)["state"])
 
 
 # ---------------------------------------------------------------------- the matrix
@@ -215,7 +121,7 @@ def run(short_dir: Path, stack: ExitStack, request: pytest.FixtureRequest, victi
         s3: S3Server = request.getfixturevalue("s3")
         for key, data in _objects().items():
             s3.put("data", key, data)
-        s3.script("data", "", Fault(delay_s=0.5), op="LIST")
+        s3.script("data", "", Fault(hang=True) if victim == "daemon" else Fault(delay_s=0.5), op="LIST")
         daemon = stack.enter_context(_daemon(short_dir, s3.url))
     elif victim == "daemon" or moment == "drain":
         daemon = stack.enter_context(_daemon(short_dir, request.getfixturevalue("store")))
@@ -230,7 +136,7 @@ def _come_to(run: Run, moment: str, s3: S3Server) -> None:
     if moment == "open":
         run.trainer.run_to("opening")
         run.trainer.go()
-        _wait_until(lambda: any(request.op == "LIST" for request in s3.requests), "a listing")
+        wait_until(lambda: any(request.op == "LIST" for request in s3.requests), "a listing")
     elif moment == "boundary":
         run.trainer.run_to("epoch end")
     else:
@@ -260,7 +166,7 @@ def _worker_dies(run: Run, moment: str) -> None:
         worker.suspend()
         run.trainer.run_until(lambda: run.daemon.metrics()["feedd_decode_tasks"] > 0)  # so it dies with work in hand
     run.kill_worker(worker)
-    _wait_until(lambda: _restarts(run) == before + 1, "another worker")
+    wait_until(lambda: _restarts(run) == before + 1, "another worker")
     if moment == "drain":
         run.trainer.run_to("epoch end")
         run.drained()
@@ -341,7 +247,7 @@ class Soak:
         """Wait until the log has grown by so much, starting the trainer again where it was told of a daemon's death."""
         target = self._written_bytes() + more_bytes
         while True:
-            _wait_until(lambda: self._written_bytes() >= target or self._status() is not None, "steps")
+            wait_until(lambda: self._written_bytes() >= target or self._status() is not None, "steps")
             if self._status() is None:
                 return
             assert self._status() == UNREACHABLE, self.run.trainer.complaints
@@ -349,9 +255,8 @@ class Soak:
             assert self.deaths["trainer that was opening"] <= self.deaths["daemon"]
             self.run.train()
 
-    def kill(self) -> None:
+    def kill(self, victim: str) -> None:
         """Kill one of the three."""
-        victim = self.rng.choice(VICTIMS)
         self.deaths[victim] += 1
         if victim == "daemon":
             self.run.kill_daemon()
@@ -360,9 +265,7 @@ class Soak:
             self.run.kill_client()
             self.run.train()
         else:
-            _wait_until(
-                lambda: bool(self.run.workers()), "a decode worker"
-            )  # its predecessor may just have been killed
+            wait_until(lambda: bool(self.run.workers()), "a decode worker")  # its predecessor may just have been killed
             self.run.kill_worker(self.rng.choice(self.run.workers()))
 
     def _status(self) -> int | None:
@@ -379,11 +282,14 @@ def test_a_hundred_random_kills(nothing_shared: None, store: str, short_dir: Pat
     daemon = stack.enter_context(_daemon(short_dir, store, workers=2))
     run = Run(daemon, Job(daemon.address, short_dir / "train.log", 1 << 30, paced=False), stack)
     run.train()
-    soak = Soak(run, random.Random(KILLS))
-    for _ in range(KILLS):
-        soak.work(soak.rng.choice((0, soak.rng.randrange(BUSY_BYTES))))  # 0: the next kill meets what the last one did
-        time.sleep(soak.rng.uniform(0, 0.02))
-        soak.kill()
+    rng = random.Random(KILLS)
+    soak = Soak(run, rng)
+    victims = [VICTIMS[number % len(VICTIMS)] for number in range(KILLS)]
+    rng.shuffle(victims)
+    for victim in victims:
+        soak.work(rng.choice((0, rng.randrange(BUSY_BYTES))))  # 0: the next kill meets what the last one did
+        time.sleep(rng.uniform(0, 0.02))
+        soak.kill(victim)
     soak.work(BUSY_BYTES)
     run.trainer.stop()
     assert run.trainer.wait() == 0, run.trainer.complaints
