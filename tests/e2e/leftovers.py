@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 _OURS = ("feedd", "torch_", "psm_", "sem.", "mp-")  # what this package, torch and Python would leave in /dev/shm
+_BENCHES = "feedd-bench-"  # directories of benches that run beside the tests
 
 
 def shared_memory() -> tuple[set[str], int]:
@@ -25,4 +26,4 @@ def shared_memory() -> tuple[set[str], int]:
         except OSError:
             continue
     names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(_OURS)}
-    return names, len(memfds)
+    return {name for name in names if not name.startswith(_BENCHES)}, len(memfds)

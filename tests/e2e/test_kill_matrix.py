@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from feedd.bench.server.server import S3Server
 
-KILLS = int(os.environ.get("FEEDD_SOAK_KILLS", "9"))  # here: a test sees no variable of this kind
+KILLS = int(os.environ.get("FEEDD_SOAK_KILLS", "6"))  # here: a test sees no variable of this kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -81,6 +81,7 @@ def standing(store: str) -> Iterator[Daemon]:
 def undisturbed(standing: Daemon) -> dict[int, list[Step]]:
     """The steps of a run in which nobody is killed."""
     steps = _read_through(standing, EPOCHS)
+    standing.wait_idle()
     assert standing.metrics()["feedd_cache_evictions_total"] > 0, "the cache is not small"
     assert [len(steps[epoch]) for epoch in range(EPOCHS)] == [STEPS] * EPOCHS
     assert steps[0] != steps[1]
