@@ -128,9 +128,9 @@ class FeedDataset(IterableDataset[Any]):
             parse_address(address)
         self._address = address
         self._topology = topology
-        # Cell 0: the epoch. Cell 1 + w: the epoch DataLoader worker w has come to. In shared memory, because
-        # workers are forked anew for each pass while this process keeps the count.
-        self._epochs = torch.zeros(1 + _WORKERS_MAX, dtype=torch.int64)
+        # Cell 0: the epoch. Cell 1 + w: the epoch DataLoader worker w has come to. Last cell: 1 once a pass has begun.
+        # In shared memory, because workers are forked anew for each pass while this process keeps the count.
+        self._epochs = torch.zeros(2 + _WORKERS_MAX, dtype=torch.int64)
         self._epochs.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._resume: states.Resume | None = None
         self._position = Position()
@@ -174,7 +174,7 @@ class FeedDataset(IterableDataset[Any]):
             raise BadOptionError(f"expected an epoch >= 0, got {epoch}", object="epoch")
         info = get_worker_info()
         if info is None:
-            self._epochs.zero_()
+            self._epochs[:-1].zero_()
         else:  # the cells of its siblings, which may have gone on already, are not a worker's to clear
             self._epochs[1 + info.id] = epoch
         self._epochs[0] = epoch
@@ -243,7 +243,8 @@ class FeedDataset(IterableDataset[Any]):
         opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven)
         feeder = Feeder(opener, self._options, consumer, self._stats)
         try:
-            feeder.start(start, runtime.borrow(), fingerprint)
+            feeder.start(start, runtime.borrow(), fingerprint, first=not self._epochs[-1])
+            self._epochs[-1] = 1
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
             # Workers hand batches to a queue that pickles them later, from a thread of its own: a view of a slot

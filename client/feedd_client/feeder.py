@@ -195,13 +195,15 @@ class Feeder:
         """Batches that are here and not taken."""
         return len(self._ready)
 
-    def start(self, position: Position, idle: Session | None, fingerprint: bytes) -> None:
+    def start(self, position: Position, idle: Session | None, fingerprint: bytes, *, first: bool = True) -> None:
         """Begin at ``position``, on the ``idle`` session if there is one.
 
         Args:
             position: first step wanted.
             idle: session of an earlier pass, or None.
             fingerprint: what the dataset must be, where a state says so; empty: anything.
+            first: no pass over this dataset has begun before. A daemon that is not there is then said at once;
+                later it is one that is being started again.
 
         Raises:
             FeedError: it cannot be opened, or is not the same dataset.
@@ -210,9 +212,8 @@ class Feeder:
         self._opener.expect = fingerprint
         session = idle
         if session is None:
-            session = self._opener.open(
-                position.epoch, self._options.open_timeout_s, (Draining, ResourceError), self._stop
-            )
+            retry = (Draining, ResourceError) if first else (DaemonUnreachable, Draining, ResourceError)
+            session = self._opener.open(position.epoch, self._options.open_timeout_s, retry, self._stop)
         self._adopt(session)
 
     def fill(self, count: int) -> int:

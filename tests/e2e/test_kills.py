@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from torch.utils.data import DataLoader
 
 from feedd_client import FeedDataset
 from tests.e2e.shards import numbered
@@ -123,6 +124,24 @@ def test_killed_daemon_is_a_pause(nothing_shared: None, data: None, daemons: Cal
     counters = daemon.metrics()
     assert counters.get("feedd_source_bytes_total", 0) == 0, "the cache did not survive"
     daemon.wait_idle()
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_killed_daemon_between_epochs_is_a_pause(
+    nothing_shared: None, data: None, daemons: Callable[..., Daemon], workers: int
+) -> None:
+    """An epoch that begins while the daemon is away waits for it; so do DataLoader's workers, which open anew."""
+    daemon = daemons()
+    loader = DataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
+    assert sorted(label for batch in loader for label in batch["cls"].tolist()) == IDS
+    daemon.kill()
+    batches = iter(loader)
+    daemon.start()
+    assert sorted(label for batch in batches for label in batch["cls"].tolist()) == IDS
+    del batches
+    gc.collect()  # the errors of the lost connection hold frames in a cycle
+    daemon.wait_idle(sessions=0 if workers else 1)
     assert daemon.stop() == 0
 
 
