@@ -291,6 +291,8 @@ class SessionInfo:
         fingerprint: 16 bytes over ordered keys, sizes, ETags and recipe.
         steps: batches of the rank in the epoch, where known.
         uneven: what equalises the steps of all ranks: as asked for, or what was chosen.
+        left_out: samples of the rank that are in none of the steps of an epoch, told to the first of its consumers;
+            None: not known.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -300,6 +302,7 @@ class SessionInfo:
     assigned_bytes: int
     steps: int | None = None
     uneven: str = "allow"
+    left_out: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

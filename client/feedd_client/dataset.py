@@ -43,7 +43,9 @@ class FeedDataset(IterableDataset[Any]):
     One object is one dataset: once opened, every further pass must find the same objects, or is an error.
 
     Epochs: the first pass is epoch 0, and each *complete* pass moves on to the next epoch, so plain nested loops
-    shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again.
+    shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again. Where the
+    number of steps is known, a pass is complete with its last batch, and ``state_dict()`` is then of the next epoch's
+    start; where it is not, with the StopIteration behind it.
 
     Args:
         url: prefix, object, list of them, or ``manifest+s3://…``.
@@ -137,6 +139,7 @@ class FeedDataset(IterableDataset[Any]):
         self._fingerprint = b""
         self._standing: dict[str, int] = {}
         self._known_steps: int | None = None
+        self._last_step: int | None = None
         self._asked_steps = False
         self._reset_process_state()
 
@@ -258,29 +261,42 @@ class FeedDataset(IterableDataset[Any]):
             raise
         assert feeder.session is not None
         self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer, self._options)
-        self._resume, self._position = None, start
+        self._resume = None
         if feeder.known_steps is not None:
             limit = plan.step_limit
             self._known_steps = feeder.known_steps if limit is None else start.step + limit
+        # ranks that end apart come to the next epoch apart: each must have been asked for more than it has
+        together = feeder.uneven != "allow" or consumer.topology.world_size == 1
+        self._last_step = self._known_steps if together else None
+        self.commit(start, worker_id)
         hooks = PassHooks(
-            commit=self.commit,
+            commit=lambda position: self.commit(position, worker_id),
             finish=lambda epoch, steps: self.finish_epoch(epoch, steps, worker_id),
             retire=runtime.give_back,
         )
         kind: type[FeedIterator[Any]] = SampleIterator if self._options.batch_size is None else BatchIterator
         return kind(feeder, plan, hooks, self._stats)
 
-    def commit(self, position: Position) -> None:
-        """Take note that the trainer took everything before ``position``."""
+    def commit(self, position: Position, worker_id: int | None = None) -> None:
+        """Take note that the trainer took everything before ``position``.
+
+        Whoever took as many batches as there are is at the next epoch's start, even without having asked for one more:
+        trainers that go by ``len()`` never do.
+        """
         self._position = position
+        if self._last_step is not None and position.step >= self._last_step:
+            self._come_to(position.epoch + 1, worker_id)
 
     def finish_epoch(self, epoch: int, steps: int, worker_id: int | None = None) -> None:
         """Take note that the trainer saw the end of ``epoch`` after ``steps``: the next pass runs the next one."""
-        self._epochs[0 if worker_id is None else 1 + worker_id] = epoch + 1
-        self._position = Position(epoch + 1)
+        self._come_to(epoch + 1, worker_id)
         self._known_steps = steps
 
     # ------------------------------------------------------------------ inside
+
+    def _come_to(self, epoch: int, worker_id: int | None) -> None:
+        self._epochs[0 if worker_id is None else 1 + worker_id] = epoch
+        self._position = Position(epoch)
 
     def _reset_process_state(self) -> None:
         self._runtime = Runtime(self._address)

@@ -176,6 +176,16 @@ class Feeder:
         return self._next.epoch
 
     @property
+    def left_out_samples(self) -> int:
+        """Samples of this consumer that are in none of an epoch's steps, as far as the daemon knows."""
+        return 0 if self.session is None else self.session.granted.left_out_samples
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step."""
+        return self._options.wire_batch_size
+
+    @property
     def uneven(self) -> str:
         """What equalises the steps of ranks; "auto" before ``start``."""
         return self._opener.uneven
