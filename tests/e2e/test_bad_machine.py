@@ -216,7 +216,7 @@ def test_a_client_of_another_major_version(
     labels = _put(s3, 1)
     daemon = daemons()
     with monkeypatch.context() as newer:
-        newer.setattr("feedd_client.feeder.PROTOCOL_MAJOR", 2)
+        newer.setattr("feedd_client.opener.PROTOCOL_MAJOR", 2)
         with pytest.raises(DaemonVersionError) as caught:
             _read(daemon.address)
     text = str(caught.value)
