@@ -74,6 +74,9 @@ SERVE_CREDIT_WAIT = Metric(
 SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds", "time streams waited for a batch")
 PIPELINE_BATCH_SECONDS = Metric("feedd_pipeline_batch_seconds", _H, "seconds", "shards acquired to batch ready")
 PIPELINE_EPOCHS = Metric("feedd_pipeline_epochs_total", _C, "", "epochs finished, per session")
+PIPELINE_LEFT_OUT = Metric(
+    "feedd_pipeline_left_out_samples_total", _C, "", "samples left out of finished epochs for equal steps, per rank"
+)
 PIPELINE_SHARED = Metric(
     "feedd_pipeline_shared_batches_total",
     _C,

@@ -244,13 +244,7 @@ class Lifecycle(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One of several datasets that are mixed.
-
-    Attributes:
-        urls: see ``OpenSpec``.
-        fields: see ``OpenSpec``.
-        weights: (first epoch, weight) pairs, ascending from epoch 0.
-    """
+    """One of several datasets that are mixed; weights are (first epoch, weight), ascending from epoch 0."""
 
     urls: tuple[str, ...]
     fields: tuple[tuple[str, str], ...]
@@ -312,6 +306,8 @@ class SessionInfo:
         fingerprint: 16 bytes over ordered keys, sizes, ETags and recipe.
         steps: batches of the rank in the epoch, where known.
         uneven: what equalises the steps of all ranks: as asked for, or what was chosen.
+        left_out: samples of the rank that are in none of the steps of an epoch, told to the first of its consumers;
+            None: not known.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -321,6 +317,7 @@ class SessionInfo:
     assigned_bytes: int
     steps: int | None = None
     uneven: str = "allow"
+    left_out: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,9 +11,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedd_client import state as states
-from feedd_client.errors import BadOptionError, Draining, ResourceError
-from feedd_client.feeder import Consumer, Feeder, Opener
+from feedd_client.errors import BadOptionError
+from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
+from feedd_client.opener import Consumer, Opener
 from feedd_client.options import FeedOptions, parse_shuffle, parse_sources, parse_urls
 from feedd_client.passes import Ranks
 from feedd_client.recipe import encode_fields
@@ -43,7 +43,9 @@ class FeedDataset(IterableDataset[Any]):
     One object is one dataset: once opened, every further pass must find the same objects, or is an error.
 
     Epochs: the first pass is epoch 0, and each *complete* pass moves on to the next epoch, so plain nested loops
-    shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again.
+    shuffle anew each time. ``set_epoch`` overrides. A pass that was left early starts the same epoch again. Where the
+    number of steps is known, a pass is complete with its last batch, and ``state_dict()`` is then of the next epoch's
+    start; where it is not, with the StopIteration behind it.
 
     Args:
         url: prefix, object, list of them, or ``manifest+s3://…``; or a list of ``Source``, which are mixed by their
@@ -139,13 +141,13 @@ class FeedDataset(IterableDataset[Any]):
         )
         if address is not None:
             parse_address(address)
-        self._address = address
-        self._topology = topology
+        self._address, self._topology = address, topology
         self._epochs = _shared_epochs()
         self._resume: states.Resume | None = None
         self._position, self._fingerprint = Position(), b""
         self._standing: dict[str, int] = {}
         self._known_steps: int | None = None
+        self._last_step: int | None = None
         self._asked_steps = False
         self._reset_process_state()
 
@@ -267,30 +269,43 @@ class FeedDataset(IterableDataset[Any]):
             raise
         assert feeder.session is not None
         self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer, self._options)
-        self._resume, self._position = None, start
+        self._resume = None
         if feeder.known_steps is not None:
             limit = plan.step_limit
             self._known_steps = feeder.known_steps if limit is None else start.step + limit
+        # ranks that end apart come to the next epoch apart: each must have been asked for more than it has
+        together = feeder.uneven != "allow" or consumer.topology.world_size == 1
+        self._last_step = self._known_steps if together else None
+        self.commit(start, worker_id)
         hooks = PassHooks(
-            commit=self.commit,
+            commit=lambda position: self.commit(position, worker_id),
             finish=lambda epoch, steps: self.finish_epoch(epoch, steps, worker_id),
             retire=runtime.give_back,
         )
         kind: type[FeedIterator[Any]] = SampleIterator if self._options.batch_size is None else BatchIterator
         return kind(feeder, plan, hooks, self._stats)
 
-    def commit(self, position: Position) -> None:
-        """Take note that the trainer took everything before ``position``."""
+    def commit(self, position: Position, worker_id: int | None = None) -> None:
+        """Take note that the trainer took everything before ``position``.
+
+        Whoever took as many batches as there are is at the next epoch's start, even without having asked for one more:
+        trainers that go by ``len()`` never do.
+        """
         self._position = position
+        if self._last_step is not None and position.step >= self._last_step:
+            self._come_to(position.epoch + 1, worker_id)
 
     def finish_epoch(self, epoch: int, steps: int, worker_id: int | None = None) -> None:
         """Take note that the trainer saw the end of ``epoch`` after ``steps``: the next pass runs the next one."""
-        self._epochs[0 if worker_id is None else 1 + worker_id] = epoch + 1
-        self._position = Position(epoch + 1)
         self._known_steps = steps
-        self._forget_steps()
+        self._come_to(epoch + 1, worker_id)
 
     # ------------------------------------------------------------------ inside
+
+    def _come_to(self, epoch: int, worker_id: int | None) -> None:
+        self._epochs[0 if worker_id is None else 1 + worker_id] = epoch
+        self._position = Position(epoch)
+        self._forget_steps()
 
     def _forget_steps(self) -> None:
         """Forget how many steps the last epoch had, where another epoch may have others."""
@@ -309,14 +324,7 @@ class FeedDataset(IterableDataset[Any]):
         uneven = ranks.uneven(topology, in_worker=False) if self._options.uneven != "join" else "join"
         opener = Opener(self._options, Consumer(topology), runtime.connect, runtime.drop_channel, uneven)
         opener.expect = self._fingerprint
-        retry = (Draining, ResourceError)
-        session = opener.open(int(self._epochs[0]), self._options.open_timeout_s, retry, threading.Event())
-        try:
-            granted = session.granted
-            joined = granted.uneven == "join" and topology.world_size > 1  # how many then depends on the others
-            return granted.steps if granted.HasField("steps") and not joined else None
-        finally:
-            session.close()
+        return opener.steps(int(self._epochs[0]), alone=topology.world_size == 1)
 
     def _start(self, consumer: Consumer, worker_id: int | None) -> tuple[Position, bytes]:
         """Return where to begin, and what the dataset must be where a state says so."""

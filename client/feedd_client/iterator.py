@@ -89,6 +89,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._taken_steps = 0
         self._trainer_steps: int | None = None
         self._first_step = feeder.next_step
+        self._left_out_counted = False
         self._closed = False
         lifetime.passes.add(self)
 
@@ -158,6 +159,9 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             self._give_back_previous()
         self.position = self._feeder.next_position
         self._taken_steps += 1
+        known = self._feeder.known_steps
+        if known is not None and self.position.step >= known:  # who goes by len() asks for nothing more
+            self._count_left_out()
         if self._stats.time_to_first_batch_s is None:
             self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s
         return batch, message.rows if rows is None else min(rows, message.rows)
@@ -197,12 +201,26 @@ class FeedIterator(Iterator[Item], Generic[Item]):
                 self._taken_steps,
                 left_count,
             )
+        self._count_left_out()
         ended = self._feeder.ended
         common = self._plan.join is not None or self._plan.step_limit is not None
         self.end = (epoch, self._feeder.next_step if common or ended is None else ended.steps)
         self.close()
         if self.auto_commit:
             self._hooks.finish(*self.end)
+
+    def _count_left_out(self) -> None:
+        """Take note, once, of what equal steps left out, which the daemon knew when it opened the session."""
+        epoch, count = self._feeder.epoch, self._feeder.left_out_samples
+        if self._feeder.uneven != "drop" or not count or self._left_out_counted:
+            return
+        self._left_out_counted = True
+        self._stats.leftover_samples += count
+        # less than a batch is rounding; more than that, nodes or partitions differ, which something can be done about
+        much = count >= self._feeder.batch_size
+        hint = "; sharding='sample' or uneven='pad' would leave out less" if much else ""
+        level = logging.WARNING if much else logging.INFO
+        _log.log(level, "epoch %d left out %d samples of this rank for equal steps%s", epoch, count, hint)
 
     def _leftover_count(self) -> int:
         if self._plan.join is None and self._plan.step_limit is None:

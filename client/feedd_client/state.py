@@ -11,7 +11,7 @@ from feedd_client.session import Position
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd_client.feeder import Consumer
+    from feedd_client.opener import Consumer
     from feedd_client.options import FeedOptions, SourceOptions
 
 STATE_VERSION: Final = 2

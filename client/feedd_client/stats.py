@@ -19,6 +19,8 @@ class LoaderStats:
         time_to_first_batch_s: from the start of the first iteration to its first batch; None before.
         reconnects: streams resumed after they were lost.
         leftover_batches: batches of this rank that ``uneven="join"`` left out, as far as known.
+        leftover_samples: samples of this rank that ``uneven="drop"`` left out of the epochs that were seen to their
+            end; with DataLoader workers the first of them counts all of the rank's.
         transport: "slot" (shared memory), "inline", or "" before the first batch.
     """
 
@@ -30,6 +32,7 @@ class LoaderStats:
     time_to_first_batch_s: float | None = None
     reconnects: int = 0
     leftover_batches: int = 0
+    leftover_samples: int = 0
     transport: str = ""
 
     def as_dict(self) -> dict[str, Any]:

@@ -59,8 +59,7 @@ def gather(
     """
     rows = len(shard_no)
     spans = tuple(Spans(np.zeros(rows, np.int64), np.full(rows, -1, np.int64)) for _ in recipes)
-    for number in np.unique(shard_no).tolist():
-        index = indexes[number]
+    for number, index in enumerate(indexes):
         here = np.flatnonzero(shard_no == number)
         for recipe, span in zip(recipes, spans, strict=True):
             _look_up(index, here, ordinal[here], recipe.sources, span)

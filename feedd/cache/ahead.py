@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cache.order import EntryState
 from feedd.cache.place import Depth, Finding
-from feedd.cache.wishes import WishLists
+from feedd.cache.policy.order import EntryState
+from feedd.cache.policy.wishes import WishLists
 from feedd.errors import FeeddError
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.cache.checks import Checks
-    from feedd.cache.index import CacheIndex
-    from feedd.cache.order import Entry
+    from feedd.cache.policy.index import CacheIndex
+    from feedd.cache.policy.order import Entry
     from feedd.values import ObjectRef
 
 

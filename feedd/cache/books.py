@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cache.order import EntryState
+from feedd.cache.policy.order import EntryState
 from feedd.cache.report import CacheEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
 
-    from feedd.cache.index import CacheIndex
+    from feedd.cache.ondisk.strays import Examination
+    from feedd.cache.policy.index import CacheIndex
     from feedd.cache.report import CacheStats
-    from feedd.cache.strays import Examination
     from feedd.cache.tally import Tally
     from feedd.values import ObjectRef
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from feedd.cache.order import EntryState
 from feedd.cache.place import Depth, Finding
+from feedd.cache.policy.order import EntryState
 from feedd.flow.singleflight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.cache.order import Entry
     from feedd.cache.place import Place
+    from feedd.cache.policy.order import Entry
     from feedd.protocols import Clock
 
 _SEEN_FOR_S: Final = 1.0  # so long a file is taken to be still there: no trip to a thread for every batch

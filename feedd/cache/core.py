@@ -14,13 +14,13 @@ from feedd.cache.books import Books
 from feedd.cache.checks import CheckRule, Checks
 from feedd.cache.fill import Filler
 from feedd.cache.fills import Fills
-from feedd.cache.index import Claim, FullNow, TooLarge
-from feedd.cache.order import EntryState
+from feedd.cache.ondisk.strays import Examination
 from feedd.cache.pins import Pins
 from feedd.cache.place import Finding
+from feedd.cache.policy.index import Claim, FullNow, TooLarge
+from feedd.cache.policy.order import EntryState
 from feedd.cache.prefetcher import Prefetcher
 from feedd.cache.space_queue import SpaceQueue
-from feedd.cache.strays import Examination
 from feedd.cache.tally import Tally
 from feedd.metrics import CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from feedd.cache.order import Entry
     from feedd.cache.place import Place
+    from feedd.cache.policy.order import Entry
     from feedd.flow.singleflight import Flight
     from feedd.protocols import Clock, Recorder, ShardFetcher
     from feedd.values import ObjectRef

@@ -9,8 +9,8 @@ import structlog
 
 from feedd.cache.checks import CheckRule
 from feedd.cache.core import CoreOptions, PlacedCache
-from feedd.cache.directory import DirectoryPlace
 from feedd.cache.memory import MemoryPlace
+from feedd.cache.ondisk.directory import DirectoryPlace
 from feedd.flow.memory import available_bytes
 from feedd.units import format_size
 

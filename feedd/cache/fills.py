@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from feedd.cache.fill import Filler
-    from feedd.cache.index import CacheIndex
-    from feedd.cache.order import Entry
+    from feedd.cache.policy.index import CacheIndex
+    from feedd.cache.policy.order import Entry
     from feedd.cache.tally import Tally
     from feedd.cache.trouble import PlaceFull
     from feedd.protocols import Clock

@@ -9,9 +9,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import layout, trouble
-from feedd.cache.disk_thread import DiskThread
-from feedd.cache.index import CacheIndex
+from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.place import Draft, Finding, Names, Opened
+from feedd.cache.policy.index import CacheIndex
 from feedd.cache.trouble import PlaceFull
 from feedd.errors import CacheUnavailable
 from feedd.flow.mapping import FileMapping

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.blocks import BlockSums
-    from feedd.cache.index import CacheIndex
+    from feedd.cache.policy.index import CacheIndex
     from feedd.flow.mapping import FileMapping
     from feedd.values import ObjectRef, ShardFile
 

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from feedd.cache.index import FullNow
-from feedd.cache.quota import NO_GROUP
+from feedd.cache.policy.index import FullNow
+from feedd.cache.policy.quota import NO_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

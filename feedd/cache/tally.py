@@ -18,7 +18,7 @@ from feedd.metrics import (
 )
 
 if TYPE_CHECKING:
-    from feedd.cache.index import CacheIndex
+    from feedd.cache.policy.index import CacheIndex
     from feedd.metrics import Metric
     from feedd.protocols import Recorder
 

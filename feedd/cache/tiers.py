@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from feedd.cache.pins import Pins
-from feedd.cache.placement import DiskUse, Placement
+from feedd.cache.policy.placement import DiskUse, Placement
 from feedd.cache.report import CacheStats
 from feedd.errors import CacheTooSmall, CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from feedd.cache.disk import DiskCache
-    from feedd.cache.placement import Routes, Tier
+    from feedd.cache.policy.placement import Routes, Tier
     from feedd.cache.report import CacheEntry
     from feedd.cache.watch import DiskWatch
     from feedd.protocols import PinnedShards, Recorder

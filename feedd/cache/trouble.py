@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from feedd.cache import quota
+from feedd.cache.policy import quota
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining
 from feedd.units import format_duration, format_size
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from feedd.cache.index import TooLarge
     from feedd.cache.place import Names
+    from feedd.cache.policy.index import TooLarge
     from feedd.values import ObjectRef
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from feedd.cache.health import DiskHealth, DiskState, HealthOptions, Symptom, symptom
-from feedd.cache.probe import Prober
+from feedd.cache.ondisk.probe import Prober
+from feedd.cache.policy.health import DiskHealth, DiskState, HealthOptions, Symptom, symptom
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_DISK_STATE, CACHE_ERRORS
 from feedd.units import format_duration

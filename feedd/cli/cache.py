@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedd.cache.inspect import remove, scan
-from feedd.cache.match import matches
+from feedd.cache.ondisk.inspect import remove, scan
+from feedd.cache.policy.match import matches
 from feedd.cache.report import CacheEntry
 from feedd.cli import warm
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.lock import DirectoryLock
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.config.loading import DEFAULT_ORIGIN
 from feedd.errors import CacheUnavailable
 
@@ -43,14 +43,14 @@ def of_its_own(flags: Flags) -> Iterator[Effective]:
         yield flags.load(unsaid)
         return
     sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_prefix(), ignore_cleanup_errors=True) as home:
+    with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as home:
         unsaid["cache.dir"] = (home, ORIGIN)
         yield flags.load(unsaid)
 
 
 def sweep(parent: Path) -> None:
     """Remove this user's cache directories whose daemon was killed."""
-    for path in parent.glob(f"{_prefix()}*"):
+    for path in parent.glob(f"{prefix()}*"):
         try:
             stat = path.lstat()
             if stat.st_uid != os.geteuid() or time.time() - stat.st_mtime < _YOUNG_S:
@@ -61,5 +61,6 @@ def sweep(parent: Path) -> None:
             continue
 
 
-def _prefix() -> str:
+def prefix() -> str:
+    """Return how the names of this user's cache directories begin that end with their process."""
     return f"feedd-cache-{os.geteuid()}-"

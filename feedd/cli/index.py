@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,18 +14,50 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.report import EXIT_FAILED, say
-from feedd.prepare.index import Counting, count, index_url
+from feedd.prepare.index import Counter, Counting, index_url
+from feedd.prepare.kept import KeptIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from feedd.config import Config
+    from feedd.daemon.signals import StopRequests
+    from feedd.pipeline import Pipeline
 
 _PER_WORKER = 4  # shards under way: some arrive while others are read
 _TOLD_MAX = 8
 _CACHE_SIZE = "16GiB"  # shards are read and dropped again: enough for those under way
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is asked for.
+
+    Attributes:
+        target: URL or absolute path of the index.
+        check: only look what is known.
+    """
+
+    url: str
+    target: str
+    check: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of it.
+
+    Attributes:
+        stopped: by a signal; what was counted until then is saved.
+        saved: whether the index holds what was counted.
+    """
+
+    progress: Counting
+    stopped: bool
+    saved: bool
 
 
 def index(
@@ -39,13 +72,20 @@ def index(
     """Count the samples of every shard and write them beside the data, as _feedd_index.json.
 
     With it the number of steps is known when training starts: all ranks have the same, len(dataset) works, and data can
-    be split by samples. Shards the index knows already are not read again; broken off, it goes on where it was.
+    be split by samples. Shards the index knows already are not read again; broken off, it goes on where it was. Several
+    may count the same data at once: none loses what another has written.
     """
-    with tempfile.TemporaryDirectory(prefix="feedd-index-") as folder:
-        flags = Flags(config=config, cache_dir=Path(folder), cache_size=cache_size or _CACHE_SIZE, set=set_)
-        with _display(quiet=json_ or check) as tell:
-            progress = _run(flags.load().config, url, out, tell, check=check)
-    complete = progress.done_count == progress.shard_count
+    flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
+    flags.load()
+    job = _Job(url, index_url(url) if out is None else str(out.absolute()), check)
+    with _display(quiet=json_ or check) as tell:
+        outcome = _run(flags, job, tell)
+    _conclude(outcome, job, json_=json_)
+
+
+def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
+    """Say what became of it, and end with 1 unless all is known."""
+    progress, stopped = outcome.progress, outcome.stopped
     if json_:
         facts = {
             "shards": progress.shard_count,
@@ -53,47 +93,71 @@ def index(
             "counted": progress.done_count - progress.known_count,
             "samples": progress.sample_count,
             "failed": [str(failure) for failure in progress.failures],
+            "stopped": stopped,
         }
         typer.echo(json.dumps(facts, indent=2))
     for failure in progress.failures[:_TOLD_MAX]:
         say(f"error: {failure}")
-    where = out or index_url(url)
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
-    say(f"{known}{'' if check else f', in {where}'}")
-    if not complete:
+    if not stopped:
+        say(f"{known}{'' if job.check else f', in {job.target}'}")
+    elif not progress.shard_count:
+        say("stopped before the data was listed; nothing was counted")
+    elif outcome.saved:
+        say(f"stopped: {known}, in {job.target}; run it again to go on")
+    else:
+        say(f"stopped: {known}, and not all of that is saved; run it again to go on from what is in {job.target}")
+    if stopped or progress.done_count != progress.shard_count:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _run(config: Config, url: str, out: Path | None, tell: Callable[[Counting], object], *, check: bool) -> Counting:
+def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcome:
     # The SDK takes most of a second to import, which a wrong flag should not have to wait for.
     import uvloop  # noqa: PLC0415 - see above
 
-    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
-    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
-    from feedd.pipeline import open_pipeline  # noqa: PLC0415 - see above
-    from feedd.pipeline.run import worker_count  # noqa: PLC0415 - see above
+    from feedd.daemon.signals import StopRequests, handled  # noqa: PLC0415 - see above
 
-    target = index_url(url) if out is None else str(out.absolute())
+    sweep(Path(tempfile.gettempdir()))
 
-    async def run() -> Counting:
-        async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
-            if check:
-                listing = await pipeline.shelf.listing((url,), lambda _: False)
-                known = listing.counts
-                return Counting(
-                    len(listing.refs), 0, len(known), done_count=len(known), sample_count=sum(known.values())
-                )
-
-            async def save(data: bytes) -> None:
-                await pipeline.stages.sources.put(target, data)
-
-            return await count(pipeline, url, save, tell, _PER_WORKER * worker_count(config))
+    async def run() -> _Outcome:
+        requests = StopRequests()
+        # In this order: a signal finds either no directory, or somebody who will remove it.
+        with handled(requests), tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as folder:
+            return await _count(replace(flags, cache_dir=Path(folder)).load().config, job, tell, requests)
 
     try:
         return uvloop.run(run())
     except BaseExceptionGroup as group:
         raise single(group) from group
+
+
+async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], requests: StopRequests) -> _Outcome:
+    """Count until it is done or a first signal comes, and save; a second signal ends that, too."""
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
+    from feedd.daemon.cut_short import cut_short_by  # noqa: PLC0415 - see _run
+    from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
+    from feedd.pipeline import open_pipeline  # noqa: PLC0415 - see _run
+    from feedd.pipeline.run import worker_count  # noqa: PLC0415 - see _run
+
+    counter: Counter | None = None
+    saved = False
+    async with cut_short_by(requests.now), open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+        counter = _counter(pipeline, job, tell)
+        async with cut_short_by(requests.drain):
+            await counter.open()
+            if not job.check:
+                await counter.count(_PER_WORKER * worker_count(config))
+        if counter.is_open and not job.check:
+            await counter.save()
+        saved = True
+    progress = Counting() if counter is None else counter.progress
+    whole = saved and counter is not None and counter.is_open and progress.done_count == progress.shard_count
+    return _Outcome(progress, requests.drain.is_set() and not whole, saved)
+
+
+def _counter(pipeline: Pipeline, job: _Job, tell: Callable[[Counting], object]) -> Counter:
+    return Counter(pipeline, job.url, KeptIndex(pipeline.stages.sources, job.target), tell)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.lock import DirectoryLock
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine import existing_parent, memory_bytes
 from feedd.config.types import UNIX_PREFIX

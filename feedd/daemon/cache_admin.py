@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cache.match import matches
+from feedd.cache.policy.match import matches
 from feedd.serve.options import CacheState
 from feedd.source.urls import parse_url
 from feedd.values import Amount, ObjectRef

@@ -42,6 +42,10 @@ class Work(Protocol):
     """What a call does, some rows at a time."""
 
     @property
+    def stream(self) -> int:
+        """Whom it is for: the arena that is written to; 0: what comes before any batch."""
+
+    @property
     def rows(self) -> int:
         """How many rows it has."""
 
@@ -62,6 +66,11 @@ class DecodeCall:
         self._task = task
         self._bad: list[BadRow] = []
         self._busy_s = 0.0
+
+    @property
+    def stream(self) -> int:
+        """The arena's."""
+        return self._task.arena_id
 
     @property
     def rows(self) -> int:
@@ -93,6 +102,8 @@ class DecodeCall:
 class MeasureCall:
     """``DecodePool.measure``."""
 
+    stream = 0
+
     def __init__(self, files: Sequence[ShardFile], work: FieldWork, ndim: int) -> None:
         self._files = files
         self._work = work
@@ -120,7 +131,7 @@ class MeasureCall:
 class IndexCall:
     """``DecodePool.index``."""
 
-    rows = 1
+    rows, stream = 1, 0
 
     def __init__(self, file: ShardFile, format_name: str) -> None:
         self._file = file
@@ -152,7 +163,7 @@ class IndexCall:
 class PinCall:
     """One ``npy`` field of ``DecodePool.resolve``."""
 
-    rows = 1
+    rows, stream = 1, 0
 
     def __init__(self, file: ShardFile, recipe: FieldRecipe, start: int, size: int) -> None:
         self._file = file

@@ -38,7 +38,7 @@ class Pending(Call):
     __slots__ = ("done", "error", "work")
 
     def __init__(self, work: Work) -> None:
-        super().__init__()
+        super().__init__(work.stream)
         self.work = work
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: FeeddError | None = None

@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call of the pool as the schedule sees it. It is over when no chunk waits or runs."""
+    """One call of the pool as the schedule sees it. It is over when no chunk waits or runs.
 
+    Attributes:
+        stream: whom it is for; streams take turns.
+    """
+
+    stream: int = 0
     waiting_count: int = 0
     running_count: int = 0
 
@@ -40,7 +45,10 @@ class _Worker:
 
 
 class Schedule:
-    """First come, first served, over workers that answer in order.
+    """Streams take turns, one call each, over workers that answer in order.
+
+    So a session that asks for all its batches at once does not make another wait for the last of them before its
+    first. Within a stream: first come, first served.
 
     A worker holds ``depth`` chunks at most: one it works on, the others wait in its socket, so that it never idles
     for a round trip. A worker's death is blamed on the chunk it was running: that is replayed row by row, and a row
@@ -49,14 +57,16 @@ class Schedule:
 
     def __init__(self, depth: int = 2) -> None:
         self._depth = depth
-        self._waiting: deque[Chunk] = deque()
+        self._waiting: dict[int, deque[Chunk]] = {}  # of each stream, none empty; the first one's turn is next
         self._workers: dict[int, _Worker] = {}
         self._last_id = 0
 
     def submit(self, call: Call, rows: int, chunk_rows: int) -> None:
         """Append ``rows`` rows of ``call`` in chunks of ``chunk_rows``."""
         for start in range(0, rows, chunk_rows):
-            self._waiting.append(Chunk(call, range(start, min(start + chunk_rows, rows))))
+            self._waiting.setdefault(call.stream, deque()).append(
+                Chunk(call, range(start, min(start + chunk_rows, rows)))
+            )
             call.waiting_count += 1
 
     def join(self, worker: int) -> None:
@@ -70,7 +80,7 @@ class Schedule:
         worker = min(self._workers, key=lambda name: len(self._workers[name].chunks))
         if len(self._workers[worker].chunks) >= self._depth:
             return None
-        chunk = self._waiting.popleft()
+        chunk = self._next()
         self._last_id += 1
         chunk.id = self._last_id
         chunk.call.waiting_count -= 1
@@ -105,7 +115,9 @@ class Schedule:
 
     def withdraw(self, call: Call) -> None:
         """Forget the waiting chunks of ``call``; the running ones finish."""
-        self._waiting = deque(chunk for chunk in self._waiting if chunk.call is not call)
+        left = deque(chunk for chunk in self._waiting.pop(call.stream, ()) if chunk.call is not call)
+        if left:
+            self._waiting[call.stream] = left
         call.waiting_count = 0
 
     def leave(self, worker: int, *, withdrawn: set[Call]) -> tuple[list[Chunk], set[Call]]:
@@ -134,7 +146,19 @@ class Schedule:
         self._put_first(again)
         return given_up, {chunk.call for chunk in held}
 
+    def _next(self) -> Chunk:
+        """Take the next chunk; the turn passes on when all of its call is taken."""
+        stream, queue = next(iter(self._waiting.items()))
+        chunk = queue.popleft()
+        if not queue:
+            del self._waiting[stream]
+        elif queue[0].call is not chunk.call:
+            self._waiting[stream] = self._waiting.pop(stream)
+        return chunk
+
     def _put_first(self, chunks: list[Chunk]) -> None:
-        self._waiting.extendleft(reversed(chunks))
-        for chunk in chunks:
+        for chunk in reversed(chunks):
+            queue = self._waiting.pop(chunk.call.stream, deque())
+            queue.appendleft(chunk)
+            self._waiting = {chunk.call.stream: queue, **self._waiting}
             chunk.call.waiting_count += 1

@@ -104,6 +104,7 @@ class Pipeline:
             assembler = Assembler(self.stages, recipes, arena, budget)
             info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
+            info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
             memory = _Memory(self, session.slots.slot_bytes, spec, recipes)
             if spec.share:
@@ -142,7 +143,8 @@ class Pipeline:
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
         """Return the slots to grant."""
-        return min(max(spec.prefetch_batches or slots_for(size_bytes), _LEAST_SLOTS), self._options.slots_max)
+        slots = spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count)
+        return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
 
     async def _arena(self, undo: AsyncExitStack, number: int, spec: OpenSpec, size_bytes: int) -> Arena:
         """Allocate the slots and make them known to the workers, which map them while the first shard arrives."""
@@ -168,9 +170,12 @@ class _Memory:
         return await self._pipeline.decoded(AHEAD_BATCHES, self._slot_bytes, self._spec, self._recipes, counted=False)
 
 
-def slots_for(size_bytes: int) -> int:
-    """Return the slots for batches of this size: small ones get more, so that one message carries several leases."""
-    return min(max(_AUTO_BYTES // size_bytes, _AUTO_LEAST), _AUTO_MOST)
+def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
+    """Return the slots for batches of this size: small ones get more, so that one message carries several leases.
+
+    A rank's consumers (DataLoader workers) share what one would get: allocating it is most of what an open takes.
+    """
+    return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:

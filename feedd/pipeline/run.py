@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.health import HealthOptions
 from feedd.cache.joint import JointGauges
+from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.options import CacheOptions
-from feedd.cache.probe import try_directory
+from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.decode.pool import DecodePool

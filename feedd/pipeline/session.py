@@ -149,6 +149,7 @@ class Session:
         if epoch != self._ended_epoch:
             self._ended_epoch = epoch
             self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
+            self._stages.recorder.count(metrics.PIPELINE_LEFT_OUT, self._parts.info.left_out or 0)
             if self._parts.ahead is not None:
                 self._parts.ahead.begin(epoch + 1)
 

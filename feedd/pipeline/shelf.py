@@ -6,15 +6,13 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
-import structlog
-
 from feedd.decode.formats.registry import format_for
-from feedd.errors import FeeddError
+from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.counts import INDEX_BYTES_MAX, folder_of, known, parse
+from feedd.pipeline.told import joined, read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
 
@@ -24,9 +22,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
-    from feedd.plan.counts import Row
     from feedd.plan.reader import BatchRows
-    from feedd.source.sources import Resolved
     from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
@@ -35,7 +31,6 @@ _Urls = tuple[tuple[str, ...], ...]
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
-_log = structlog.get_logger("feedd.pipeline")
 
 
 class Shelf:
@@ -72,24 +67,41 @@ class Shelf:
             del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
-        """Return a shard's sample index, fetching the shard if need be; the listing then knows its count."""
+        """Return a shard's sample index, fetching the shard if need be; the listing then knows its count.
+
+        Raises:
+            ObjectChanged: the listing was told another count. It is dropped.
+        """
         ref = listing.refs[shard]
         index = self._indexes.get(ref)
         if index is None:
             index = await self._index_flight.do(ref, lambda: self._read_index(ref))
-        listing.counts[shard] = index.sample_count
         self._learned.note(ref, index.sample_count)
+        self._learn(listing, shard, index)
         return index
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
-        """Return the indexes of several shards, fetched side by side; the listing then knows all their counts."""
+        """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
+
+        Raises:
+            ObjectChanged: see ``index``.
+        """
         wanted = tuple(shards)
         known = {shard: self._indexes.get(listing.refs[shard]) for shard in wanted}
         held = {shard: index for shard, index in known.items() if index is not None}
-        listing.counts.update((shard, index.sample_count) for shard, index in held.items())
+        for shard, index in held.items():
+            self._learn(listing, shard, index)
         if len(held) == len(wanted):
             return [held[shard] for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
+
+    async def fresh(self, urls: tuple[str, ...]) -> Listing:
+        """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
+        resolved = await self._stages.sources.resolve_all(urls)
+        listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        told = await read_told(self._stages.sources, resolved, claims=False)
+        listing.tell(told.exact, told.claimed, told.by)
+        return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
         """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
@@ -108,41 +120,27 @@ class Shelf:
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
         listing = await asyncio.to_thread(Listing.of, refs, self._stages.clock.monotonic_s(), firsts)
-        counted: dict[int, int] = {}
-        for first, one in zip(firsts, resolved, strict=True):
-            counted.update((first + number, count) for number, count in (await self._counted(one)).items())
-        held = self._listings.pop((sources, listing.digest), None)
-        if held is not None and held.firsts == firsts:  # nothing changed: what was learned of it stays
-            held.listed_s = listing.listed_s
-            listing = held
+        told = [await read_told(self._stages.sources, one) for one in resolved]
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
-        listing.index(counted)
+        await asyncio.to_thread(listing.tell, *joined(told, firsts))
+        held = self._listings.get((sources, listing.digest))
+        # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
+        same = held is not None and await asyncio.to_thread(held.contradicts, listing.counts) is None
+        self._listings.pop((sources, listing.digest), None)
+        if held is not None and same and held.firsts == firsts:
+            held.renew(listing)
+            listing = held
         self._listings[sources, listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
 
-    async def _counted(self, resolved: Resolved) -> dict[int, int]:
-        """Return the sample counts that index objects beside the data know; one that cannot be used is passed over."""
-        tables: dict[tuple[str, str], list[Row]] = {}
-        for ref in resolved.indexes:
-            try:
-                tables[ref.root, folder_of(ref.key)] = await self._table(ref)
-            except (FeeddError, ValueError) as error:
-                _log.warning("an index of sample counts cannot be used", object=ref.url, reason=str(error))
-        if not tables:
-            return {}
-        found = await asyncio.to_thread(known, resolved.refs, tables)
-        _log.info("sample counts known", shards=len(resolved.refs), known=len(found))
-        return found
-
-    async def _table(self, ref: ObjectRef) -> list[Row]:
-        if ref.size_bytes > INDEX_BYTES_MAX:
-            raise ValueError(f"expected at most {INDEX_BYTES_MAX} bytes, got {ref.size_bytes}")
-        data = bytearray(ref.size_bytes)
-        with memoryview(data) as target:
-            await self._stages.sources.fetcher.fetch(ref, target)
-        return await asyncio.to_thread(lambda: parse(bytes(data)))
+    def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
+        try:
+            listing.learn(shard, index.sample_count)
+        except ObjectChanged:
+            self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
+            raise
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
         index = await with_pinned(

@@ -9,20 +9,21 @@ for the very object (size and ETag) that is there. JSON, in columns:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from feedd.values import ObjectRef
 
 INDEX_NAME = "_feedd_index.json"
 INDEX_BYTES_MAX = 1 << 30  # some five million shards
 VERSION = 1
+SAMPLES_MAX = 1 << 40  # of a shard: more is no count
 
-_SAMPLES_MAX = 1 << 40
+_T = TypeVar("_T")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=False):
@@ -72,24 +73,45 @@ def render(rows: Iterable[Row]) -> bytes:
     )
 
 
+def decoded(data: bytes, kind: type[_T], *, strict: bool = True) -> _T:
+    """Return JSON that nobody vouches for.
+
+    Raises:
+        ValueError: it is not of that kind; one line.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind, strict=strict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"expected an index, got {error}") from error
+
+
 def parse(data: bytes) -> list[Row]:
     """Return the rows of a file; nothing in it is trusted.
 
     Raises:
         ValueError: it is not such a file; says what is wrong with it.
     """
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"expected an index, got {error}") from error
+    file = decoded(data, _File)
     if file.version != VERSION:
         raise ValueError(f"expected an index of version {VERSION}, got {file.version}")
     columns = (file.key, file.size_bytes, file.etag, file.sample_count)
     if len({len(column) for column in columns}) != 1:
         raise ValueError("expected columns of one length, got others")
-    if any(not 0 <= count < _SAMPLES_MAX for count in file.sample_count):
+    if any(not 0 <= count < SAMPLES_MAX for count in file.sample_count):
         raise ValueError("expected counts of samples, got numbers that are none")
     return [Row(*row) for row in zip(*columns, strict=True)]
+
+
+def merged(ours: Mapping[str, Row], there: Iterable[Row], stale: Collection[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows that an index is to hold, by key, and those of them that another run has added.
+
+    Args:
+        ours: what this run knows, by key.
+        there: what the index holds now.
+        stale: rows it held before that are of no object that this run has listed.
+    """
+    news = {row.key: row for row in there if ours.get(row.key) != row and row not in stale}
+    return sorted({**ours, **news}.values(), key=lambda row: row.key), list(news.values())
 
 
 def known(refs: Sequence[ObjectRef], indexes: Mapping[tuple[str, str], Iterable[Row]]) -> dict[int, int]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.errors import ObjectChanged
+from feedd.plan.counts import folder_of
 from feedd.plan.fingerprint import fingerprint, listing_digest
+from feedd.plan.sharding import balance
 from feedd.plan.share import Cut
 from feedd.plan.steps import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 
@@ -29,8 +32,9 @@ class Listing:
         sizes: int64[shards], bytes.
         digest: over keys, sizes and ETags.
         listed_s: monotonic time of the listing.
-        counts: sample counts by dataset index, as far as they are known.
-        indexed: whether an index object tells them all: every daemon that lists the data then knows the same.
+        counts: sample counts by dataset index, as far as they are known. Plans rest on them: none ever changes.
+        indexed: whether what lies beside the data tells them all: every daemon that lists it then knows the same.
+        told_by: URLs of the files beside the data that counts are from.
         firsts: the first dataset index of each source; of several, one lies behind another.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
     """
@@ -41,8 +45,10 @@ class Listing:
     listed_s: float
     counts: dict[int, int] = field(default_factory=dict)
     indexed: bool = False
+    told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
@@ -56,10 +62,52 @@ class Listing:
         ends = (*self.firsts[1:], len(self.refs))
         return range(self.firsts[source], ends[source])
 
-    def index(self, counts: Mapping[int, int]) -> None:
-        """Take counts from an index object; who opens from here on may be told another policy."""
-        self.counts.update(counts)
-        self.indexed = len(counts) == len(self.refs)
+    def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], told_by: tuple[str, ...]) -> None:
+        """Take counts from what lies beside the data; who opens from here on may be told another policy.
+
+        Args:
+            exact: counted in these very objects.
+            claimed: of other shards, by whoever.
+            told_by: the files' URLs.
+
+        Raises:
+            ObjectChanged: see ``learn``.
+        """
+        self.counts.update(exact)
+        wrong = self.contradicts(claimed)
+        if wrong is not None:
+            raise self._contradiction(wrong, claimed[wrong], told_by, self.counts[wrong])
+        self.counts.update(claimed)
+        self.indexed, self.told_by = len(exact) + len(claimed) == len(self.refs), told_by
+
+    def renew(self, newer: Listing) -> None:
+        """Take what a later listing of the same objects knows, which contradicts nothing here."""
+        self.counts.update(newer.counts)
+        self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
+
+    def contradicts(self, counts: Mapping[int, int]) -> int | None:
+        """Return the first shard that is known to hold another number of samples; None: there is none."""
+        return next((shard for shard, count in counts.items() if self.counts.get(shard, count) != count), None)
+
+    def learn(self, shard: int, sample_count: int) -> None:
+        """Take the count of a shard that was read.
+
+        Raises:
+            ObjectChanged: another was told before, and plans were made with it.
+        """
+        told = self.counts.setdefault(shard, sample_count)
+        if told != sample_count:
+            raise self._contradiction(shard, told, self.told_by, sample_count)
+
+    def _contradiction(self, shard: int, told: int, told_by: tuple[str, ...], found: int) -> ObjectChanged:
+        url = self.refs[shard].url
+        files = " or ".join(file for file in told_by if url.startswith(folder_of(file)))
+        return ObjectChanged(
+            f"expected {told} samples, as {files or 'an earlier reading'} says, got {found}",
+            object=url,
+            hint="correct that file or remove it; an index by feedd index goes before it" if files else "open it again",
+            stage="plan",
+        )
 
     def settled(self, uneven: Uneven) -> Uneven:
         """Return the policy, of AUTO the one it comes to: the same for all who open this listing: ranks must agree."""
@@ -73,7 +121,18 @@ class Listing:
         Raises:
             BadRequest: partitions and topology do not go together.
         """
-        return Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        cut = Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        return replace(cut, owners_of=self._owners_of)
+
+    def _owners_of(self, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Return ``balance``, and remember the last one of the whole listing: ranks open alike, and each asks twice."""
+        if sizes is not self.sizes:
+            return balance(sizes, count)
+        last = self._owners  # taken once: opens run side by side on threads
+        if last is None or last[0] != count:
+            last = self._owners = (count, balance(sizes, count))
+            last[1].setflags(write=False)
+        return last[1]
 
     def shares(self, spec: OpenSpec) -> tuple[Share, ...]:
         """Return the partitions of the node that the spec's rank lives on.

@@ -190,6 +190,10 @@ class MixedReader:
         """
         return self._plan.steps(epoch)
 
+    def left_out(self) -> int:
+        """Return 0: what is beyond the last whole step of an epoch comes in the next one."""
+        return 0
+
     def orders(self, at: Cursor) -> list[list[int]]:
         """Return each source's shards (dataset indices) of the node, those that are needed first in front."""
         starts = [mixture.starts(at.epoch).tolist() for mixture, _ in self._plan.partitions]

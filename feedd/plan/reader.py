@@ -10,6 +10,7 @@ import numpy as np
 from feedd.errors import BadRequest
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
+from feedd.plan.steps import left_out
 from feedd.plan.walk import NodeWalk
 from feedd.values import Cursor, EpochEnd
 
@@ -83,7 +84,8 @@ class Reader:
         topology = options.topology
         ranks = (topology.local_rank, topology.local_world_size)
         self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
-        self._assigned = np.unique(np.concatenate([share.shards for share in shares]))
+        shards = np.sort(np.concatenate([share.shards for share in shares]))
+        self._assigned = shards[np.diff(shards, prepend=-1) > 0]  # np.unique's first call imports numpy.ma, 9 ms
         self._steps = options.steps
         self._share_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
@@ -155,6 +157,14 @@ class Reader:
             BadRequest: see ``epoch_map``.
         """
         return NodeWalk(listing, at.epoch, self.epoch_map(at), self.places)
+
+    def left_out(self) -> int | None:
+        """Return the rank's samples of an epoch that lie beyond the last of its steps; None: not known yet."""
+        deal = self._deal
+        if deal.steps is None or deal.wrap:
+            return 0
+        counts = self._known_counts()
+        return None if counts is None else left_out(np.array([its.sum() for its in counts]), deal.steps, deal)
 
     def epoch_options(self, epoch: int) -> EpochOptions:
         """Return what the order of an epoch depends on."""

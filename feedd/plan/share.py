@@ -7,7 +7,7 @@ per node). With more, each part stays what it is when ``N`` becomes another divi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,7 @@ from feedd.errors import BadRequest
 from feedd.plan.sharding import REPLICATED, SAMPLE, SIZE, assign, balance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -56,10 +56,12 @@ class Cut:
     Attributes:
         how: ``key``, ``size``, ``replicated`` or ``sample``.
         partition_count: parts; a multiple of the nodes.
+        owners_of: what tells the part of each shard by size; a listing gives one that remembers.
     """
 
     how: str
     partition_count: int
+    owners_of: Callable[[NDArray[np.int64], int], NDArray[np.int64]] = field(default=balance, repr=False, compare=False)
 
     @classmethod
     def of(cls, how: str, partition_count: int, batch_size: int, topology: Topology) -> Cut:
@@ -131,7 +133,7 @@ class Cut:
         if self.how == REPLICATED:
             return (Share(assign(sizes, node_count, node_rank, self.how)),)
         if self.how == SIZE:
-            owners = balance(sizes, self.partition_count)
+            owners = self.owners_of(sizes, self.partition_count)
             return tuple(Share(np.flatnonzero(owners == part).astype(np.int64)) for part in parts)
         return tuple(Share(assign(sizes, self.partition_count, part, self.how)) for part in parts)
 

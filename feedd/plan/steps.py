@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest, Unsupported
-from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE, balance
+from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from feedd.plan.node import Deal
     from feedd.plan.share import Cut
     from feedd.values import Topology
 
@@ -62,7 +63,7 @@ def partition_samples(cut: Cut, sizes: NDArray[np.int64], counts: NDArray[np.int
     if cut.how == REPLICATED:
         return np.full(parts, counts.sum())
     assert cut.how in {KEY, SIZE}
-    owners = np.arange(sizes.shape[0]) % parts if cut.how == KEY else balance(sizes, parts)
+    owners = np.arange(sizes.shape[0]) % parts if cut.how == KEY else cut.owners_of(sizes, parts)
     return np.bincount(owners, counts, minlength=parts).astype(np.int64)
 
 
@@ -97,6 +98,27 @@ def common_steps(uneven: Uneven, samples: NDArray[np.int64], batch_size: int, to
             stage="plan",
         )
     return int((-(-samples // per_step)).max())
+
+
+def left_out(samples: NDArray[np.int64], steps: int, deal: Deal) -> int:
+    """Return the samples that one rank would have got in the steps from ``steps`` on.
+
+    Args:
+        samples: of each partition of the rank's node, int64[partitions].
+        steps: so many there are.
+        deal: how the samples of the node are dealt out.
+    """
+    part = deal.batch_size * deal.local_world_size // samples.shape[0]
+    left = np.maximum(samples - steps * part, 0)
+    whole, rest = np.divmod(left, part)  # so many steps more a partition gives its whole part in, and this in one more
+    by_end = np.argsort(whole)
+    whole, rests = whole[by_end], np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rest[by_end])])
+    # between two of these all steps are alike
+    edges = np.array(sorted({0, *whole.tolist(), *(whole + 1).tolist()}))
+    ending, going = np.searchsorted(whole, edges, "left"), np.searchsorted(whole, edges, "right")
+    given = part * (samples.shape[0] - going) + rests[going] - rests[ending]
+    mine = np.clip(given - deal.local_rank * deal.batch_size, 0, deal.batch_size)
+    return int((mine[:-1] * np.diff(edges)).sum())
 
 
 def needs_counts(uneven: Uneven) -> Unsupported:

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.errors import BadRequest, FeeddError
-from feedd.plan.counts import INDEX_NAME, Row, folder_of, render
+from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
 from feedd.source.urls import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from feedd.pipeline import Pipeline
     from feedd.plan.listing import Listing
+    from feedd.prepare.kept import KeptIndex
     from feedd.values import ObjectRef
 
 _log = structlog.get_logger("feedd.prepare")
-_SAVE_EVERY_S = 60.0  # so much work is lost at most when it is broken off
+_SAVE_EVERY_S = 60.0  # so much work is lost at most when the machine is
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Counting:
     Attributes:
         shard_count: of the dataset.
         size_bytes: of the dataset.
-        known_count: were known before.
+        known_count: were known before, or counted by another run meanwhile.
         done_count: known now.
         done_bytes: of those.
         sample_count: in those.
@@ -64,70 +65,158 @@ def index_url(url: str) -> str:
     return f"{base}{folder_of(key)}{INDEX_NAME}"
 
 
-async def count(
-    pipeline: Pipeline,
-    url: str,
-    save: Callable[[bytes], Awaitable[None]],
-    tell: Callable[[Counting], object],
-    at_once: int,
-) -> Counting:
-    """Count every shard that is not known yet, and save the index now and then and at the end.
+class Counter:
+    """Counts one dataset: ``open``, ``count``, ``save``. Broken off in between, what is counted can be saved.
+
+    Several may count the same dataset at once: at each save they take over what others have counted.
 
     Args:
         pipeline: open stages, with a cache of their own.
         url: prefix or folder.
-        save: writes the index object.
+        kept: where the counts go.
         tell: called after each shard.
-        at_once: shards read side by side.
-
-    Raises:
-        NotFound, PermissionDenied, StoreUnavailable: the listing, or ``save``, failed. Shards that fail are told.
     """
-    listing = await pipeline.shelf.listing((url,), lambda _: False)
-    folder = folder_of(parse_url(index_url(url)).key)
-    progress = Counting(len(listing.refs), int(listing.sizes.sum()), len(listing.counts))
-    for shard in listing.counts:
-        _done(progress, listing, shard)
-    tell(progress)
-    todo = iter([shard for shard in range(len(listing.refs)) if shard not in listing.counts])
-    saved_s = time.monotonic()
-    saving = asyncio.Lock()
 
-    async def work() -> None:
-        nonlocal saved_s
+    def __init__(self, pipeline: Pipeline, url: str, kept: KeptIndex, tell: Callable[[Counting], object]) -> None:
+        self.progress = Counting()
+        self._pipeline = pipeline
+        self._url = url
+        self._kept = kept
+        self._tell = tell
+        self._folder = folder_of(parse_url(index_url(url)).key)
+        self._root = parse_url(url).root
+        self._listing: Listing | None = None
+        self._done: set[int] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the dataset is listed."""
+        return self._listing is not None
+
+    async def open(self) -> None:
+        """List the dataset, and see what is known of it.
+
+        Raises:
+            BadRequest: where the counts are to go is something else than an index of this data.
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        listing = await self._pipeline.shelf.fresh((self._url,))
+        try:
+            rows = await self._kept.read()
+        except ValueError as error:
+            if not self._is_beside:  # what has our name is ours; a file that was named by hand may be anybody's
+                raise _no_index(self._kept.url, str(error)) from error
+            rows = []
+        exact = await asyncio.to_thread(self._known, listing, rows)
+        ours = await asyncio.to_thread(_rows, listing.refs, exact, self._folder)
+        if rows and not exact and not self._is_beside:
+            raise _no_index(self._kept.url, f"expected counts of {self._url}, got those of {len(rows)} other objects")
+        self._kept.drop(frozenset(row for row in rows if ours.get(row.key) != row))
+        self._listing = listing
+        self.progress.shard_count, self.progress.size_bytes = len(listing.refs), int(listing.sizes.sum())
+        listing.counts.update(exact)
+        self._knew(listing.counts)
+        self._tell(self.progress)
+
+    async def count(self, at_once: int) -> None:
+        """Count every shard that is not known yet, saving now and then. Shards that fail are told in the progress.
+
+        Args:
+            at_once: shards read side by side.
+        """
+        listing = self._opened()
+        todo = iter([shard for shard in range(len(listing.refs)) if shard not in listing.counts])
+        saving = _Saving()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(self._work(listing, todo, saving))
+
+    async def save(self) -> None:
+        """Write what is known, and take over what others have written.
+
+        Raises:
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        listing = self._opened()
+        ours = await asyncio.to_thread(_rows, listing.refs, dict(listing.counts), self._folder)
+        news = await self._kept.save(ours)
+        if news:
+            found = await asyncio.to_thread(self._known, listing, news)
+            fresh = {shard: count for shard, count in found.items() if shard not in listing.counts}
+            listing.counts.update(fresh)
+            self._knew(fresh)
+            self._tell(self.progress)
+
+    @property
+    def _is_beside(self) -> bool:
+        return self._kept.url == index_url(self._url)
+
+    async def _work(self, listing: Listing, todo: Iterator[int], saving: _Saving) -> None:
         for shard in todo:  # shared: each takes the next
+            if shard in listing.counts:  # another run has counted it
+                continue
             try:
-                await pipeline.shelf.index(listing, shard)
+                await self._pipeline.shelf.index(listing, shard)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
-                progress.failures.append(error)
+                self.progress.failures.append(error)
             else:
-                _done(progress, listing, shard)
-            tell(progress)
-            if time.monotonic() - saved_s > _SAVE_EVERY_S and not saving.locked():
-                async with saving:
-                    saved_s = time.monotonic()
-                    try:
-                        await save(_file(listing, folder))
-                    except FeeddError as error:  # the last one counts
-                        _log.warning("the index could not be saved for now", reason=str(error))
+                self._count_done(shard)
+            self._tell(self.progress)
+            if saving.due():
+                try:
+                    await self.save()
+                except FeeddError as error:  # the last one counts
+                    _log.warning("the index could not be saved for now", reason=str(error))
+                finally:
+                    saving.over()
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(work())
-    await save(_file(listing, folder))
-    return progress
+    def _opened(self) -> Listing:
+        assert self._listing is not None, "not open"
+        return self._listing
+
+    def _known(self, listing: Listing, rows: Sequence[Row]) -> dict[int, int]:
+        return known(listing.refs, {(self._root, self._folder): rows})
+
+    def _knew(self, counts: Mapping[int, int]) -> None:
+        for shard in counts:
+            self.progress.known_count += self._count_done(shard)
+
+    def _count_done(self, shard: int) -> bool:
+        """Take a shard into the progress; False: it was there, counted by another run while this one did."""
+        if shard in self._done:
+            return False
+        listing, progress = self._opened(), self.progress
+        self._done.add(shard)
+        progress.done_count += 1
+        progress.done_bytes += listing.refs[shard].size_bytes
+        progress.sample_count += listing.counts[shard]
+        return True
 
 
-def _done(progress: Counting, listing: Listing, shard: int) -> None:
-    progress.done_count += 1
-    progress.done_bytes += listing.refs[shard].size_bytes
-    progress.sample_count += listing.counts[shard]
+class _Saving:
+    """When it is time to save, for the one who asks first."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+        self._busy = False
+
+    def due(self) -> bool:
+        """Whether to save now; if so, say ``over`` afterwards."""
+        if self._busy or time.monotonic() - self._last_s <= _SAVE_EVERY_S:
+            return False
+        self._busy = True
+        return True
+
+    def over(self) -> None:
+        """It was tried."""
+        self._busy, self._last_s = False, time.monotonic()
 
 
-def _file(listing: Listing, folder: str) -> bytes:
-    return render(_row(listing.refs[shard], folder, count) for shard, count in listing.counts.items())
+def _rows(refs: Sequence[ObjectRef], counts: Mapping[int, int], folder: str) -> dict[str, Row]:
+    found = (Row(refs[n].key.removeprefix(folder), refs[n].size_bytes, refs[n].etag, c) for n, c in counts.items())
+    return {row.key: row for row in found}
 
 
-def _row(ref: ObjectRef, folder: str, sample_count: int) -> Row:
-    return Row(ref.key.removeprefix(folder), ref.size_bytes, ref.etag, sample_count)
+def _no_index(url: str, reason: str) -> BadRequest:
+    return BadRequest(reason, object=url, hint="name another file, or remove this one")

@@ -90,7 +90,9 @@ class FeedService:
                 hosted = self._sessions.add(opened, spec)
         except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
             await abort(context, as_feedd_error(error, "opening a session"))
-        _log.info("session opened", session=hosted.id[:8], client=request.client_version, urls=list(spec.urls[:3]))
+        told = {"steps": hosted.feed.info.steps, "left_out": hosted.feed.info.left_out}
+        about = {"client": request.client_version, "urls": list(spec.urls[:3])}
+        _log.info("session opened", session=hosted.id[:8], **about, **told)
         return self._response(hosted)
 
     async def _open_backend(self, spec: OpenSpec) -> FeedSession:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import stat
 import threading
@@ -88,20 +89,53 @@ class LocalStore:
             raise _translate(error, path) from error
 
 
-def write_file(path: str, data: bytes) -> None:
-    """Make or replace a file at once: nobody sees half of it. Blocks.
+def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
+    """Make or replace a file at once: nobody sees half of it. Blocks. Return what is there then.
+
+    Args:
+        path: absolute.
+        data: all of it.
+        over: etag of the version it takes the place of, empty: of none; None: whatever is there.
 
     Raises:
+        ObjectChanged: another version is there, or one at all.
         NotFound, PermissionDenied, StoreUnavailable: it cannot be written.
     """
-    draft = f"{path}.{os.getpid()}.new"
+    draft = f"{path}.{os.getpid()}.{threading.get_ident()}.new"  # nobody else's
     try:
         Path(draft).write_bytes(data)
-        Path(draft).replace(path)
+        with contextlib.nullcontext() if over is None else _folder_held(Path(path).parent):
+            if over is not None:
+                _check_is(path, over)
+            Path(draft).replace(path)
+            return _head(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            Path(draft).unlink()
         raise _translate(error, path) from error
+    finally:
+        with contextlib.suppress(OSError):  # where it took its place it is gone
+            Path(draft).unlink()
+
+
+@contextlib.contextmanager
+def _folder_held(folder: Path) -> Iterator[None]:
+    """Let nobody else who asks hold a folder; file systems that cannot, some over a network, let everybody."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_is(path: str, etag: str) -> None:
+    try:
+        got = _head(path).etag
+    except FileNotFoundError:
+        got = ""
+    if got != etag:
+        message = f"expected version {etag or 'none'}, got {got or 'none'}"
+        raise ObjectChanged(message, object=path, hint=CHANGED_HINT, stage="source")
 
 
 def _translate(error: OSError, path: str) -> FeeddError:

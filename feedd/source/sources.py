@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.retry import RetryPolicy
-from feedd.plan.counts import is_index
+from feedd.plan.beside import is_beside
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore, write_file
@@ -39,11 +39,11 @@ class Resolved:
 
     Attributes:
         refs: the data.
-        indexes: index objects that lie among it (``plan.counts``).
+        beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
     """
 
     refs: tuple[ObjectRef, ...]
-    indexes: tuple[ObjectRef, ...]
+    beside: tuple[ObjectRef, ...]
 
 
 class Sources:
@@ -125,31 +125,46 @@ class Sources:
             PermissionDenied, StoreUnavailable: as the store answered.
         """
         found: list[ObjectRef] = []
-        indexes: dict[ObjectRef, None] = {}
+        beside: dict[ObjectRef, None] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
             for ref in await (self._manifest(location) if location.manifest else self._plain(location)):
-                if is_index(ref.key) and ref.key != location.key:
-                    indexes[ref] = None
+                if is_beside(ref.key) and ref.key != location.key:
+                    beside[ref] = None
                 else:
                     found.append(ref)
-        if not found and indexes:
+        if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(indexes))
+        return Resolved(tuple(found), tuple(beside))
 
-    async def put(self, url: str, data: bytes) -> None:
-        """Make or replace one object, or file.
+    async def head(self, url: str) -> ObjectRef:
+        """Return the current version of one object, or file.
 
         Raises:
             BadRequest: malformed URL.
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        location = parse_url(url)
+        return await self.store(location.root).head(location.key)
+
+    async def put(self, url: str, data: bytes, over: str | None = None) -> ObjectRef:
+        """Make or replace one object, or file; return what is there then.
+
+        Args:
+            url: of the object.
+            data: all of it.
+            over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+
+        Raises:
+            BadRequest: malformed URL.
+            ObjectChanged: another version is there, or one at all. It may be this one, when an answer was lost.
             PermissionDenied, NotFound, StoreUnavailable: as the store answered.
         """
         location = parse_url(url)
         if location.root == FILE_ROOT:
-            await asyncio.to_thread(write_file, location.key, data)
-            return
+            return await asyncio.to_thread(write_file, location.key, data, over)
         store = S3Store(location.bucket, self._options)
         try:
-            await self._retried(store, store).ask(lambda: store.put(location.key, data))
+            return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
         finally:
             await store.close()
 

@@ -251,6 +251,8 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
     )
     if info.steps is not None:
         response.steps = info.steps
+    if info.left_out is not None:
+        response.left_out_samples = info.left_out
     return response
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from feedd.bench.harness import Arm, Row, interleave, run_arm
 from feedd.bench.report import Column, Result
 from feedd.cache import layout
-from feedd.cache.durability import boot_id
-from feedd.cache.journal import Journal, Record, record_of
+from feedd.cache.ondisk.durability import boot_id
+from feedd.cache.ondisk.journal import Journal, Record, record_of
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

@@ -49,6 +49,8 @@ def _measure(plan: Plan, name: str, what: str, step_s: float) -> Result:
         *_renamed(peers, persistent=False),
         *_renamed(peers, " kept", persistent=True),
         *_renamed([plan.feedd_arm(**settings)], persistent=False),
+        *_renamed([plan.feedd_arm(**settings)], " in workers", persistent=False, torch_workers=WORKERS),
+        *_renamed([plan.feedd_arm(**settings)], " in workers, kept", persistent=True, torch_workers=WORKERS),
     ]
 
     def once(arm: Arm, round_index: int) -> Row:
@@ -78,7 +80,10 @@ def _measure(plan: Plan, name: str, what: str, step_s: float) -> Result:
             " as they come; its mean step is then the time a batch takes."
         ),
         f"Peers: {WORKERS} torch workers, new ones for each epoch, torch's default, or kept (persistent_workers).",
-        "feedd has no torch workers; its trainer iterates the dataset anew, and its daemon stays.",
+        (
+            "feedd: its trainer iterates the dataset anew, and its daemon stays; it needs no torch workers, but works"
+            f" with them: {WORKERS}, new ones for each epoch, or kept."
+        ),
     ]
     return result
 

@@ -10,7 +10,7 @@ import pytest
 from botocore.session import get_session
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from feedd.errors import NotFound
+from feedd.errors import NotFound, ObjectChanged
 from feedd.source.checksums import ALGORITHMS
 from feedd.source.options import SourceOptions
 from feedd.source.s3.direct.store import DirectStore
@@ -91,6 +91,24 @@ async def test_composite_with_unknown_parts(bed: Bed, sdk: Any, kind: str) -> No
     told = sdk.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
     assert told.get("ChecksumType", "") == kind
     assert await bed.store.checksum(await bed.store.head(key)) is None
+
+
+async def test_only_the_version_that_was_meant_is_replaced(sdk: Any) -> None:
+    """A PUT over a version that is not there any more, or over none where there is one, changes nothing."""
+    bucket = f"b-{uuid.uuid4().hex}"
+    sdk.create_bucket(Bucket=bucket)
+    store = S3Store(bucket, SourceOptions())
+    first = await store.put("key", b"first", "")
+    assert first == await store.head("key")
+    for over in ("", "0" * 32):
+        with pytest.raises(ObjectChanged):
+            await store.put("key", b"other", over)
+    with pytest.raises(NotFound):
+        await store.put("elsewhere", b"other", first.etag)
+    second = await store.put("key", b"second", first.etag)
+    assert second == await store.head("key")
+    assert (await store.put("key", b"whatever")).size_bytes == 8
+    await store.close()
 
 
 async def test_missing_bucket(bed: Bed) -> None:

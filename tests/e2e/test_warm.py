@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.bench.server import faults
-from feedd.cache.inspect import scan
+from feedd.cache.ondisk.inspect import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

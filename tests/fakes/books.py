@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from feedd.cache.index import CacheIndex, Claim
+from feedd.cache.policy.index import CacheIndex, Claim
 from feedd.cache.prefetcher import Prefetcher
 from feedd.cache.tally import Tally
 from tests.fakes.tally import TallyRecorder
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from feedd.cache.fills import Fills
-    from feedd.cache.order import Entry
-    from feedd.cache.quota import Quotas
+    from feedd.cache.policy.order import Entry
+    from feedd.cache.policy.quota import Quotas
     from feedd.protocols import ShardCache
     from feedd.values import ObjectRef
 

@@ -215,12 +215,9 @@ class FakeFeed(stubs.FeedServicer):
         def gone() -> bool:
             return session.closed or session.turn != turn or not context.is_active()
 
-        def ready() -> bool:
-            return session.credits > 0 or gone()
-
         with self.lock:
             if wait:
-                self.lock.wait_for(ready, 30)
+                self.lock.wait_for(lambda: session.credits > 0 or gone(), 30)
             if session.credits < 1 or gone():
                 return False
             session.credits -= 1

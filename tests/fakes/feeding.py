@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.health import HealthOptions
+from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.options import CacheOptions
-from feedd.cache.probe import try_directory
+from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.clock import SystemClock

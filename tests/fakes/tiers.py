@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.health import HealthOptions
 from feedd.cache.joint import JointGauges
-from feedd.cache.probe import try_directory
+from feedd.cache.ondisk.probe import try_directory
+from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.metrics import CACHE_BYTES, CACHE_DISK_STATE, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import files, layout
+from feedd.cache import layout
 from feedd.cache.disk import DiskCache
+from feedd.cache.ondisk import files
 from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable, StoreUnavailable

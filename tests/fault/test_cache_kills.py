@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout, looking
+from feedd.cache import layout
+from feedd.cache.ondisk import looking
 from feedd.cache.place import Depth, Finding
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import MemoryFetcher, until

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.cache import files
 from feedd.cache.disk import MemoryCache
+from feedd.cache.ondisk import files
 from feedd.config import machine
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED, CACHE_DISK_STATE, CACHE_ERRORS

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.bench.server.server import S3Server
-from feedd.cache import inspect
 from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.lock import DirectoryLock
+from feedd.cache.ondisk import inspect
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
 from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
 from feedd.metrics import CACHE_ERRORS, CACHE_PINS, CACHE_RESERVED
@@ -114,7 +114,7 @@ async def test_case_40_power_loss_after_rename(rig: CacheRig, monkeypatch: pytes
     os.truncate(path, PAGE + 2 * MIB)
     os.truncate(path, PAGE + LARGE_BYTES)  # zeros where data was
     (path.parent / f".tmp-{'0' * 32}").write_bytes(b"half")
-    monkeypatch.setattr("feedd.cache.durability.boot_id", lambda: b"the next boot...")
+    monkeypatch.setattr("feedd.cache.ondisk.durability.boot_id", lambda: b"the next boot...")
     async with rig.open(ROOMY) as cache:
         assert not rig.temp_files()
         await served(rig, cache, [whole, torn])

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.cache import layout
-from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
-from feedd.cache.order import Entry, EntryState
-from feedd.cache.quota import Quotas
-from feedd.cache.room import NOT_NEEDED
+from feedd.cache.policy.index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.policy.order import Entry, EntryState
+from feedd.cache.policy.quota import Quotas
+from feedd.cache.policy.room import NOT_NEEDED
 from feedd.values import ObjectRef
 from tests.budget import budget
 

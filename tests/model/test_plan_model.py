@@ -125,6 +125,22 @@ def test_exactly_once(made: tuple[Run, list[Topology]], epoch: int) -> None:
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(run.truth) for i in range(count)]
 
 
+@settings(max_examples=budget(150), deadline=None)
+@given(made=runs((Uneven.DROP,)), epoch=st.integers(0, 2), fewer=st.integers(0, 3))
+def test_what_is_left_out_is_told(made: tuple[Run, list[Topology]], epoch: int, fewer: int) -> None:
+    """Each rank's figure is exactly what it would have got besides, had every rank ended with its samples."""
+    run, topologies = made
+    free = replace(run, uneven=Uneven.ALLOW, spec=replace(run.spec, steps=0))
+    steps = run.listing().steps(replace(run.spec, topology=topologies[0]), Uneven.DROP)
+    assert steps is not None
+    if steps > fewer:  # with fewer than there could be, as a user may ask for
+        run = replace(run, spec=replace(run.spec, steps=steps - fewer))
+    for topology in topologies:
+        got, could = (sum(len(rows.ordinal) for rows in one.walk(topology, Cursor(epoch))) for one in (run, free))
+        assert run.reader(topology, run.listing()).left_out() == could - got
+        assert free.reader(topology, free.listing()).left_out() == 0
+
+
 @settings(max_examples=budget(100), deadline=None)
 @given(made=runs(tuple(Uneven)[:5]), data=st.data())
 def test_restored_at_every_step(made: tuple[Run, list[Topology]], data: st.DataObject) -> None:

@@ -156,7 +156,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[TensorSpec.Kind, str]] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., ndim: _Optional[int] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id", "uneven")
+    __slots__ = ("version", "session_id", "specs", "fingerprint", "shard_count", "assigned_shard_count", "assigned_bytes", "steps", "arena", "slot_count", "daemon_id", "uneven", "left_out_samples")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SPECS_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class OpenResponse(_message.Message):
     SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
     DAEMON_ID_FIELD_NUMBER: _ClassVar[int]
     UNEVEN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     session_id: str
     specs: _containers.RepeatedCompositeFieldContainer[TensorSpec]
@@ -181,7 +182,8 @@ class OpenResponse(_message.Message):
     slot_count: int
     daemon_id: str
     uneven: str
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ..., uneven: _Optional[str] = ...) -> None: ...
+    left_out_samples: int
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., session_id: _Optional[str] = ..., specs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., fingerprint: _Optional[bytes] = ..., shard_count: _Optional[int] = ..., assigned_shard_count: _Optional[int] = ..., assigned_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., arena: _Optional[_Union[ArenaInfo, _Mapping]] = ..., slot_count: _Optional[int] = ..., daemon_id: _Optional[str] = ..., uneven: _Optional[str] = ..., left_out_samples: _Optional[int] = ...) -> None: ...
 
 class ArenaInfo(_message.Message):
     __slots__ = ("socket_path", "token", "size_bytes", "slot_bytes")

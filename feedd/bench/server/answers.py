@@ -114,8 +114,7 @@ class Answers:
             case "LOCATION":
                 reply.body = f"{_XML}<LocationConstraint></LocationConstraint>".encode()
             case "PUT":
-                stored = self._objects.put(request.bucket, request.key, request.body)
-                reply.headers["ETag"] = f'"{stored.etag}"'
+                reply = self._put(request)
             case "SESSION":
                 reply = self._session()
             case "DELETE":
@@ -128,6 +127,17 @@ class Answers:
             case _:
                 reply = _error(405, "MethodNotAllowed", request)
         return reply
+
+    def _put(self, request: Request) -> Reply:
+        there = self._objects.find(request.bucket, request.key)
+        wanted = request.headers.get("if-match")
+        if wanted is not None and there is None:
+            return _error(404, "NoSuchKey", request)
+        other = wanted is not None and there is not None and wanted.strip('"') != there.etag
+        if other or (there is not None and request.headers.get("if-none-match") == "*"):
+            return _error(412, "PreconditionFailed", request)
+        stored = self._objects.put(request.bucket, request.key, request.body)
+        return Reply(headers={"ETag": f'"{stored.etag}"'})
 
     def _session(self) -> Reply:
         """Open a session with a directory bucket: the next key of a row."""

@@ -39,7 +39,7 @@ _DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "A
 _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "401", "InvalidClientTokenId"})
 _THROTTLED = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
 _TRANSIENT = frozenset({"RequestTimeout", "InternalError", "BandwidthLimitExceeded"})
-_CHANGED = frozenset({"PreconditionFailed", "412", "InvalidRange", "416"})
+_CHANGED = frozenset({"PreconditionFailed", "412", "InvalidRange", "416", "ConditionalRequestConflict"})
 MOVED = frozenset(
     {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"}
     | {"IllegalLocationConstraintException"}
@@ -83,7 +83,7 @@ class Asked:
     """What was being done when a foreign exception came.
 
     Attributes:
-        op: ``list``, ``head`` or ``read``.
+        op: ``list``, ``head``, ``read`` or ``write``.
         url: object or prefix.
         endpoint: the store's address as configured, or ``AWS``.
         etag: version wanted; empty where any.
@@ -175,7 +175,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
         return PermissionDenied(f"expected access, got {said}", hint=_grant(error, code, asked), **where)
     if code in _CHANGED:
         got = headers.get("etag", "").strip('"') or "another"
-        return ObjectChanged(f"expected etag {asked.etag}, got {got} ({said})", hint=CHANGED_HINT, **where)
+        return ObjectChanged(f"expected etag {asked.etag or 'none'}, got {got} ({said})", hint=CHANGED_HINT, **where)
     if code in _THROTTLED or status in {429, 503}:
         return Throttled(f"expected an answer, got {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:

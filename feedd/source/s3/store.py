@@ -6,12 +6,14 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable
 from feedd.source.hints import CHANGED_HINT
 from feedd.source.s3.answer import RangeHead, answered_by, check_head, plain_etag
 from feedd.source.s3.checksums import S3Checksums
 from feedd.source.s3.client import S3Clients
-from feedd.source.s3.errors import Asked
+from feedd.source.s3.errors import Asked, code_of
 from feedd.source.s3.listing import list_pages
 from feedd.values import ObjectRef, ReadProgress
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from feedd.source.options import SourceOptions
     from feedd.values import ByteRange, ObjectChecksum
+
+_log = structlog.get_logger(__name__)
 
 
 class S3Store:
@@ -112,17 +116,40 @@ class S3Store:
         except ObjectChanged as changed:
             raise await self.explained(changed, ref) from changed.__cause__
 
-    async def put(self, key: str, data: bytes) -> None:
-        """Make or replace one object.
+    async def put(self, key: str, data: bytes, over: str | None = None) -> ObjectRef:
+        """Make or replace one object; return what is there then.
+
+        A store that knows no conditional PUT is asked without condition, with a word in the log.
+
+        Args:
+            key: of the object.
+            data: all of it.
+            over: etag of the version it takes the place of, empty: of none; None: whatever is there.
 
         Raises:
+            ObjectChanged: another version is there, or one at all.
             PermissionDenied, NotFound, StoreUnavailable: as S3 answered.
         """
+        asked = self.asked("write", key, over or "")
+        try:
+            return await self._put(key, data, asked, _condition(over))
+        except StoreUnavailable as error:
+            if over is None or error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
+                raise
+            _log.warning(
+                "the store knows no conditional PUT: of two writers at once, one may be lost", object=asked.url
+            )
+            return await self._put(key, data, asked, {})
 
-        async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
-            await client.put_object(Bucket=self._bucket, Key=key, Body=data, **self._payer)
+    async def _put(self, key: str, data: bytes, asked: Asked, condition: Mapping[str, str]) -> ObjectRef:
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            answer: Mapping[str, Any] = await client.put_object(
+                Bucket=self._bucket, Key=key, Body=data, **condition, **self._payer
+            )
+            return answer
 
-        await self.clients.call(ask, self.asked("write", key), self._limits.whole_deadline_s(len(data)))
+        answer = await self.clients.call(ask, asked, self._limits.whole_deadline_s(len(data)))
+        return ObjectRef(self.root, key, len(data), plain_etag(str(answer.get("ETag", "")), asked))
 
     async def close(self) -> None:
         """Close connections; idempotent."""
@@ -147,6 +174,12 @@ class S3Store:
             return BadResponse(message, object=ref.url, stage="source")
         said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
         return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
+
+
+def _condition(over: str | None) -> dict[str, str]:
+    if over is None:
+        return {}
+    return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
 
 
 async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches

@@ -6,6 +6,8 @@ import multiprocessing
 import time
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from feedd_client import FeedDataset, Shuffle
 from tests.bench.arms import daemon
 from tests.bench.arms.consume import Pair, consume, read_settings
@@ -67,7 +69,10 @@ def main() -> None:
         daemon_start_s = time.perf_counter() - begin_s
         if settings["cache"] == "warm":
             _earlier_trainer(settings, address)
-        consume(make_dataset(settings, address), to_pair, settings, daemon_start_s=daemon_start_s)
+        dataset: Any = make_dataset(settings, address)
+        if settings.get("torch_workers"):  # needless, and what a training script that had a DataLoader goes on doing
+            dataset = DataLoader(dataset, batch_size=None, num_workers=settings["torch_workers"])
+        consume(dataset, to_pair, settings, daemon_start_s=daemon_start_s)
 
 
 if __name__ == "__main__":

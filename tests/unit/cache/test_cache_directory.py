@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import boot, inspect, layout
+from feedd.cache import layout
 from feedd.cache.disk import DiskCache
-from feedd.cache.durability import RunLedger
-from feedd.cache.lock import DirectoryLock
+from feedd.cache.ondisk import boot, inspect
+from feedd.cache.ondisk.durability import RunLedger
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
 from feedd.cache.place import Depth
 from feedd.clock import SystemClock
@@ -232,7 +233,7 @@ async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: 
     refs = rig.shards(4)
 
     def next_boot(number: int) -> None:
-        monkeypatch.setattr("feedd.cache.durability.boot_id", lambda: bytes([number]) * 16)
+        monkeypatch.setattr("feedd.cache.ondisk.durability.boot_id", lambda: bytes([number]) * 16)
 
     next_boot(1)
     async with rig.open() as cache:

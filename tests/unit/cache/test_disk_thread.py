@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from feedd.cache.disk_thread import DiskThread
+from feedd.cache.ondisk.disk_thread import DiskThread
 
 
 async def test_changes_run_in_the_order_handed_over() -> None:

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from feedd.cache import layout
-from feedd.cache.index import CacheIndex, Claim, FullNow, TooLarge
-from feedd.cache.order import Entry, EvictionOrder
-from feedd.cache.quota import Quotas, too_small
+from feedd.cache.policy.index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.policy.order import Entry, EvictionOrder
+from feedd.cache.policy.quota import Quotas, too_small
 from feedd.values import ObjectRef
 
 PAGE = layout.PAGE_BYTES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache import layout
-from feedd.cache.spares import Spares
+from feedd.cache.ondisk.spares import Spares
 from tests.fakes.caches import PAGE, CacheRig
 from tests.fakes.fetchers import until
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from feedd.cache.placement import Tier
+    from feedd.cache.policy.placement import Tier
     from feedd.cache.tiers import TieredCache
     from feedd.values import ObjectRef
 

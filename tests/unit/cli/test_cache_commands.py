@@ -10,9 +10,9 @@ import pytest
 import uvloop
 
 from feedd.cache.disk import DiskCache
-from feedd.cache.lock import DirectoryLock
-from feedd.cache.match import matches
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
+from feedd.cache.policy.match import matches
 from feedd.clock import SystemClock
 from feedd.observe.recorder import NullRecorder
 from tests.fakes.fetchers import MemoryFetcher

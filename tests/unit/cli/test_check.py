@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.lock import DirectoryLock
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.cli.machine import Finding, Verdict, examine
 from feedd.config import load, options

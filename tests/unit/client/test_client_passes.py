@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from feedd_client import BadOptionError, Ragged, Shuffle
+from feedd_client import BadOptionError, Ragged, Shuffle, Topology
 from tests.fakes.feed_client import BATCH_SIZE, check_rich, ids
 
 if TYPE_CHECKING:
@@ -82,6 +82,38 @@ def test_a_break_starts_the_same_epoch_again_and_a_full_pass_the_next(bench: Ben
     firsts.append(ids(next(iter(list(dataset))))[0])
     assert firsts == [0, EPOCH, 7 * EPOCH]
     assert [start.next.epoch for start in server.starts] == [0, 0, 1, 7]
+
+
+@pytest.mark.parametrize("batch_size", [BATCH_SIZE, None])
+def test_a_trainer_that_goes_by_len_comes_to_the_next_epoch(bench: Bench, batch_size: int | None) -> None:
+    """Where steps are known, the last one completes the epoch, for the next pass and for the state saved then."""
+    dataset = bench.dataset(bench.server(steps=3, tell_steps=True), batch_size=batch_size)
+    count = len([*dataset])
+    for epoch in range(1, 4):
+        batches = iter(dataset)
+        for _ in range(count - 1):
+            last = next(batches)
+            assert dataset.state_dict()["epoch"] == epoch
+        last = next(batches)
+        assert int(torch.as_tensor(last["cls"]).flatten()[0]) // EPOCH == epoch
+        state = dataset.state_dict()
+        assert (state["epoch"], state["step"], state["row"]) == (epoch + 1, 0, 0)
+    fresh = bench.dataset(bench.server(steps=3, tell_steps=True), batch_size=batch_size)
+    fresh.load_state_dict(state)
+    assert len([*fresh]) == count
+    assert fresh.state_dict()["epoch"] == 5
+
+
+def test_ranks_that_end_apart_ask_for_the_end(bench: Bench) -> None:
+    """With ``uneven="allow"`` a rank that has taken its last batch stays in the epoch: others may have more."""
+    topology = Topology(rank=0, world_size=2, local_rank=0, local_world_size=2)
+    dataset = bench.dataset(bench.server(steps=3, tell_steps=True), uneven="allow", topology=topology)
+    batches = iter(dataset)
+    for _ in range(3):
+        next(batches)
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (0, 3)
+    assert next(batches, None) is None
+    assert (dataset.state_dict()["epoch"], dataset.state_dict()["step"]) == (1, 0)
 
 
 def test_two_passes_at_once_do_not_disturb_each_other(bench: Bench) -> None:

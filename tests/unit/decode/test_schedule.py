@@ -32,6 +32,22 @@ def test_chunks_go_out_in_order_and_to_the_least_busy() -> None:
     assert schedule.holders(second) == [1]
 
 
+def test_streams_take_turns_call_by_call() -> None:
+    """However much one stream asked for before, another's first call comes second; each stream's are in order."""
+    schedule = Schedule()
+    greedy, late, urgent = [Call(1) for _ in range(3)], [Call(2) for _ in range(2)], Call(0)
+    for call in (*greedy, *late, urgent):
+        schedule.submit(call, 4, 2)
+    schedule.join(0)
+    order = []
+    while (pair := schedule.assign()) is not None:
+        order.append(pair[1])
+        schedule.finish(0)
+    calls = [greedy[0], late[0], urgent, greedy[1], late[1], greedy[2]]
+    assert [chunk.call for chunk in order] == [call for call in calls for _ in range(2)]
+    assert [chunk.rows for chunk in order] == [range(2), range(2, 4)] * 6
+
+
 def test_a_death_is_blamed_on_the_running_chunk_only() -> None:
     """The running chunk comes back row by row, suspect; the one that waited comes back whole; both before others."""
     schedule, call = Schedule(), Call()

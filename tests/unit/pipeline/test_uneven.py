@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadRequest, ObjectChanged, Unsupported
+from feedd.metrics import PIPELINE_LEFT_OUT
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import URL, Feeding, batches, feeding, rank
 
@@ -54,7 +55,7 @@ async def test_auto_drops_where_counts_are_known(tmp_path: Path) -> None:
     async with feeding(tmp_path / "counted") as rig:
         rig.store.numbers(5, 6, 7)
         listing = await rig.pipeline.shelf.listing((URL,), lambda _: True)
-        listing.index({0: 5, 1: 6, 2: 7})
+        listing.tell({0: 5, 1: 6, 2: 7}, {}, ())
         session = await rig.open(uneven="auto", topology=rank(1, 2))
         assert (session.info.uneven, session.info.steps) == ("drop", 2)
 
@@ -80,6 +81,35 @@ async def test_dropping_and_padding(tmp_path: Path) -> None:
         assert len([number for number, again in marked if not again]) == 18
         assert sorted(number for number, again in marked if not again) == sorted({number for number, _ in marked})
         assert [again for _, again in marked].count(True) == 6
+
+
+async def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    """20 samples in steps of 8: rank 0 would have had 4 more; counted at the end of each epoch, once per rank."""
+    async with feeding(tmp_path) as rig:
+        await _counted(rig, 5, 6, 9)
+        dropped = [await rig.open(uneven="drop", topology=rank(number, 2)) for number in range(2)]
+        assert [session.info.left_out for session in dropped] == [4, 0]
+        assert rig.recorder.total(PIPELINE_LEFT_OUT) == 0
+        taken = [number for session in dropped for batch in await _numbers(session) for number in batch]
+        assert rig.recorder.total(PIPELINE_LEFT_OUT) == 20 - len(taken) == 4
+        await _numbers(dropped[0], Cursor(1, 1))  # from the middle on: its end is one as well
+        assert rig.recorder.total(PIPELINE_LEFT_OUT) == 8
+        workers = [await rig.open(uneven="drop", consumer_count=2, consumer_index=index) for index in range(2)]
+        assert [session.info.left_out for session in workers] == [0, 0]  # one rank: 5 steps of 4 are all there is
+        workers = [await rig.open(uneven="drop", steps=4, consumer_count=2, consumer_index=n) for n in range(2)]
+        assert [session.info.left_out for session in workers] == [4, 0]  # the first tells for the rank
+        others = [await rig.open(uneven=uneven, topology=rank(0, 2)) for uneven in ("pad", "repeat", "join", "allow")]
+        assert [session.info.left_out for session in others] == [0, 0, 0, 0]
+
+
+async def test_what_is_left_out_may_not_be_known(tmp_path: Path) -> None:
+    """With steps= and no counts nobody knows what else there is."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(5, 6, 9)
+        session = await rig.open(uneven="drop", steps=1, topology=rank(0, 2))
+        assert session.info.left_out is None
+        await batches(session)
+        assert rig.recorder.total(PIPELINE_LEFT_OUT) == 0
 
 
 async def test_bad_samples_take_their_marks_along(tmp_path: Path) -> None:

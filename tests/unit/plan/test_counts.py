@@ -50,6 +50,12 @@ def test_damage_is_a_value_error(change: dict[str, object]) -> None:
         parse(json.dumps(good | change).encode())
 
 
+def test_depth_is_a_value_error() -> None:
+    """A file nested beyond what can be read is refused as any other."""
+    with pytest.raises(ValueError, match="expected an index, got maximum recursion"):
+        parse(b'{"x": ' + b"[" * 100_000)
+
+
 def test_only_the_very_object_counts() -> None:
     """A shard that was replaced, is of another size or lies elsewhere is not known."""
     refs = [ObjectRef("s3://b", f"train/{key}", 10, "x") for key in ("a", "b", "c", "sub/a", "d")]

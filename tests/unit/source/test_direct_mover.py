@@ -14,7 +14,8 @@ import pytest
 
 from feedd.flow.mapping import FileMapping, FilePlace, file_of
 from feedd.source.s3.direct.body import Files, MemoryBody
-from feedd.source.s3.direct.mover import Move, Mover, Movers
+from feedd.source.s3.direct.move import Move, SplicedMove
+from feedd.source.s3.direct.mover import Mover, Movers
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ class Rig:
         self.over = threading.Event()
 
     def move(self, size: int = SIZE, at: int = 4096) -> Move:
-        move = Move(self.near.fileno(), FilePlace(self.file, at, None), size, self.progress, lambda _: self.over.set())
+        move = SplicedMove(
+            self.near.fileno(), FilePlace(self.file, at, None), size, self.progress, lambda _: self.over.set()
+        )
         self.mover.add(move)
         return move
 
@@ -105,7 +108,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     """An error of the file is told apart from one of the socket, and the next body is not disturbed by it."""
     readonly = os.open(tmp_path / "file", os.O_RDONLY)
     failed = threading.Event()
-    bad = Move(rig.near.fileno(), FilePlace(readonly, 0, None), SIZE, ReadProgress(), lambda _: failed.set())
+    bad = SplicedMove(rig.near.fileno(), FilePlace(readonly, 0, None), SIZE, ReadProgress(), lambda _: failed.set())
     rig.mover.add(bad)
     rig.send(DATA[:300_000])
     assert failed.wait(20)
@@ -114,7 +117,9 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        rig.mover.add(Move(near.fileno(), FilePlace(rig.file, 0, None), 1000, rig.progress, lambda _: rig.over.set()))
+        rig.mover.add(
+            SplicedMove(near.fileno(), FilePlace(rig.file, 0, None), 1000, rig.progress, lambda _: rig.over.set())
+        )
         far.sendall(DATA[:1000])
         assert rig.ended()
     assert os.pread(rig.file, 1000, 0) == DATA[:1000]
@@ -140,7 +145,9 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
         near.setblocking(False)
         far.setblocking(False)
         mover.add(
-            Move(near.fileno(), FilePlace(file, index * SIZE, None), SIZE, ReadProgress(), lambda _: done.release())
+            SplicedMove(
+                near.fileno(), FilePlace(file, index * SIZE, None), SIZE, ReadProgress(), lambda _: done.release()
+            )
         )
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(30):

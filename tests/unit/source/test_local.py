@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadResponse, NotFound, ObjectChanged
-from feedd.source.local import LocalStore
+from feedd.source.local import LocalStore, write_file
 from feedd.values import ByteRange, ObjectRef
 
 if TYPE_CHECKING:
@@ -82,3 +82,21 @@ async def test_directory_is_no_object(store: LocalStore, tmp_path: Path) -> None
         await store.read_into(
             ObjectRef("file://", str(tmp_path / "none"), 1, "e"), ByteRange(0, 1), memoryview(bytearray(1))
         )
+
+
+def test_only_the_version_that_was_meant_is_replaced(tmp_path: Path) -> None:
+    """A file that came, went or changed meanwhile stays as it is, and no draft is left."""
+    path = str(tmp_path / "file")
+    with pytest.raises(ObjectChanged, match="expected version 1-2-3, got none"):
+        write_file(path, b"x", "1-2-3")
+    first = write_file(path, b"first", "")
+    with pytest.raises(ObjectChanged, match="expected version none, got"):
+        write_file(path, b"x", "")
+    second = write_file(path, b"second", first.etag)
+    with pytest.raises(ObjectChanged):
+        write_file(path, b"x", first.etag)
+    assert (first.size_bytes, second.size_bytes) == (5, 6)
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"second")]
+    write_file(path, b"whatever")
+    with pytest.raises(NotFound):
+        write_file(str(tmp_path / "nowhere" / "file"), b"x", "")

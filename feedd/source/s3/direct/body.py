@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from feedd.errors import CacheUnavailable
-from feedd.flow.mapping import FilePlace, file_of
-from feedd.source.s3.direct.mover import Move, Mover, Movers
+from feedd.flow.mapping import file_of
+from feedd.source.s3.direct.move import DecryptedMove, SplicedMove
+from feedd.source.s3.direct.tunnel import Tunnel
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from feedd.flow.mapping import FilePlace
+    from feedd.source.s3.direct.move import Move
+    from feedd.source.s3.direct.mover import Mover, Movers
     from feedd.values import ReadProgress
 
-_BUFFER_BYTES = 256 << 10
 _WORTH_IT_BYTES = 256 << 10  # below that a turn through another thread costs more than it saves
 
 
@@ -57,40 +59,6 @@ class MemoryBody:
         """Nothing to stop."""
 
 
-class WrittenBody:
-    """Decrypted into a buffer and written to the target's file: whole pages, that need not be cleared first.
-
-    The buffer is shared by all connections of a pool, and stays in the processor's cache: a protocol is asked for
-    its buffer and told what is in it in one turn of the loop.
-    """
-
-    def __init__(self, buffer: memoryview, place: FilePlace, size_bytes: int, progress: ReadProgress) -> None:
-        self._buffer = buffer
-        self._fd, self._start, self._landed = place
-        self._size_bytes = size_bytes
-        self._progress = progress
-
-    def buffer(self) -> memoryview:
-        """Return the buffer."""
-        return self._buffer[: self._size_bytes - self._progress.filled_bytes]
-
-    def received(self, size_bytes: int) -> None:
-        """Write that much of it; see ``Body.received``."""
-        at = self._start + self._progress.filled_bytes
-        done = 0
-        try:
-            while done < size_bytes:
-                done += os.pwrite(self._fd, self._buffer[done:size_bytes], at + done)
-        except OSError as error:
-            raise _unwritten(error) from error
-        if self._landed is not None:
-            self._landed(at, self._buffer[:size_bytes])
-        _count(self._progress, size_bytes)
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
-
 class MovedBody:
     """Moved from the transport's socket to the target's file by a thread; the transport is paused meanwhile.
 
@@ -100,16 +68,17 @@ class MovedBody:
 
     def __init__(
         self,
-        mover: Mover,
+        movers: Movers,
         transport: Any,  # noqa: ANN401 - of whichever loop: uvloop's are no asyncio.Transport
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Exception | None], object],
     ) -> None:
-        self._mover = mover
+        self._movers = movers
         self._transport = transport
         self._loop = loop
         self._ended = ended
         self._move: Move | None = None
+        self._mover: Mover | None = None
 
     def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress) -> None:
         """Hand what is left of the body to the thread.
@@ -118,7 +87,12 @@ class MovedBody:
             OSError: there are no descriptors for that; the transport goes on as it was.
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
-        self._move = Move(sock_fd, place, size_bytes, progress, self._over)
+        if isinstance(self._transport, Tunnel):
+            self._mover = self._movers.for_file(place.fd, decrypting=True)
+            self._move = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
+        else:
+            self._mover = self._movers.for_file(place.fd)
+            self._move = SplicedMove(sock_fd, place, size_bytes, progress, self._over)
         self._transport.pause_reading()
         self._mover.add(self._move)
 
@@ -132,7 +106,7 @@ class MovedBody:
 
     def stop(self) -> None:
         """End it here."""
-        if self._move is not None:
+        if self._move is not None and self._mover is not None:
             self._move.stop()
             self._mover.look()
 
@@ -149,16 +123,20 @@ class MovedBody:
         elif move.socket_error is not None:
             self._ended(move.socket_error)
         else:
-            self._transport.resume_reading()
             self._ended(None)
+            if not self._transport.is_closing():
+                self._transport.resume_reading()  # only now: what comes next is no part of the body
 
 
 class Files:
-    """Chooses each body's way: made once per pool, for plain connections with movers, for those with TLS without."""
+    """Chooses each body's way: made once per pool.
+
+    Args:
+        movers: threads for bodies that are large and go to a file; None: all go through memory.
+    """
 
     def __init__(self, movers: Movers | None) -> None:
         self._movers = movers
-        self._buffer = memoryview(b"") if movers else memoryview(bytearray(_BUFFER_BYTES))
 
     def body(
         self,
@@ -172,14 +150,13 @@ class Files:
         done = progress.filled_bytes
         if done:
             progress.first_byte_s = time.monotonic()
-        place = file_of(target) if target.nbytes >= _WORTH_IT_BYTES and done < target.nbytes else None
-        if place is None:
+        worth_it = target.nbytes >= _WORTH_IT_BYTES and done < target.nbytes
+        place = file_of(target) if worth_it and self._movers is not None else None
+        if place is None or self._movers is None:
             return MemoryBody(target, progress)
         if place.landed is not None and done:
             place.landed(place.at, target[:done])
-        if self._movers is None:
-            return WrittenBody(self._buffer, place, target.nbytes, progress)
-        moved = MovedBody(self._movers.for_file(place.fd), transport, loop, ended)
+        moved = MovedBody(self._movers, transport, loop, ended)
         try:
             moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)
         except OSError:  # no descriptor is left for a copy of the socket or the file: memory needs none

@@ -17,6 +17,7 @@ from feedd.source.once import Once
 from feedd.source.s3.direct.addresses import Addresses
 from feedd.source.s3.direct.body import Files
 from feedd.source.s3.direct.connection import Connection, StaleConnection
+from feedd.source.s3.direct.tunnel import RECEIVE_BYTES, Tunnel
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class ConnectionPool:
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
         self._closing: set[socket.socket] = set()  # of handshakes that were broken off
+        self._received = memoryview(bytearray(RECEIVE_BYTES if endpoint.tls else 0))
         self._closed = False
 
     def __repr__(self) -> str:
@@ -262,15 +264,15 @@ class ConnectionPool:
             raise
         self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
+        tunnel = endpoint.tls and Tunnel(endpoint.tls, endpoint.host, connection, self._received)
         try:
-            await self._loop.create_connection(
-                lambda: connection,
-                sock=sock,
-                ssl=endpoint.tls,
-                server_hostname=endpoint.host if endpoint.tls else None,
-            )
+            await self._loop.create_connection(lambda: tunnel or connection, sock=sock)
+            if tunnel:
+                await tunnel.shaken
         except BaseException:
-            connection.drop()  # broken off with the handshake just done, it would wait for the peer's farewell
+            connection.drop()
+            if tunnel:
+                tunnel.abort()  # with the handshake under way, the connection knows no transport
             raise
         finally:
             self._closing = {one for one in self._closing if one.fileno() >= 0}

@@ -191,10 +191,9 @@ class DirectStore:
         pool = self._pools.get(template.origin)
         if pool is None:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
-            if tls is None and self._movers is None:
+            if self._movers is None:
                 self._movers = Movers()
-            files = Files(self._movers if tls is None else None)
-            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, files)
+            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._movers))
         return pool
 
     def _hand_over(self, reason: str) -> None:

@@ -14,7 +14,8 @@ import fcntl
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from feedd.cache import files, layout
+from feedd.cache import layout
+from feedd.cache.ondisk import files
 from feedd.flow.mapping import FileMapping
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from feedd.cache import boot, files, layout, looking, trouble
-from feedd.cache.disk_thread import DiskThread
-from feedd.cache.journal import record_of
-from feedd.cache.lock import DirectoryLock
+from feedd.cache import layout, trouble
+from feedd.cache.ondisk import boot, files, looking
+from feedd.cache.ondisk.disk_thread import DiskThread
+from feedd.cache.ondisk.journal import record_of
+from feedd.cache.ondisk.lock import DirectoryLock
+from feedd.cache.ondisk.spares import Spares
 from feedd.cache.place import Draft, Names
-from feedd.cache.spares import Spares
 from feedd.errors import CacheUnavailable
 from feedd.values import ShardFile
 

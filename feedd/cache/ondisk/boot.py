@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from feedd.cache import files, layout, trouble
-from feedd.cache.durability import RunLedger
-from feedd.cache.index import CacheIndex
-from feedd.cache.journal import Journal, Record
+from feedd.cache import layout, trouble
+from feedd.cache.ondisk import files
+from feedd.cache.ondisk.durability import RunLedger
+from feedd.cache.ondisk.journal import Journal, Record
 from feedd.cache.place import Opened, Stray
-from feedd.cache.quota import Quotas
+from feedd.cache.policy.index import CacheIndex
+from feedd.cache.policy.quota import Quotas
 from feedd.errors import CacheUnavailable
 from feedd.units import format_size
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from feedd.cache.lock import DirectoryLock
+    from feedd.cache.ondisk.lock import DirectoryLock
     from feedd.cache.options import CacheOptions
     from feedd.values import ObjectRef
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import layout
-from feedd.cache.order import Entry, EntryState
-from feedd.cache.quota import NO_GROUP
-from feedd.cache.room import Room, TooLarge
+from feedd.cache.policy.order import Entry, EntryState
+from feedd.cache.policy.quota import NO_GROUP
+from feedd.cache.policy.room import Room, TooLarge
 
 __all__ = ["CacheIndex", "Claim", "FullNow", "TooLarge"]
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from feedd.cache.quota import Quotas
+    from feedd.cache.policy.quota import Quotas
     from feedd.values import ObjectRef
 
 

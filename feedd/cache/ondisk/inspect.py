@@ -6,9 +6,10 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from feedd.cache import files, trouble
-from feedd.cache.durability import RunLedger
-from feedd.cache.lock import DirectoryLock
+from feedd.cache import trouble
+from feedd.cache.ondisk import files
+from feedd.cache.ondisk.durability import RunLedger
+from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.report import CacheEntry
 
 if TYPE_CHECKING:

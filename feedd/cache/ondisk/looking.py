@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from awscrt.checksums import crc32c
 
-from feedd.cache import files, layout, trouble
+from feedd.cache import layout, trouble
+from feedd.cache.ondisk import files
 from feedd.cache.place import Depth, Finding
 from feedd.units import MIB
 

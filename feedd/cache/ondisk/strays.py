@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from feedd.cache.index import CacheIndex, TooLarge
     from feedd.cache.place import Place, Stray
+    from feedd.cache.policy.index import CacheIndex, TooLarge
     from feedd.cache.tally import Tally
     from feedd.values import ObjectRef
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import layout
-from feedd.cache.order import EvictionOrder
-from feedd.cache.quota import NO_GROUP, Quotas
+from feedd.cache.policy.order import EvictionOrder
+from feedd.cache.policy.quota import NO_GROUP, Quotas
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from feedd.cache.order import Entry
+    from feedd.cache.policy.order import Entry
     from feedd.values import ObjectRef
 
 

@@ -1,0 +1,179 @@
+"""Opening sessions: the request, the deadline, the retries."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
+from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.errors import BadRequestError, DaemonVersionError, Draining, FeedError, ResourceError
+from feedd_client.session import CLOSE_TIMEOUT_S, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd_client.options import FeedOptions
+    from feedd_client.topology import Topology
+    from feedd_client.transport import Endpoint
+
+_log: Final = logging.getLogger("feedd_client")
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Which part of the dataset this iterator takes: a rank's stream, split by DataLoader workers."""
+
+    topology: Topology
+    count: int = 1
+    index: int = 0
+
+    def first_step(self, step: int) -> int:
+        """Return the first step at or after ``step`` that is this consumer's."""
+        return step + (self.index - step) % self.count
+
+
+class Opener:
+    """Opens sessions: the request, the deadline, the retries."""
+
+    def __init__(
+        self,
+        options: FeedOptions,
+        consumer: Consumer,
+        connect: Callable[[], Endpoint],
+        forget: Callable[[], None],
+        uneven: str = "allow",
+    ) -> None:
+        """``connect`` returns a usable endpoint, a fresh one after ``forget``; ``uneven`` as the wire has it."""
+        self.forget = forget
+        self.uneven = uneven
+        self.expect = b""
+        self._options = options
+        self._consumer = consumer
+        self._connect = connect
+
+    def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: threading.Event) -> Session:
+        """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
+
+        Once a fingerprint is known (``expect``), every further session must be of that very dataset.
+
+        Raises:
+            FeedError: the last one.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        backoff_s = BACKOFF_FIRST_S
+        told = False
+        while True:
+            left_s = max(deadline_s - time.monotonic(), 0.1)
+            try:
+                endpoint = self._connect()
+                granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
+                return _adopted(endpoint, granted)
+            except retry as error:
+                pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
+                if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
+                    raise
+                if not told and isinstance(error, ResourceError):  # the daemon is there, and it may take long
+                    _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
+                    told = True
+                self.forget()
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    def steps(self, epoch: int, *, alone: bool) -> int | None:
+        """Open a session for as long as it takes to see how many steps an epoch has; None: it is not known.
+
+        Where ranks end together, each rank that is not ``alone`` may have fewer than it is told.
+
+        Raises:
+            FeedError: see ``open``.
+        """
+        session = self.open(epoch, self._options.open_timeout_s, (Draining, ResourceError), threading.Event())
+        try:
+            granted = session.granted
+            return granted.steps if granted.HasField("steps") and (alone or granted.uneven != "join") else None
+        finally:
+            session.close()
+
+    def settle(self, fingerprint: bytes, uneven: str) -> None:
+        """Have every further session be of that dataset, its ranks evened out in that way."""
+        self.expect = fingerprint
+        self.uneven = uneven or ("join" if self.uneven == "auto" else self.uneven)  # daemons before 1.1 say nothing
+
+    def _ask(self, endpoint: Endpoint, epoch: int, timeout_s: float) -> pb.OpenResponse:
+        try:
+            return endpoint.open(self._request(epoch), timeout_s)
+        except BadRequestError as error:
+            if not self._options.sources or error.object != "urls":
+                raise
+            # What has no URLs outside its sources is nothing to read for a daemon that does not know them.
+            raise DaemonVersionError(
+                "expected a daemon that mixes datasets (protocol 1.2), got an older one",
+                object=endpoint.address.text,
+                hint="upgrade feedd on this node",
+            ) from error
+
+    def _request(self, epoch: int) -> pb.OpenRequest:
+        options, topology = self._options, self._consumer.topology
+        return pb.OpenRequest(
+            version=pb.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
+            urls=options.urls,
+            recipe=pb.Recipe(
+                fields=_fields(options.fields),
+                batch_size=options.wire_batch_size,
+                keys=options.keys,
+                bad_samples_max=options.max_bad_samples,
+            ),
+            topology=pb.Topology(
+                world_size=topology.world_size,
+                rank=topology.rank,
+                local_world_size=topology.local_world_size,
+                local_rank=topology.local_rank,
+                node_count=topology.node_count,
+                node_rank=topology.node_rank,
+            ),
+            shuffle=pb.Shuffle(
+                enabled=options.shuffle is not None,
+                window_shards=options.window_shards,
+                window_bytes=options.window_bytes,
+            ),
+            seed=options.seed,
+            sharding=options.sharding,
+            partitions=options.partitions or 0,
+            uneven=self.uneven,
+            steps=options.steps or 0,
+            share=options.share or "",
+            epoch=epoch,
+            prefetch_batches=options.prefetch or 0,
+            consumer_count=self._consumer.count,
+            consumer_index=self._consumer.index,
+            client_version=__version__,
+            expect_fingerprint=self.expect,
+            sources=[
+                pb.Source(
+                    urls=source.urls,
+                    fields=_fields(source.fields),
+                    weights=[pb.Weight(epoch=since, weight=weight) for since, weight in source.weights],
+                )
+                for source in options.sources
+            ],
+            mix=pb.Mix(mode=options.mix, samples_per_epoch=options.samples_per_epoch or 0) if options.sources else None,
+        )
+
+
+def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:
+    return [pb.Field(name=name, recipe=text) for name, text in fields]
+
+
+def _adopted(endpoint: Endpoint, granted: pb.OpenResponse) -> Session:
+    """Return the session; one this client cannot use is closed at once."""
+    try:
+        return Session(endpoint, granted)
+    except BaseException:
+        endpoint.close_session(granted.session_id, CLOSE_TIMEOUT_S)
+        raise

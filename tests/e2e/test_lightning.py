@@ -1,0 +1,104 @@
+"""Lightning's Trainer: it stops by ``len()`` where there is one, saves positions by itself, and asks for no end."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from feedd_client import FeedDataset
+from tests.e2e.shards import numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from feedd.bench.server.server import S3Server
+    from tests.e2e.daemon import Daemon
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # Lightning's and torchdata's, of their own making
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+STEPS = 16  # 126 samples in batches of 8
+Seen = list[tuple[int, list[int]]]
+
+
+class Labels(pl.LightningModule):
+    """A model that remembers what it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Seen = []
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+        """Take note of the batch."""
+        self.seen.append((self.trainer.current_epoch, batch["cls"].tolist()))
+        return self.weight.sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return some optimizer."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.fixture
+def daemon(s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture) -> Daemon:
+    """A daemon over six shards of 21 samples, that knows their counts."""
+    caplog.set_level(logging.WARNING)
+    for shard in range(6):
+        s3.put("data", f"train/{shard}.tar", numbered(shard, 21, pad_bytes=100))
+    made = daemons(workers=1)
+    for _ in _dataset(made):
+        pass
+    return made
+
+
+def _dataset(daemon: Daemon) -> FeedDataset:
+    return FeedDataset(
+        "s3://data/train/", batch_size=8, fields={"cls": "int"}, shuffle=True, seed=3, address=daemon.address
+    )
+
+
+def _fit(data: Any, folder: Path, *, save: bool = False, resume: Path | None = None) -> Seen:
+    """Train for two epochs, from a checkpoint on if one is given; return what was trained on."""
+    every_step = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=save,
+        callbacks=[every_step] if save else [],
+        default_root_dir=folder,
+    )
+    model = Labels()
+    trainer.fit(model, data, ckpt_path=None if resume is None else str(resume))
+    return model.seen
+
+
+@pytest.mark.parametrize("workers", [None, 0, 2], ids=["dataset", "loader", "loader-with-workers"])
+def test_a_run_stopped_anywhere_goes_on(daemon: Daemon, tmp_path: Path, workers: int | None) -> None:
+    """Two epochs are two different orders, and a checkpoint of any step leads to the same rest."""
+
+    def data() -> Any:
+        dataset = _dataset(daemon)
+        return dataset if workers is None else StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    whole = _fit(data(), tmp_path, save=True)
+    orders = [[label for epoch, labels in whole if epoch == wanted for label in labels] for wanted in (0, 1)]
+    assert sorted(orders[0]) == sorted(orders[1]) == [s * 1000 + n for s in range(6) for n in range(21)]
+    assert orders[0] != orders[1]
+    for step in (1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS - 1):
+        rest = _fit(data(), tmp_path, resume=tmp_path / f"step={step}.ckpt")
+        assert whole[:step] + rest == whole

@@ -1,0 +1,111 @@
+"""Counting a dataset: broken off, gone on with, and by two at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import BadRequest
+from feedd.plan.counts import Row, parse, render
+from feedd.prepare import index
+from feedd.prepare.index import Counter, Counting
+from feedd.prepare.kept import KeptIndex
+from tests.fakes.feeding import URL, Feeding, feeding
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNTS = (5, 9, 1, 7)
+LATER = 9000.0  # everything is due
+
+
+def _counter(rig: Feeding, out: Path) -> Counter:
+    return Counter(rig.pipeline, URL, KeptIndex(rig.pipeline.stages.sources, str(out)), lambda _: None)
+
+
+async def _counted(rig: Feeding, out: Path) -> Counting:
+    counter = _counter(rig, out)
+    await counter.open()
+    await counter.count(2)
+    await counter.save()
+    return counter.progress
+
+
+def _rows(out: Path) -> dict[str, int]:
+    return {row.key: row.sample_count for row in parse(out.read_bytes())}
+
+
+async def test_broken_off_and_gone_on_with(tmp_path: Path) -> None:
+    """What was counted when it was cancelled is saved, in a file of one's choice, and not counted again."""
+    out = tmp_path / "out.json"
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*COUNTS)
+        rig.store.gates["train/02.tar"] = asyncio.Event()
+        counter = _counter(rig, out)
+        await counter.open()
+        counting = asyncio.ensure_future(counter.count(1))
+        await until(lambda: counter.progress.done_count == 2)
+        counting.cancel()
+        await asyncio.wait((counting,))
+        await counter.save()
+        assert _rows(out) == {"00.tar": 5, "01.tar": 9}
+        rig.store.gates["train/02.tar"].set()
+        rig.store.reads.clear()
+        progress = await _counted(rig, out)
+        assert (progress.known_count, progress.done_count, progress.sample_count) == (2, 4, 22)
+        assert set(rig.store.reads) == {"train/02.tar", "train/03.tar"}
+        assert _rows(out) == {f"{shard:02d}.tar": count for shard, count in enumerate(COUNTS)}
+
+
+async def test_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second takes over what the first saved while it was counting, and loses none of it."""
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(index, "_SAVE_EVERY_S", -LATER)  # after each shard
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*COUNTS)
+        rig.store.gates["train/00.tar"] = asyncio.Event()
+        slow = _counter(rig, out)
+        await slow.open()
+        counting = asyncio.ensure_future(slow.count(1))
+        await until(lambda: rig.store.reads)
+        rows = {"02.tar": 1, "03.tar": 7}
+        others = {key: rig.pipeline.stages.sources.store("s3://memory").head(f"train/{key}") for key in rows}
+        refs = {key: await head for key, head in others.items()}
+        theirs = [Row(key, ref.size_bytes, ref.etag, rows[key]) for key, ref in refs.items()]
+        out.write_bytes(render([*theirs, Row("elsewhere.tar", 1, "x", 3)]))  # listed later than ours
+        rig.store.gates["train/00.tar"].set()
+        await counting
+        assert set(rig.store.reads) == {"train/00.tar", "train/01.tar"}
+        assert (slow.progress.known_count, slow.progress.done_count, slow.progress.sample_count) == (2, 4, 22)
+        assert _rows(out) == {"00.tar": 5, "01.tar": 9, "02.tar": 1, "03.tar": 7, "elsewhere.tar": 3}
+
+
+async def test_rows_of_what_is_gone_go(tmp_path: Path) -> None:
+    """A shard that was removed or replaced since is not in the index any more, or with its new count."""
+    out = tmp_path / "out.json"
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*COUNTS)
+        await _counted(rig, out)
+        rig.store.delete("train/03.tar")
+        rig.store.shard(1, [{"cls": b"1"}])
+        progress = await _counted(rig, out)
+        assert (progress.known_count, progress.done_count) == (2, 3)
+        assert _rows(out) == {"00.tar": 5, "01.tar": 1, "02.tar": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"my thesis", "expected an index"), (render([Row("else.tar", 1, "x", 1)]), "those of 1 other objects")],
+)
+async def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes, said: str) -> None:
+    """What was named by hand and is no index of this data is not written over."""
+    out = tmp_path / "out.json"
+    out.write_bytes(content)
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*COUNTS)
+        with pytest.raises(BadRequest, match=said):
+            await _counter(rig, out).open()
+    assert out.read_bytes() == content

@@ -1,0 +1,261 @@
+"""Bodies under TLS: heads on the loop, bodies decrypted by a mover, whatever records they came in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING, Self
+
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+from feedd.errors import BadResponse
+from feedd.flow.mapping import FileMapping
+from feedd.source.options import SourceOptions
+from feedd.source.s3.direct.body import Files
+from feedd.source.s3.direct.mover import Movers
+from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
+from feedd.values import ReadProgress
+from tests.unit.serve.certs import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+SIZE = 1_000_003
+DATA = os.urandom(SIZE)
+HEAD = b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\n\r\n" % SIZE
+REQUEST = b"GET /bucket/key HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Server:
+    """Serves TLS, one connection after another, each of its requests with ``answer``, until that is False."""
+
+    def __init__(self, context: ssl.SSLContext | None, answer: Callable[[socket.socket], bool]) -> None:
+        self._context, self._answer = context, answer
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listening.getsockname()[1]
+        self.connection_count = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                plain, _ = self._listening.accept()
+            except OSError:
+                return
+            self.connection_count += 1
+            with contextlib.suppress(OSError), plain:
+                plain.settimeout(10)
+                if self._context is None:
+                    self._answer(plain)
+                    continue
+                with self._context.wrap_socket(plain, server_side=True) as secured:
+                    while secured.recv(65536) and self._answer(secured):
+                        pass
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Whom the client trusts."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
+def context(authority: Authority, request: pytest.FixtureRequest) -> ssl.SSLContext:
+    """The server's."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(*authority.issue("store"))
+    made.minimum_version = made.maximum_version = request.param
+    return made
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Iterator[FileMapping]:
+    """A file to receive into."""
+    fd = os.open(tmp_path / "body", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, SIZE)
+    made = FileMapping(fd, SIZE)
+    os.close(fd)
+    yield made
+    made.close()
+
+
+@contextlib.asynccontextmanager
+async def pool_to(server: Server, authority: Authority) -> AsyncIterator[ConnectionPool]:
+    """A pool of connections to it, with movers."""
+    trusted = ssl.create_default_context(cafile=str(authority.ca_path))
+    movers = Movers()
+    pool = ConnectionPool(
+        Endpoint(f"https://127.0.0.1:{server.port}", "127.0.0.1", server.port, trusted),
+        SourceOptions(read_timeout_s=10.0, connect_timeout_s=10.0),
+        Files(movers),
+    )
+    try:
+        yield pool
+    finally:
+        await pool.aclose()
+        movers.close()
+
+
+async def body_of(pool: ConnectionPool, mapping: FileMapping) -> bytes:
+    """Receive one into the file."""
+    mapping[:] = bytes(SIZE)
+    progress = ReadProgress()
+    target = memoryview(mapping)
+    try:
+        await pool.request(REQUEST, target, lambda _: None, progress=progress)
+    finally:
+        target.release()
+    assert progress.filled_bytes == SIZE
+    return bytes(mapping)
+
+
+def in_records(sizes: tuple[int, ...], data: bytes = HEAD + DATA) -> Callable[[socket.socket], bool]:
+    """Answer in records of these sizes, the last for all that is left."""
+
+    def answer(sock: socket.socket) -> bool:
+        at, number = 0, 0
+        while at < len(data):
+            size = sizes[min(number, len(sizes) - 1)]
+            sock.sendall(data[at : at + size])
+            at, number = at + size, number + 1
+        return True
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1 << 20,), (16384,), (1000,), (len(HEAD), 300_000, 1), (len(HEAD) + 1, 16384)],
+    ids=["at-once", "full", "small", "tiny", "head-first"],
+)
+async def test_a_body_in_any_records(
+    context: ssl.SSLContext, authority: Authority, mapping: FileMapping, sizes: tuple[int, ...]
+) -> None:
+    """However the other side cuts it, every byte lands, and the connection serves again."""
+    if sizes[-1] == 1:
+        sizes = (*sizes[:-1], SIZE - 300_020, 1)  # the last twenty bytes in a record each
+    with Server(context, in_records(sizes)) as server:
+        async with pool_to(server, authority) as pool:
+            for _ in range(3):
+                assert await body_of(pool, mapping) == DATA
+    assert server.connection_count == 1
+
+
+async def test_many_at_a_time(context: ssl.SSLContext, authority: Authority, tmp_path: Path) -> None:
+    """Bodies of several connections do not get into one another's file or cipher."""
+    answer = in_records((16384,))
+    servers = [Server(context, answer) for _ in range(4)]
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(server)
+        async with contextlib.AsyncExitStack() as pools:
+            asked = []
+            for number, server in enumerate(servers):
+                with (tmp_path / f"{number}").open("w+b") as file:
+                    file.truncate(SIZE)
+                    mapping = FileMapping(file.fileno(), SIZE)
+                stack.callback(mapping.close)
+                asked.append(body_of(await pools.enter_async_context(pool_to(server, authority)), mapping))
+            assert await asyncio.gather(*asked) == [DATA] * 4
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 20, 400_000, len(HEAD) + SIZE - 1])
+async def test_an_end_before_the_body_does(
+    context: ssl.SSLContext, authority: Authority, mapping: FileMapping, kept_bytes: int
+) -> None:
+    """A connection closed anywhere before the end is an error, not a short body."""
+
+    def answer(sock: socket.socket) -> bool:
+        sock.sendall((HEAD + DATA)[:kept_bytes])
+        return False
+
+    with Server(context, answer) as server:
+        async with pool_to(server, authority) as pool:
+            with pytest.raises(ConnectionResetError, match="connection closed after"):
+                await body_of(pool, mapping)
+
+
+async def test_more_than_the_body(context: ssl.SSLContext, authority: Authority, mapping: FileMapping) -> None:
+    """What nobody asked for never becomes part of an answer: this one or the next."""
+    with Server(context, in_records((1 << 20,), HEAD + DATA + b"surplus")) as server:
+        async with pool_to(server, authority) as pool:
+            for _ in range(2):
+                with contextlib.suppress(BadResponse):
+                    assert await body_of(pool, mapping) == DATA
+    assert server.connection_count == 2
+
+
+async def test_a_damaged_record(context: ssl.SSLContext, authority: Authority, mapping: FileMapping) -> None:
+    """Bytes that are not what the other side encrypted end the body as a broken connection."""
+
+    def answer(sock: socket.socket) -> bool:
+        assert isinstance(sock, ssl.SSLSocket)
+        sock.sendall(HEAD + DATA[:400_000])
+        with socket.socket(fileno=os.dup(sock.fileno())) as raw:
+            raw.sendall(b"\x17\x03\x03\x40\x00" + os.urandom(16384) * 40)
+        return False
+
+    with Server(context, answer) as server:
+        async with pool_to(server, authority) as pool:
+            with pytest.raises(ConnectionResetError, match=r"decryption|bad record mac|DECRYPTION"):
+                await body_of(pool, mapping)
+
+
+async def test_a_body_stopped_midway(context: ssl.SSLContext, authority: Authority, mapping: FileMapping) -> None:
+    """Whoever leaves a body leaves a file that nobody writes to any more."""
+    half = threading.Event()
+
+    def answer(sock: socket.socket) -> bool:
+        sock.sendall((HEAD + DATA)[: SIZE // 2])
+        half.set()
+        sock.recv(100)  # until the client hangs up
+        return False
+
+    with Server(context, answer) as server:
+        async with pool_to(server, authority) as pool:
+            asking = asyncio.create_task(body_of(pool, mapping))
+            assert await asyncio.to_thread(half.wait, 10)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            mapping[:] = bytes(SIZE)
+        assert bytes(mapping) == bytes(SIZE)
+
+
+async def test_somebody_who_is_not_trusted(context: ssl.SSLContext, tmp_path: Path, mapping: FileMapping) -> None:
+    """Another authority's certificate is refused, and said to be."""
+    with Server(context, in_records((16384,))) as server:
+        async with pool_to(server, Authority(tmp_path)) as pool:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await body_of(pool, mapping)
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "plain-http"])
+async def test_somebody_who_does_not_speak_tls(authority: Authority, mapping: FileMapping, words: bytes) -> None:
+    """A port that answers otherwise, or hangs up, cannot be connected to."""
+
+    def answer(sock: socket.socket) -> bool:
+        sock.recv(100)
+        sock.sendall(words)
+        return False
+
+    with Server(None, answer) as server:
+        async with pool_to(server, authority) as pool:
+            with pytest.raises(EndpointConnectionError):
+                await body_of(pool, mapping)
