@@ -244,7 +244,13 @@ class Lifecycle(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One of several datasets that are mixed; weights are (first epoch, weight), ascending from epoch 0."""
+    """One of several datasets that are mixed.
+
+    Attributes:
+        urls: see ``OpenSpec``.
+        fields: see ``OpenSpec``.
+        weights: (first epoch, weight) pairs, ascending from epoch 0.
+    """
 
     urls: tuple[str, ...]
     fields: tuple[tuple[str, str], ...]
@@ -344,53 +350,3 @@ class EpochEnd:
 
     epoch: int
     steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class WarmSpec:
-    """What is to be brought into the cache ahead of its use.
-
-    Attributes:
-        urls: prefixes, objects, or ``manifest+s3://…``.
-        node_count: nodes that share the data; with 1 everything is meant.
-        node_rank: the node whose assignment is meant.
-        sharding: "key", "replicated" or "size".
-        fit: whether a cache too small for all is taken as it is, and filled with what fits.
-    """
-
-    urls: tuple[str, ...]
-    node_count: int = 1
-    node_rank: int = 0
-    sharding: str = "key"
-    fit: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """So many objects of so many bytes."""
-
-    object_count: int = 0
-    size_bytes: int = 0
-
-    def plus(self, size_bytes: int) -> Amount:
-        """Return the amount with one object more."""
-        return Amount(self.object_count + 1, self.size_bytes + size_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class WarmProgress:
-    """How far a warming has come: in the end every object is in one of the amounts after the first.
-
-    Attributes:
-        total: the assignment, each object once.
-        present: was in the cache before.
-        warmed: brought there.
-        left_out: found no room.
-        failed: could not be had; each was told with its error.
-    """
-
-    total: Amount
-    present: Amount = field(default_factory=Amount)
-    warmed: Amount = field(default_factory=Amount)
-    left_out: Amount = field(default_factory=Amount)
-    failed: Amount = field(default_factory=Amount)

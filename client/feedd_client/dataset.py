@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedd_client import state as states
-from feedd_client.errors import BadOptionError
+from feedd_client.epochs import Epochs
+from feedd_client.errors import BadOptionError, Draining, ResourceError
 from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
 from feedd_client.opener import Consumer, Opener
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from feedd_client.options import Mix, Sharding, Uneven
     from feedd_client.topology import Topology
     from feedd_client.values import Shuffle, Source
-
-_WORKERS_MAX: Final = 1024
 
 
 class FeedDataset(IterableDataset[Any]):
@@ -142,7 +141,7 @@ class FeedDataset(IterableDataset[Any]):
         if address is not None:
             parse_address(address)
         self._address, self._topology = address, topology
-        self._epochs = _shared_epochs()
+        self._epochs = Epochs()
         self._resume: states.Resume | None = None
         self._position, self._fingerprint = Position(), b""
         self._standing: dict[str, int] = {}
@@ -184,11 +183,7 @@ class FeedDataset(IterableDataset[Any]):
         if epoch < 0:
             raise BadOptionError(f"expected an epoch >= 0, got {epoch}", object="epoch")
         info = get_worker_info()
-        if info is None:
-            self._epochs.zero_()
-        else:  # the cells of its siblings, which may have gone on already, are not a worker's to clear
-            self._epochs[1 + info.id] = epoch
-        self._epochs[0] = epoch
+        self._epochs.set(epoch, None if info is None else info.id)
         if self._position.epoch != epoch:
             self._position = Position(epoch)
             self._forget_steps()
@@ -255,7 +250,8 @@ class FeedDataset(IterableDataset[Any]):
         opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven)
         feeder = Feeder(opener, self._options, consumer, self._stats)
         try:
-            feeder.start(start, runtime.borrow(), fingerprint)
+            feeder.start(start, runtime.borrow(), fingerprint, first=not self._epochs.begun)
+            self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
             # Workers hand batches to a queue that pickles them later, from a thread of its own: a view of a slot
@@ -303,7 +299,7 @@ class FeedDataset(IterableDataset[Any]):
     # ------------------------------------------------------------------ inside
 
     def _come_to(self, epoch: int, worker_id: int | None) -> None:
-        self._epochs[0 if worker_id is None else 1 + worker_id] = epoch
+        self._epochs.come_to(epoch, worker_id)
         self._position = Position(epoch)
         self._forget_steps()
 
@@ -324,27 +320,20 @@ class FeedDataset(IterableDataset[Any]):
         uneven = ranks.uneven(topology, in_worker=False) if self._options.uneven != "join" else "join"
         opener = Opener(self._options, Consumer(topology), runtime.connect, runtime.drop_channel, uneven)
         opener.expect = self._fingerprint
-        return opener.steps(int(self._epochs[0]), alone=topology.world_size == 1)
+        retry = (Draining, ResourceError)
+        session = opener.open(self._epochs.current(), self._options.open_timeout_s, retry, threading.Event())
+        try:
+            granted = session.granted
+            joined = granted.uneven == "join" and topology.world_size > 1  # how many then depends on the others
+            return granted.steps if granted.HasField("steps") and not joined else None
+        finally:
+            session.close()
 
     def _start(self, consumer: Consumer, worker_id: int | None) -> tuple[Position, bytes]:
         """Return where to begin, and what the dataset must be where a state says so."""
-        if worker_id is not None and worker_id >= _WORKERS_MAX:
-            raise BadOptionError(f"expected at most {_WORKERS_MAX} workers, got {worker_id + 1}", object="num_workers")
-        epoch = int(self._epochs[0])
-        if worker_id is not None:
-            epoch = max(epoch, int(self._epochs[1 + worker_id]))
+        epoch = self._epochs.current(worker_id)
         resume = self._resume
         if resume is None or resume.position.epoch != epoch:
             return Position(epoch, consumer.first_step(0)), self._fingerprint
         at = resume.for_consumer(consumer, self._options)
         return replace(at, step=consumer.first_step(at.step)), resume.fingerprint
-
-
-def _shared_epochs() -> torch.Tensor:
-    """Return cell 0: the epoch; cell 1 + w: the epoch DataLoader worker w has come to.
-
-    In shared memory, because workers are forked anew for each pass while this process keeps the count.
-    """
-    epochs = torch.zeros(1 + _WORKERS_MAX, dtype=torch.int64)
-    epochs.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return epochs

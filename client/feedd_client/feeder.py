@@ -9,15 +9,21 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from feedd_client.agreement import AT_END
-from feedd_client.errors import DaemonUnreachable, DatasetChanged, Draining, FeedError, ProtocolError, ResourceError
+from feedd_client.errors import (
+    DaemonUnreachable,
+    DatasetChanged,
+    Draining,
+    FeedError,
+    ProtocolError,
+    ResourceError,
+)
 from feedd_client.opener import BACKOFF_FIRST_S, BACKOFF_MAX_S
-from feedd_client.session import Position, Stream, anchors_of
+from feedd_client.session import Lease, Position, Session, Stream, anchors_of
 
 if TYPE_CHECKING:
     from feedd_client._wire import feedd_pb2 as pb
     from feedd_client.opener import Consumer, Opener
     from feedd_client.options import FeedOptions
-    from feedd_client.session import Lease, Session
     from feedd_client.stats import LoaderStats
 
 _log: Final = logging.getLogger("feedd_client")
@@ -80,13 +86,15 @@ class Feeder:
         """Batches that are here and not taken."""
         return len(self._ready)
 
-    def start(self, position: Position, idle: Session | None, fingerprint: bytes) -> None:
+    def start(self, position: Position, idle: Session | None, fingerprint: bytes, *, first: bool = True) -> None:
         """Begin at ``position``, on the ``idle`` session if there is one.
 
         Args:
             position: first step wanted.
             idle: session of an earlier pass, or None.
             fingerprint: what the dataset must be, where a state says so; empty: anything.
+            first: no pass over this dataset has begun before. A daemon that is not there is then said at once;
+                later it is one that is being started again.
 
         Raises:
             FeedError: it cannot be opened, or is not the same dataset.
@@ -95,9 +103,8 @@ class Feeder:
         self._opener.expect = fingerprint
         session = idle
         if session is None:
-            session = self._opener.open(
-                position.epoch, self._options.open_timeout_s, (Draining, ResourceError), self._stop
-            )
+            retry = (Draining, ResourceError) if first else (DaemonUnreachable, Draining, ResourceError)
+            session = self._opener.open(position.epoch, self._options.open_timeout_s, retry, self._stop)
         self._adopt(session)
         if self.known_steps is None and self._options.lengths_vary:
             self.fill(1)  # an earlier pass's session: what it says first is how many steps this epoch has

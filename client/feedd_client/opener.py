@@ -1,20 +1,25 @@
-"""Opening sessions: the request, the deadline, the retries."""
+"""Opening sessions for one consumer of a rank: what is asked for, and how long an Open is tried again."""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
-from feedd_client.errors import BadRequestError, DaemonVersionError, Draining, FeedError, ResourceError
+from feedd_client.errors import (
+    BadRequestError,
+    DaemonVersionError,
+    FeedError,
+    ResourceError,
+)
 from feedd_client.session import CLOSE_TIMEOUT_S, Session
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from feedd_client.options import FeedOptions
@@ -84,21 +89,6 @@ class Opener:
                     told = True
                 self.forget()
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-
-    def steps(self, epoch: int, *, alone: bool) -> int | None:
-        """Open a session for as long as it takes to see how many steps an epoch has; None: it is not known.
-
-        Where ranks end together, each rank that is not ``alone`` may have fewer than it is told.
-
-        Raises:
-            FeedError: see ``open``.
-        """
-        session = self.open(epoch, self._options.open_timeout_s, (Draining, ResourceError), threading.Event())
-        try:
-            granted = session.granted
-            return granted.steps if granted.HasField("steps") and (alone or granted.uneven != "join") else None
-        finally:
-            session.close()
 
     def settle(self, fingerprint: bytes, uneven: str) -> None:
         """Have every further session be of that dataset, its ranks evened out in that way."""

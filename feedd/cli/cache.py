@@ -22,7 +22,7 @@ from feedd.cli.report import EXIT_FAILED, say
 from feedd.config.machine import existing_parent
 from feedd.errors import NotFound
 from feedd.units import format_size
-from feedd.values import Amount
+from feedd.warming import Amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,11 +14,11 @@ from feedd.cli.report import EXIT_FAILED, say
 from feedd.cli.warm_display import Display, display
 from feedd.plan.sharding import check_mode
 from feedd.units import format_size
-from feedd.values import WarmSpec
+from feedd.warming import WarmSpec
 
 if TYPE_CHECKING:
     from feedd.config import Config
-    from feedd.values import WarmProgress
+    from feedd.warming import WarmProgress
 
 
 def warm(

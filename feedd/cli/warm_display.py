@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.errors import FeeddError
-    from feedd.values import Amount, WarmProgress
+    from feedd.warming import Amount, WarmProgress
 
 _STEPS = 10
 

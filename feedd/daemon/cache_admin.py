@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from feedd.cache.policy.match import matches
 from feedd.serve.options import CacheState
 from feedd.source.urls import parse_url
-from feedd.values import Amount, ObjectRef
+from feedd.values import ObjectRef
+from feedd.warming import Amount
 
 if TYPE_CHECKING:
     from feedd.cache.tiers import AnyCache

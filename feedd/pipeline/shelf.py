@@ -12,9 +12,10 @@ from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
-from feedd.pipeline.told import joined, read_told
+from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
+from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -118,16 +119,21 @@ class Shelf:
     async def _list(self, sources: _Urls) -> Listing:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
-        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
-        listing = await asyncio.to_thread(Listing.of, refs, self._stages.clock.monotonic_s(), firsts)
-        told = [await read_told(self._stages.sources, one) for one in resolved]
+        whole = Resolved(
+            tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
+            tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
+        )
+        listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
-        await asyncio.to_thread(listing.tell, *joined(told, firsts))
-        held = self._listings.get((sources, listing.digest))
+        await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
+        held = self._listings.pop((sources, listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
-        same = held is not None and await asyncio.to_thread(held.contradicts, listing.counts) is None
-        self._listings.pop((sources, listing.digest), None)
-        if held is not None and same and held.firsts == firsts:
+        if (
+            held is not None
+            and held.firsts == firsts
+            and await asyncio.to_thread(held.contradicts, listing.counts) is None
+        ):
             held.renew(listing)
             listing = held
         self._listings[sources, listing.digest] = listing

@@ -58,22 +58,6 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     return told
 
 
-def joined(told: Sequence[Told], firsts: Sequence[int]) -> tuple[dict[int, int], dict[int, int], tuple[str, ...]]:
-    """Return what is told of several sources, one behind another: exact, claimed, and by what.
-
-    Args:
-        told: of each source, by its own shards.
-        firsts: the index of each source's first shard among all.
-    """
-    exact = {
-        first + shard: count for one, first in zip(told, firsts, strict=True) for shard, count in one.exact.items()
-    }
-    claimed = {
-        first + shard: count for one, first in zip(told, firsts, strict=True) for shard, count in one.claimed.items()
-    }
-    return exact, claimed, tuple(dict.fromkeys(url for one in told for url in one.by))
-
-
 def _weigh(
     refs: Sequence[ObjectRef], indexes: dict[ObjectRef, list[Row]], others: dict[ObjectRef, list[Claim]]
 ) -> Told:

@@ -18,7 +18,7 @@ from feedd.pipeline.run import cache_options, source_options
 from feedd.plan.sharding import assign, check_mode
 from feedd.source.sources import Sources
 from feedd.units import format_size
-from feedd.values import Amount, WarmProgress
+from feedd.warming import Amount, WarmProgress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
     from feedd.protocols import Clock, Recorder
-    from feedd.values import ObjectRef, WarmSpec
+    from feedd.values import ObjectRef
+    from feedd.warming import WarmSpec
 
     Tell = Callable[[WarmProgress, FeeddError | None], None]
 

@@ -191,7 +191,7 @@ class MixedReader:
         return self._plan.steps(epoch)
 
     def left_out(self) -> int:
-        """Return 0: what is beyond the last whole step of an epoch comes in the next one."""
+        """Return 0: what the last step leaves of a source comes in the next epoch."""
         return 0
 
     def orders(self, at: Cursor) -> list[list[int]]:

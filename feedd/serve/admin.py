@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock
     from feedd.serve.options import CacheState, ServeHooks
     from feedd.serve.registry import Sessions
-    from feedd.values import Lifecycle, WarmSpec
+    from feedd.values import Lifecycle
+    from feedd.warming import WarmSpec
 
     AnyContext = grpc.aio.ServicerContext[Any, Any]
 

@@ -18,7 +18,7 @@ from feedd.wire.feedd_pb2_grpc import AdminStub
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
-    from feedd.values import Amount, WarmProgress, WarmSpec
+    from feedd.warming import Amount, WarmProgress, WarmSpec
 
 _DEADLINE_S = 60.0
 _OPTIONS = [

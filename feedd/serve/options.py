@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.errors import FeeddError
-    from feedd.values import Amount, WarmProgress, WarmSpec
+    from feedd.warming import Amount, WarmProgress, WarmSpec
 
     Tell = Callable[[WarmProgress, FeeddError | None], None]
 

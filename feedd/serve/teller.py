@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from feedd.errors import FeeddError
-    from feedd.values import WarmProgress
+    from feedd.warming import WarmProgress
     from feedd.wire import feedd_pb2 as pb
 
 _FAILURES_PER_MESSAGE = 256

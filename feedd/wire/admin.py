@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError
-from feedd.values import Amount, WarmProgress, WarmSpec
+from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.convert import OpenLimits, bounded, bounded_texts, error_message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from feedd.bench.server.server import S3Server
 from tests.e2e.daemon import Daemon
+from tests.e2e.leftovers import shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,3 +35,14 @@ def daemons(s3: S3Server, short_dir: Path) -> Iterator[Callable[..., Daemon]]:
             return stack.enter_context(Daemon(home, options.pop("endpoint", s3.url), **options))
 
         yield start
+
+
+@pytest.fixture
+def nothing_shared() -> Iterator[None]:
+    """Nothing is in shared memory after the test that was not there before."""
+    names, memfd_count = shared_memory()
+    yield
+    deadline = time.monotonic() + 10
+    while (now := shared_memory())[0] - names or now[1] > memfd_count:
+        assert time.monotonic() < deadline, (now[0] - names, memfd_count, now[1])
+        time.sleep(0.1)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from torch.utils.data import DataLoader
 
 from feedd_client import FeedDataset
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
@@ -38,38 +36,6 @@ for batch in dataset:
     print("got", flush=True)
     sys.stdin.readline()
 """
-
-
-_OURS = ("feedd", "torch_", "psm_", "sem.", "mp-")  # what this package, torch and Python would leave in /dev/shm
-
-
-def shared_memory() -> tuple[set[str], int]:
-    """Suspicious names in /dev/shm, and how many of our memfds this process and its descendants still hold."""
-    memfds = set()
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        try:
-            for fd in Path(f"/proc/{process.pid}/fd").iterdir():
-                if "memfd:feedd" in os.readlink(fd):  # noqa: PTH115 - the link's text is wanted, not its target
-                    memfds.add(fd.stat().st_ino)
-            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-                if "memfd:feedd" in line:
-                    memfds.add(int(line.split()[4]))
-        except OSError:
-            continue
-    names = {entry.name for entry in Path("/dev/shm").iterdir() if entry.name.startswith(_OURS)}
-    return names, len(memfds)
-
-
-@pytest.fixture
-def nothing_shared() -> Iterator[None]:
-    """Shared memory is after the test what it was before."""
-    before = shared_memory()
-    yield
-    deadline = time.monotonic() + 10
-    while shared_memory() != before:
-        assert time.monotonic() < deadline, (before, shared_memory())
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -158,6 +124,24 @@ def test_killed_daemon_is_a_pause(nothing_shared: None, data: None, daemons: Cal
     counters = daemon.metrics()
     assert counters.get("feedd_source_bytes_total", 0) == 0, "the cache did not survive"
     daemon.wait_idle()
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_killed_daemon_between_epochs_is_a_pause(
+    nothing_shared: None, data: None, daemons: Callable[..., Daemon], workers: int
+) -> None:
+    """An epoch that begins while the daemon is away waits for it; so do DataLoader's workers, which open anew."""
+    daemon = daemons()
+    loader = DataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
+    assert sorted(label for batch in loader for label in batch["cls"].tolist()) == IDS
+    daemon.kill()
+    batches = iter(loader)
+    daemon.start()
+    assert sorted(label for batch in batches for label in batch["cls"].tolist()) == IDS
+    del batches
+    gc.collect()  # the errors of the lost connection hold frames in a cycle
+    daemon.wait_idle(sessions=0 if workers else 1)
     assert daemon.stop() == 0
 
 

@@ -18,7 +18,8 @@ from feedd.errors import BadRequest, CacheTooSmall, FeeddError, NotFound
 from feedd.pipeline.warm import WarmBounds, Warmer
 from feedd.source.options import SourceOptions
 from feedd.source.sources import Sources
-from feedd.values import Amount, ObjectRef, WarmProgress, WarmSpec
+from feedd.values import ObjectRef
+from feedd.warming import Amount, WarmProgress, WarmSpec
 from tests.fakes.feeding import ROOT, GatedStore
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder

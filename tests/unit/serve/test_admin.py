@@ -10,7 +10,7 @@ from feedd import __version__
 from feedd.errors import BadRequest, CacheTooSmall, Draining, FeeddError, NotFound, PermissionDenied, Unsupported
 from feedd.serve.admin_client import daemon_at
 from feedd.serve.options import CacheRow, CacheState, ServeHooks, StatSample
-from feedd.values import Amount, WarmProgress, WarmSpec
+from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.wire import feedd_pb2 as pb
 from tests.unit.serve.raw_client import WAIT_S, error_of, serving
 
