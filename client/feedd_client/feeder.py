@@ -106,6 +106,8 @@ class Feeder:
             retry = (Draining, ResourceError) if first else (DaemonUnreachable, Draining, ResourceError)
             session = self._opener.open(position.epoch, self._options.open_timeout_s, retry, self._stop)
         self._adopt(session)
+        if self.known_steps is None and self._options.lengths_vary:
+            self.fill(1)  # an earlier pass's session: what it says first is how many steps this epoch has
 
     def fill(self, count: int) -> int:
         """Wait until ``count`` batches are here or the epoch is over; return how many are here.

@@ -188,12 +188,21 @@ def test_weights_that_change_change_the_length(filled: S3Server, daemons: Callab
     sources = [Source("s3://data/a/", 1), Source("s3://data/b/", {0: 0, 1: 1}, OTHER)]
     dataset = FeedDataset(sources, batch_size=8, fields=FIELDS, address=daemon.address)
     expected = [len(ONES) // 8, 2 * sum(OTHER_COUNTS) // 8, 2 * sum(OTHER_COUNTS) // 8]
+    whole = []
     for epoch, steps in enumerate(expected):
         assert len(dataset) == steps
         labels = _labels(dataset)
         assert len(labels) == steps
         assert all(sum(label < OTHERS for label in one) == (4 if epoch else 8) for one in labels)
-    dataset.close()
+        whole += labels
+    by_len = FeedDataset(sources, batch_size=8, fields=FIELDS, address=daemon.address)
+    taken = []
+    for _ in expected:  # as trainers do that never ask for more batches than there are
+        taken += _labels(itertools.islice(iter(by_len), len(by_len)))
+    assert taken == whole
+    assert by_len.state_dict()["epoch"] == 3
+    for one in (dataset, by_len):
+        one.close()
     daemon.wait_idle()
 
 

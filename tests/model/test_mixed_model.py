@@ -128,6 +128,12 @@ class Simulation:
             per_source.append(min(sum(len(rows) for rows in _plain(reader)) for reader in readers))
         return per_source
 
+    def lacks_a_batch(self) -> bool:
+        """Whether a source would end an epoch before it gave its first batch."""
+        weighted = [any(its) for its in zip(*self._mix.weights.values(), strict=True)]
+        short = [has and held < self._unit for has, held in zip(weighted, self.held(), strict=True)]
+        return not self._spec.samples_per_epoch and any(short)
+
     def epoch(self, number: int) -> list[list[list[Sample]]]:
         """Return, of each step, what each partition gives; to be asked for one epoch after another."""
         weights = list(self._mix.weights[max(since for since in self._mix.weights if since <= number)])
@@ -191,7 +197,7 @@ def test_as_simulated(made: tuple[Mix, list[Topology]], block: int) -> None:
         simulation = Simulation(mix, topologies[0])
         nodes = topologies[0].node_count
         given_out = [simulation.epoch(epoch) for epoch in range(EPOCHS)]
-        if not all(given_out):
+        if not all(given_out) or simulation.lacks_a_batch():
             with pytest.raises(BadRequest, match="samples"):
                 mix.reader(topologies[0])
             return
