@@ -109,6 +109,7 @@ class ShardIndex:
         sizes: int64[field, sample], bytes of the field; -1 where the sample lacks it.
         key_blob: UTF-8 keys back to back.
         key_ends: int64[sample], end of each key in ``key_blob``.
+        stored: how each field is stored (see ``decode.stored``); empty: each is a file of its own, as in a tar.
     """
 
     fields: tuple[str, ...]
@@ -116,6 +117,11 @@ class ShardIndex:
     sizes: NDArray[np.int64]
     key_blob: bytes
     key_ends: NDArray[np.int64]
+    stored: tuple[str, ...] = ()
+
+    def stored_as(self, column: int) -> str:
+        """Return how one field is stored."""
+        return self.stored[column] if self.stored else ""
 
     @property
     def sample_count(self) -> int:
@@ -146,12 +152,14 @@ class FieldRecipe:
         sources: extensions that may hold it, first match wins.
         codec: name in the codec registry ("image", "int", "bytes", ...).
         params: the codec's parameters as canonical JSON text (sorted keys), part of the fingerprint.
+        stored: how the data stores it (see ``decode.stored``), once a shard has told; no part of what a user asks for.
     """
 
     name: str
     sources: tuple[str, ...]
     codec: str
     params: str = "{}"
+    stored: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def gather(
     for number, index in enumerate(indexes):
         here = np.flatnonzero(shard_no == number)
         for recipe, span in zip(recipes, spans, strict=True):
-            _look_up(index, here, ordinal[here], recipe.sources, span)
+            _look_up(index, here, ordinal[here], recipe, span)
     missing = np.zeros(rows, np.bool_)
     for span in spans:
         missing |= span.size < 0
@@ -70,12 +70,14 @@ def gather(
 
 
 def _look_up(
-    index: ShardIndex, rows: NDArray[np.intp], ordinals: NDArray[np.int64], sources: Sequence[str], span: Spans
+    index: ShardIndex, rows: NDArray[np.intp], ordinals: NDArray[np.int64], recipe: FieldRecipe, span: Spans
 ) -> None:
-    for source in sources:
+    for source in recipe.sources:
         if source not in index.fields or not len(rows):
             continue
         column = index.fields.index(source)
+        if index.stored_as(column) != recipe.stored:
+            continue  # of another type than the first shard's: as good as missing
         size = index.sizes[column, ordinals]
         found = size >= 0
         span.size[rows[found]] = size[found]

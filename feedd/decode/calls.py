@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -11,7 +12,6 @@ from feedd import errors
 from feedd.decode import columns, split
 from feedd.decode.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
 from feedd.decode.work import BadRow, DecodeResult
-from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.decode.work import DecodeTask, FieldWork
-    from feedd.values import ShardFile, ShardIndex
+    from feedd.values import FieldRecipe, ShardFile, ShardIndex
 
 
 def _error_classes(root: type[errors.FeeddError]) -> dict[str, type[errors.FeeddError]]:
@@ -178,7 +178,7 @@ class PinCall:
         """Pin."""
         assert isinstance(answer, Pinned)
         given = self.recipe
-        self.recipe = FieldRecipe(given.name, given.sources, given.codec, answer.params)
+        self.recipe = replace(given, params=answer.params)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
         """Call the sample undecodable.

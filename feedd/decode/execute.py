@@ -148,7 +148,7 @@ class Executor:
             index = formats.get(request.format_name).index(shard.whole(), request.file.url)
         fds.append(columns.pack(index))
         busy_s = time.perf_counter() - began_s
-        return Indexed(request.id, busy_s, index.fields, index.sample_count, len(index.key_blob))
+        return Indexed(request.id, busy_s, index.fields, index.sample_count, len(index.key_blob), index.stored)
 
     def _measure(self, request: MeasureRequest) -> bytes:
         codec = _codec(request.field)
@@ -187,4 +187,4 @@ class Executor:
 
 
 def _codec(message: FieldMessage) -> SampleCodec:
-    return _codec_for(FieldRecipe(message.name, (), message.codec, message.params))
+    return _codec_for(FieldRecipe(message.name, (), message.codec, message.params, message.stored))

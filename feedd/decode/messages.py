@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -33,6 +33,7 @@ class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
     name: str
     codec: str
     params: str
+    stored: str
     file_no: bytes  # int32[rows]
     start: bytes  # int64[rows]
     size: bytes  # int64[rows]
@@ -103,6 +104,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     fields: tuple[str, ...]
     sample_count: int
     key_bytes: int
+    stored: tuple[str, ...] = ()
 
 
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):

@@ -129,6 +129,31 @@ class TokensParams(_Params, frozen=True):
         return _dense(name, self.dtype, (self.count,))
 
 
+class ArrayParams(_Params, frozen=True):
+    """``array``: as many numbers as the sample has, of the type the data stores them in."""
+
+    dtype: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dtype:
+            _check_array(self.dtype, ())
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the dtype is known."""
+        return bool(self.dtype)
+
+    def spec(self, name: str) -> TensorSpec:
+        """RAGGED, one dimension.
+
+        Raises:
+            Internal: not pinned yet.
+        """
+        if not self.pinned:
+            raise Internal("expected an array field to be resolved before its spec is asked for", object=name)
+        return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype=self.dtype, ndim=1)
+
+
 class NpyParams(_Params, frozen=True):
     """``npy``: dtype and number of dimensions are pinned by the first sample (``DecodePool.resolve``).
 
@@ -212,11 +237,13 @@ Params: TypeAlias = (
     | FloatParams
     | TensorParams
     | TokensParams
+    | ArrayParams
     | NpyParams
     | ImageParams
 )
 
 CODECS: Final[Mapping[str, type[Params]]] = {
+    "array": ArrayParams,
     "bytes": BytesParams,
     "float": FloatParams,
     "image": ImageParams,

@@ -4,7 +4,7 @@ Short form ``codec[:argument...]``, or the long form as JSON object text::
 
     bytes  str  int  float  json  image:raw
     image  image:224x224  image:224x224:random
-    npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049
+    npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
@@ -13,20 +13,24 @@ batch key is the first of them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from feedd.decode.params import CODECS, Params, canonical, params_of
+from feedd.decode.params import CODECS, ArrayParams, Params, canonical, params_of
+from feedd.decode.stored import check_stored, default_codec, parse_stored
 from feedd.errors import BadRecipe
 from feedd.values import FieldRecipe, TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from feedd.values import ShardIndex
+
 _SHORT_FORMS: Final = (
     "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
-    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT"
+    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array"
 )
 _DEFAULTS: Final = {
     "image": ("jpg", "jpeg", "png", "webp", "bmp"),
@@ -114,19 +118,44 @@ def _not_understood(name: str, text: str) -> BadRecipe:
     return BadRecipe(f"expected one of {_SHORT_FORMS}, got {text!r}", object=name, stage="decode")
 
 
-def default_fields(extensions: Sequence[str]) -> tuple[FieldRecipe, ...]:
+def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tuple[FieldRecipe, ...]:
     """Return what to decode when the user named nothing: one field per extension, by its last part.
 
     ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field.
+
+    Args:
+        extensions: all that the data has.
+        stored: how it stores each (see ``decode.stored``); empty: as files.
     """
+    how = {name: codec for name, text in zip(extensions, stored, strict=False) if (codec := default_codec(text))}
     recipes: list[FieldRecipe] = []
     spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
     for extension in extensions:
         if extension in spellings[1:]:
             continue
         name = ";".join(spellings) if extension in spellings else extension
-        recipes.append(parse_field(name, _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")))
+        codec = _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
+        recipes.append(parse_field(name, how.get(extension, codec)))
     return tuple(recipes)
+
+
+def as_stored(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[FieldRecipe, ...]:
+    """Return recipes that know how a shard stores their fields; one that it lacks stays as it is.
+
+    Raises:
+        BadRecipe: a codec that cannot read what is stored.
+    """
+    return tuple(_as_stored(recipe, index) for recipe in recipes)
+
+
+def _as_stored(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
+    found = (index.stored_as(index.fields.index(source)) for source in recipe.sources if source in index.fields)
+    recipe = replace(recipe, stored=next(found, ""))
+    check_stored(recipe)
+    stored = parse_stored(recipe.stored)
+    if recipe.codec == "array" and stored is not None:
+        return replace(recipe, params=canonical(ArrayParams(stored.dtype)))
+    return recipe
 
 
 def spec_of(recipe: FieldRecipe) -> TensorSpec:
@@ -141,11 +170,12 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
 
 def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; otherwise sizes in bytes tell them (or they are fixed)."""
-    return params_of(recipe).measured
+    stored = parse_stored(recipe.stored)
+    return params_of(recipe).measured or (stored is not None and stored.varint and recipe.codec == "array")
 
 
 def needs_resolve(recipe: FieldRecipe) -> bool:
-    """Whether ``DecodePool.resolve`` must look at a first sample before the spec is known."""
+    """Whether a first shard must tell something before the spec is known: its index, or ``DecodePool.resolve``."""
     params = params_of(recipe)
     return not getattr(params, "pinned", True)
 

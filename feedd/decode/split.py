@@ -56,6 +56,7 @@ def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32]) -> FieldMe
         name=work.recipe.name,
         codec=work.recipe.codec,
         params=work.recipe.params,
+        stored=work.recipe.stored,
         file_no=renumber[work.file_no[part]].astype("<i4", copy=False).tobytes(),
         start=work.start[part].astype("<i8", copy=False).tobytes(),
         size=work.size[part].astype("<i8", copy=False).tobytes(),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.batch.layout import slot_bytes
-from feedd.decode.recipe import check_fields, default_fields, needs_resolve, spec_of
+from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
@@ -144,7 +144,7 @@ async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recip
         index = await shelf.index(listing, shard)
         if told or index.sample_count:
             break
-    recipe = wanted or default_fields(index.fields)
+    recipe = wanted or default_fields(index.fields, index.stored)
     if not recipe:
         raise BadRequest(
             "expected samples in the shards of this node, got none",
@@ -154,6 +154,7 @@ async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recip
         )
     if index.sample_count:
         check_fields(recipe, index.fields)
+        recipe = as_stored(recipe, index)
     if any(needs_resolve(field) for field in recipe):
         ref = listing.refs[shard]
         recipe = await with_pinned(stages.cache, [ref], lambda files: stages.pool.resolve(files[0], index, recipe))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from feedd.decode.codecs.registry import make
 from feedd.decode.params import CODECS
-from feedd.decode.recipe import parse_field, spec_of
+from feedd.decode.recipe import as_stored, parse_field, spec_of
 from feedd.errors import BadSample
-from feedd.values import FieldKind
+from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
 from tests.fakes.tars import jpeg, natural_image
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
+    from feedd.values import FieldRecipe
 
 GUARD = 64
 
@@ -44,17 +45,30 @@ def png(image: NDArray[np.uint8]) -> bytes:
 
 
 PICTURE = natural_image(np.random.default_rng(5), 60, 80)
+VARINTS = b"\x01\xac\x02" + b"\xff" * 9 + b"\x01"  # 1, 300, -1
 FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe, a good sample and its value (None: checked elsewhere), and samples that must be refused."""
+    """A recipe, a good sample and its value (None: checked elsewhere), and samples that must be refused.
+
+    ``stored`` is how the data stores it.
+    """
 
     recipe: str
     good: bytes
     value: object
     bad: tuple[bytes, ...] = ()
+    stored: str = ""
+
+    @property
+    def parsed(self) -> FieldRecipe:
+        """The recipe, once a shard has told how the field is stored."""
+        cell = np.zeros((1, 1), np.int64)
+        index = ShardIndex(("x",), cell, cell, b"0", np.ones(1, np.int64), (self.stored,))
+        (recipe,) = as_stored((parse_field("x", self.recipe),), index)
+        return recipe
 
 
 CASES = {
@@ -76,6 +90,20 @@ CASES = {
         "tensor:float32:3,4", FLOATS.tobytes(), FLOATS, (b"", FLOATS.tobytes()[1:], FLOATS.tobytes() + b"x")
     ),
     "tokens": Case("tokens:uint16:5", bytes(range(10)), np.frombuffer(bytes(range(10)), "<u2"), (b"123",)),
+    "array": Case("array", FLOATS.tobytes(), FLOATS.reshape(-1), (b"123",), "float32[]"),
+    "array-varint": Case(
+        "array", VARINTS, np.array([1, 300, -1], np.int64), (b"\x80", b"\x80" * 10 + b"\1"), "varint[]"
+    ),
+    "tensor-varint": Case(
+        "tensor:int16:3", VARINTS, np.array([1, 300, -1], np.int16), (b"\1", b"\x80\x80\4\1\1"), "varint[]"
+    ),
+    "tensor-stored": Case("tensor:float32:12", FLOATS.tobytes(), FLOATS.reshape(-1), (b"1234",), "float32[]"),
+    "int-stored": Case("int", b"\xfe\xff", np.int64(-2), (b"", b"1"), "int16"),
+    "int-unsigned": Case("int", b"\xff" * 7 + b"\x7f", np.int64(2**63 - 1), (b"\xff" * 8,), "uint64"),
+    "int-varint": Case("int", b"\xac\x02", np.int64(300), (b"", b"\x80", b"\1\1"), "varint"),
+    "int-of-one": Case("int", b"\x07", np.int64(7), (b"", b"\1\2"), "varint[]"),
+    "float-stored": Case("float", np.float64(1e300).tobytes(), np.float32(np.inf), (b"1234",), "float64"),
+    "float-of-one": Case("float", np.float32(0.5).tobytes(), np.float32(0.5), (b"", b"12345678"), "float32[]"),
     "image": Case("image", png(PICTURE), PICTURE, (b"", b"GIF89a" + bytes(50), png(PICTURE)[:-20])),
     "image-jpeg": Case("image", jpeg(PICTURE), None, (jpeg(PICTURE)[:-2], jpeg(PICTURE)[:900], b"\xff\xd8\xff")),
     "image-raw": Case("image:raw", jpeg(PICTURE), np.frombuffer(jpeg(PICTURE), np.uint8)),
@@ -115,20 +143,20 @@ def test_every_codec_has_a_case() -> None:
 
 def test_the_spec_is_the_recipes(case: Case) -> None:
     """Codec and recipe agree on what the field looks like, so daemon and worker do."""
-    recipe = parse_field("x", case.recipe)
+    recipe = case.parsed
     assert make(recipe).spec("x") == spec_of(recipe)
 
 
 def test_good_samples_have_their_value(case: Case) -> None:
     """The row holds exactly the value, in the dtype of the spec."""
-    result = decode(make(parse_field("x", case.recipe)), case.good)
+    result = decode(make(case.parsed), case.good)
     if case.value is not None:
         np.testing.assert_array_equal(result, np.asarray(case.value))
 
 
 def test_decoding_is_a_function_of_bytes_and_seed(case: Case) -> None:
     """Twice the same bytes and seed, by codecs with different pasts, give the same row."""
-    recipe = parse_field("x", case.recipe)
+    recipe = case.parsed
     used = make(recipe)
     for seed in (1, 2, 2**64 - 1):
         decode(used, case.good, seed)
@@ -137,7 +165,7 @@ def test_decoding_is_a_function_of_bytes_and_seed(case: Case) -> None:
 
 def test_measure_tells_the_decoded_shape(case: Case) -> None:
     """What measure says is what decode fills; any other shape is refused."""
-    codec = make(parse_field("x", case.recipe))
+    codec = make(case.parsed)
     measured = codec.measure(memoryview(case.good))
     assert decode(codec, case.good).shape == measured
     if codec.spec("x").kind is not FieldKind.DENSE:
@@ -147,7 +175,7 @@ def test_measure_tells_the_decoded_shape(case: Case) -> None:
 
 def test_bad_samples_are_refused(case: Case) -> None:
     """What is not what the recipe says is BadSample with expected and got, in measure or in decode."""
-    codec = make(parse_field("x", case.recipe))
+    codec = make(case.parsed)
     for data in case.bad:
         with pytest.raises(BadSample, match=r"expected .* got"):
             decode(codec, data)
@@ -162,7 +190,7 @@ def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(sample)))
         sample[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
-    _decode_or_refuse(make(parse_field("x", case.recipe)), bytes(sample))
+    _decode_or_refuse(make(case.parsed), bytes(sample))
 
 
 @settings(max_examples=budget(60))
@@ -173,7 +201,7 @@ def test_damage_is_refused_or_decoded(data: st.DataObject) -> None:
 def test_noise_is_refused_or_decoded(head: bytes, tail: bytes) -> None:
     """Arbitrary bytes behind the magic numbers never raise anything but BadSample."""
     for case in CASES.values():
-        _decode_or_refuse(make(parse_field("x", case.recipe)), head + tail)
+        _decode_or_refuse(make(case.parsed), head + tail)
 
 
 def _decode_or_refuse(codec: SampleCodec, data: bytes) -> None:

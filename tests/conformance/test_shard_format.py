@@ -154,4 +154,4 @@ def test_the_registry_knows_formats_by_extension() -> None:
         with pytest.raises(Unsupported, match=r"\.tar"):
             registry.format_for(url)
     with pytest.raises(Unsupported, match="tar"):
-        registry.get("mds")
+        registry.get("beton")

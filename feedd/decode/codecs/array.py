@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from feedd.decode.codecs.varint import count_varints, unpack_varints
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, NpyParams, canonical
 from feedd.errors import BadSample
+from feedd.values import FieldKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,18 +26,19 @@ _HEADER_BYTES_MAX: Final = 10_000
 
 
 class RawCodec:
-    """``tensor`` and ``tokens``: exactly the row's bytes, little-endian, C order."""
+    """``tensor``, ``tokens`` and ``array``: exactly the row's bytes, little-endian, C order."""
 
     def __init__(self, params: Params) -> None:
         self._params = params
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE."""
+        """DENSE, or RAGGED for ``array``."""
         return self._params.spec(name)
 
-    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
-        """Return the shape the recipe says."""
-        return self._params.spec("").shape
+    def measure(self, data: memoryview) -> tuple[int, ...]:
+        """Return the shape the recipe says, or how many numbers there are."""
+        spec = self._params.spec("")
+        return spec.shape if spec.kind is FieldKind.DENSE else (len(data) // np.dtype(spec.dtype).itemsize,)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Copy ``data`` into ``out``.
@@ -47,6 +50,28 @@ class RawCodec:
             raise BadSample(f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {len(data)}")
         little_endian = np.frombuffer(data, out.dtype.newbyteorder("<"))
         out[...] = little_endian.reshape(out.shape)
+
+
+class VarintsCodec(RawCodec):
+    """``array``, ``tensor`` and ``tokens`` over numbers as protobuf packs them."""
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:
+        """Return how many there are, in one tuple."""
+        return (count_varints(data),)
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Unpack ``data`` into ``out``.
+
+        Raises:
+            BadSample: another count than ``out`` has, or a number that its dtype cannot hold.
+        """
+        numbers = unpack_varints(data)
+        if len(numbers) != out.size:
+            raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(numbers)}")
+        fitting = numbers.astype(out.dtype)
+        if not np.array_equal(fitting.astype(np.int64), numbers):
+            raise BadSample(f"expected numbers that fit {out.dtype}, got {int(numbers.min())} to {int(numbers.max())}")
+        out[...] = fitting.reshape(out.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,19 @@
-"""``int`` and ``float``: ASCII numbers, surrounding white space allowed."""
+"""``int`` and ``float``: ASCII numbers, surrounding white space allowed, or what the data stores as numbers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from feedd.decode.codecs.varint import unpack_varints
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from feedd.decode.params import FloatParams, IntParams
+    from feedd.decode.stored import Stored
     from feedd.values import TensorSpec
 
 _DIGITS_MAX: Final = 64
@@ -35,6 +38,43 @@ class _NumberCodec:
         if len(text) > _DIGITS_MAX or b"_" in text or not text.isascii():
             raise BadSample(f"expected an ASCII number of at most {_DIGITS_MAX} bytes, got {text[:24]!r}")
         return text
+
+
+class StoredNumberCodec(_NumberCodec):
+    """``int`` and ``float`` over a number that is stored as one."""
+
+    def __init__(self, params: IntParams | FloatParams, stored: Stored) -> None:
+        super().__init__(params)
+        self._dtype = np.dtype(stored.dtype).newbyteorder("<")
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the number into ``out``.
+
+        Raises:
+            BadSample: another length, or an integer beyond 64 bits.
+        """
+        if len(data) != self._dtype.itemsize:
+            raise BadSample(f"expected {self._dtype.itemsize} bytes of {self._dtype.name}, got {len(data)}")
+        value = np.frombuffer(data, self._dtype)[0]
+        if self._dtype.kind == "u" and out.dtype.kind == "i" and int(value) >= _INT64:
+            raise BadSample(f"expected an integer of 64 bits, got {value}")
+        with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+            out[()] = value
+
+
+class VarintCodec(_NumberCodec):
+    """``int`` and ``float`` over one number as protobuf packs it."""
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the number into ``out``.
+
+        Raises:
+            BadSample: none, or more than one.
+        """
+        numbers = unpack_varints(data)
+        if len(numbers) != 1:
+            raise BadSample(f"expected one number, got {len(numbers)}")
+        out[()] = numbers[0]
 
 
 class IntCodec(_NumberCodec):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from feedd.decode.codecs.array import NpyCodec, RawCodec
-from feedd.decode.codecs.number import FloatCodec, IntCodec
+from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
+from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, VarintCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.decode.params import (
+    ArrayParams,
     BytesParams,
     FloatParams,
     ImageParams,
@@ -20,14 +21,17 @@ from feedd.decode.params import (
     TokensParams,
     params_of,
 )
+from feedd.decode.stored import parse_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from feedd.decode.stored import Stored
     from feedd.protocols import SampleCodec
     from feedd.values import FieldRecipe
 
 _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
+    ArrayParams: RawCodec,
     BytesParams: BytesCodec,
     FloatParams: FloatCodec,
     IntParams: IntCodec,
@@ -46,8 +50,20 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         BadRecipe: unknown codec or parameters.
     """
     params = params_of(recipe)
+    stored = parse_stored(recipe.stored)
+    if stored is not None:
+        return _over(params, stored)
     if isinstance(params, ImageParams):
         return _image(params)
+    return _CODECS[type(params)](params)
+
+
+def _over(params: Params, stored: Stored) -> SampleCodec:
+    """Return the codec that reads numbers which are stored as numbers."""
+    if isinstance(params, (IntParams, FloatParams)):
+        return VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
+    if stored.varint and not isinstance(params, BytesParams):
+        return VarintsCodec(params)
     return _CODECS[type(params)](params)
 
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.lines import LinesFormat
+from feedd.decode.formats.mds import MdsFormat
 from feedd.decode.formats.tar import TarFormat
+from feedd.decode.formats.tfrecord import TfRecordFormat
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
     from feedd.protocols import ShardFormat
 
-_FORMATS: Final[dict[str, ShardFormat]] = {"tar": TarFormat()}
-_BY_EXTENSION: Final = {".tar": "tar"}
+_ALL: Final[tuple[ShardFormat, ...]] = (
+    TarFormat(),
+    TfRecordFormat(),
+    MdsFormat(),
+    LinesFormat("text", "text", "text"),
+    LinesFormat("jsonl", "json", "json"),
+)
+_FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
+_BY_EXTENSION: Final = {
+    ".tar": "tar",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".mds": "mds",
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
+_PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
 
 
 def format_for(url: str) -> str:
@@ -20,7 +40,7 @@ def format_for(url: str) -> str:
     Raises:
         Unsupported: none that this version reads; the message lists those it does.
     """
-    file_name = url.rsplit("/", 1)[-1].lower()
+    file_name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
     for extension, name in _BY_EXTENSION.items():
         if file_name.endswith(extension):
             return name

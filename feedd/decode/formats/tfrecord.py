@@ -1,0 +1,247 @@
+"""TFRecord: framed records; those that are tf.train.Example become fields, others are one field as they are.
+
+A record is ``u64 length, u32 masked CRC-32C of it, data, u32 masked CRC-32C of those`` [TensorFlow,
+core/lib/io/record_writer.h]. Both checksums are verified: there is no marker to find the next record by, so a wrong
+length ends the shard.
+
+Of an Example every feature is a field: a float list where it lies (``float32[]``), an integer list as it is packed
+(``varint[]``), a bytes list of one value as that value. What cannot be told from its place is an error: lists that are
+not packed (no writer of TensorFlow's makes them), and bytes lists of several values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import numpy as np
+from awscrt import checksums
+
+from feedd.decode.formats.keys import field_names, numbered
+from feedd.errors import BadShard
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DATA: Final = "data"
+"""The field of records that are no Examples."""
+
+_HEAD_BYTES: Final = 12
+_FOOT_BYTES: Final = 4
+_RECORD_BYTES_MAX: Final = 1 << 30
+_FIELDS_MAX: Final = 4096
+_CELLS_MAX: Final = 1 << 26
+_MASK_DELTA: Final = 0xA282EAD8
+_STORED: Final = {1: "", 2: "float32[]", 3: "varint[]"}  # by the number of the list in a Feature
+_VARINT, _LENGTH, _FIXED32, _FIXED64 = 0, 2, 5, 1  # protobuf's wire types
+
+
+class _NoExample(Exception):
+    """The record is something else."""
+
+
+def masked_crc(data: bytes | memoryview) -> int:
+    """Return TensorFlow's masked CRC-32C."""
+    crc: int = checksums.crc32c(data)
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The index while it grows: one entry per feature of a record."""
+
+    names: dict[bytes, int] = field(default_factory=dict)
+    stored: list[str] = field(default_factory=list)
+    column: list[int] = field(default_factory=list)
+    sample: list[int] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+
+
+class TfRecordFormat:
+    """``protocols.ShardFormat`` of TFRecord files; stateless."""
+
+    @property
+    def name(self) -> str:
+        """``tfrecord``."""
+        return "tfrecord"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each record's features lie; a key is the record's number in the shard.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: broken framing, a wrong checksum, or Examples whose features differ in type.
+        """
+        return _Reader(data, url).read()
+
+
+class _Reader:
+    """One pass over the records of one shard."""
+
+    def __init__(self, data: memoryview, url: str) -> None:
+        self._data = data
+        self._url = url
+        self._columns = _Columns()
+
+    def fail(self, at: int, expected: str, got: str) -> NoReturn:
+        """Raise BadShard for the byte ``at``."""
+        raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
+
+    def read(self) -> ShardIndex:
+        """Read all records."""
+        spans = list(self._records())
+        if not spans:
+            return self._index(0)
+        try:
+            self._example(0, *spans[0])
+        except _NoExample:
+            starts, ends = np.array(spans, np.int64).T
+            return _whole(starts, ends - starts)
+        for sample, (start, end) in enumerate(spans[1:], 1):
+            try:
+                self._example(sample, start, end)
+            except _NoExample as error:
+                self.fail(start, "a tf.train.Example, as the shard's first record is", str(error))
+        return self._index(len(spans))
+
+    def _records(self) -> Iterator[tuple[int, int]]:
+        """Yield where each record's data begin and end."""
+        data, at, total = self._data, 0, len(self._data)
+        while at < total:
+            head = bytes(data[at : at + _HEAD_BYTES])
+            if len(head) < _HEAD_BYTES:
+                self.fail(at, f"a record's head of {_HEAD_BYTES} bytes", f"end of data after {total} bytes")
+            length = int.from_bytes(head[:8], "little")
+            if int.from_bytes(head[8:], "little") != masked_crc(head[:8]):
+                self.fail(at, "a record's length with its checksum", f"length {length} with another")
+            start, end = at + _HEAD_BYTES, at + _HEAD_BYTES + length
+            if length > _RECORD_BYTES_MAX:
+                self.fail(at, f"a record of at most {_RECORD_BYTES_MAX} bytes", f"{length} bytes")
+            if end + _FOOT_BYTES > total:
+                self.fail(start, f"{length} bytes of record and their checksum", f"end of data after {total} bytes")
+            if int.from_bytes(data[end : end + _FOOT_BYTES], "little") != masked_crc(data[start:end]):
+                self.fail(start, f"{length} bytes of record with their checksum", "bytes with another")
+            yield start, end
+            at = end + _FOOT_BYTES
+
+    # ------------------------------------------------------------------ Examples
+
+    def _example(self, sample: int, start: int, end: int) -> None:
+        """Add the features of one record."""
+        seen: set[bytes] = set()
+        for features in self._messages(start, end, 1):
+            for entry in self._messages(*features, 1):
+                self._feature(sample, *entry, seen)
+
+    def _feature(self, sample: int, start: int, end: int, seen: set[bytes]) -> None:
+        """Add one entry of the map: a name and its list."""
+        name, last = b"", (0, start, start)
+        for number, low, high in self._fields(start, end):
+            if number == 1:
+                name = bytes(self._data[low:high])
+            elif number == 2:
+                for one in self._fields(low, high):
+                    last = one  # which counts, as protobuf has it
+        kind = last[0]
+        if not kind:
+            return  # a feature without a list: missing
+        if kind not in _STORED:
+            raise _NoExample(f"a feature {name!r} of kind {kind}")
+        value = self._value(*last)
+        if name in seen:
+            raise _NoExample(f"two features {name!r}")
+        seen.add(name)
+        if value is None:
+            return
+        columns = self._columns
+        columns.column.append(self._column(name, kind, start))
+        columns.sample.append(sample)
+        columns.start.append(value[0])
+        columns.size.append(value[1] - value[0])
+
+    def _value(self, kind: int, start: int, end: int) -> tuple[int, int] | None:
+        """Return where a list's values lie: one after another, without anything between; None: it is empty."""
+        values = [(low, high) for _, low, high in self._fields(start, end)]
+        if not values:
+            return None
+        if len(values) > 1:
+            what = "one value in a bytes list" if kind == 1 else "a packed list"
+            self.fail(start, what, f"{len(values)} values")
+        if kind == 2 and (values[0][1] - values[0][0]) % 4:
+            self.fail(start, "floats of 4 bytes", f"{values[0][1] - values[0][0]} bytes of them")
+        return values[0]
+
+    def _column(self, name: bytes, kind: int, at: int) -> int:
+        columns = self._columns
+        column = columns.names.get(name)
+        if column is None:
+            if len(columns.names) == _FIELDS_MAX:
+                self.fail(at, f"at most {_FIELDS_MAX} different features", "one more")
+            column = columns.names[name] = len(columns.names)
+            columns.stored.append(_STORED[kind])
+        elif columns.stored[column] != _STORED[kind]:
+            self.fail(at, f"feature {name!r} as {columns.stored[column] or 'bytes'}", _STORED[kind] or "bytes")
+        return column
+
+    def _messages(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+        for number, low, high in self._fields(start, end):
+            if number == wanted:
+                yield low, high
+
+    def _fields(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield number and place of each length-delimited field of a message; skip others."""
+        at = start
+        while at < end:
+            tag, at = self._varint(at, end)
+            number, wire = tag >> 3, tag & 7
+            if wire == _LENGTH:
+                length, at = self._varint(at, end)
+                if at + length > end:
+                    raise _NoExample("a field that ends behind its message")
+                yield number, at, at + length
+                at += length
+            elif wire == _VARINT:
+                _, at = self._varint(at, end)
+                yield number, at, at
+            elif wire in {_FIXED32, _FIXED64}:
+                size = 4 if wire == _FIXED32 else 8
+                yield number, at, at + size
+                at += size
+            else:
+                raise _NoExample(f"wire type {wire}")
+            if at > end:
+                raise _NoExample("a field that ends behind its message")
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < end and shift < 64:
+            byte = self._data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+            shift += 7
+        raise _NoExample("a number without an end")
+
+    def _index(self, samples: int) -> ShardIndex:
+        columns = self._columns
+        shape = (len(columns.names), samples)
+        if shape[0] * shape[1] > _CELLS_MAX:
+            self.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", f"{shape[0]} fields x {shape[1]} samples")
+        starts = np.zeros(shape, np.int64)
+        sizes = np.full(shape, -1, np.int64)
+        if columns.sample:
+            cell = (np.array(columns.column, np.intp), np.array(columns.sample, np.intp))
+            starts[cell] = columns.start
+            sizes[cell] = columns.size
+        names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
+        return ShardIndex(names, starts, sizes, *numbered(samples), stored=tuple(columns.stored))
+
+
+def _whole(starts: np.ndarray, sizes: np.ndarray) -> ShardIndex:
+    return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))

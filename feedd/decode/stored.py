@@ -1,0 +1,124 @@
+"""How a format stores a field where that is not a file of its own: numbers as bytes instead of text. Pure.
+
+A name, so that an index says it in a few bytes and a mismatch can be told::
+
+    int64         one number, little-endian (as any of the dtypes)
+    float32[]     any number of them, back to back
+    uint8[3,224]  so many of them, in C order
+    varint        one number as protobuf packs it: int64 in two's complement
+    varint[]      any number of those
+
+and nothing at all for what a tar holds: text, an encoded image, a .npy file. Where the format says which of these it
+is, its name is ``text``, ``json`` or ``image``: that only chooses the codec where the user names none.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, TensorParams, TokensParams, params_of
+from feedd.errors import BadRecipe
+
+if TYPE_CHECKING:
+    from feedd.values import FieldRecipe
+
+_NAME: Final = re.compile(r"([a-z0-9]+)(?:\[([0-9,]*)\])?")
+_VARINT: Final = "varint"
+_FILES: Final = frozenset({"image", "json", "npy", "str"})
+"""Codecs of bytes that say themselves what they are."""
+_FILE_NAMES: Final = {"text": "str", "json": "json", "image": "image"}
+"""Codec by name, where a file of its own says more than a tar's member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One of the names above, taken apart.
+
+    Attributes:
+        dtype: of the numbers; of varints what they become.
+        shape: of a sample: empty for one number, None for any number of them.
+        varint: whether they are packed as protobuf does.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    varint: bool = False
+
+    @property
+    def scalar(self) -> bool:
+        """Whether a sample is one number."""
+        return self.shape == ()
+
+
+@functools.lru_cache(maxsize=1024)  # a data set has few; asked for every field of every chunk
+def parse_stored(name: str) -> Stored | None:
+    """Return what a name says; None: the field is a file of its own.
+
+    Raises:
+        ValueError: it is no such name.
+    """
+    if not name or name in _FILE_NAMES:
+        return None
+    match = _NAME.fullmatch(name)
+    dtype, sides = match.groups() if match is not None else ("", None)
+    if dtype == _VARINT and not sides:
+        return Stored("int64", () if sides is None else None, varint=True)
+    if dtype not in DTYPES:
+        raise ValueError(f"expected one of the dtypes {', '.join(DTYPES)}, or {_VARINT}, got {name!r}")
+    if not sides:
+        return Stored(dtype, () if sides is None else None)
+    shape = tuple(int(side) for side in sides.split(",") if side)
+    if len(shape) > DIMS_MAX or not 0 < math.prod(shape) <= SAMPLE_BYTES_MAX:
+        raise ValueError(f"expected at most {DIMS_MAX} sizes of 1 or more, got {name!r}")
+    return Stored(dtype, shape)
+
+
+def check_stored(recipe: FieldRecipe) -> None:
+    """Make sure that a field's codec can read what the data stores.
+
+    Raises:
+        BadRecipe: it cannot; says what can.
+    """
+    stored = parse_stored(recipe.stored)
+    codec = recipe.codec
+    if stored is None:
+        if codec == "array":
+            raise _unfit(recipe, "numbers", "a file of its own, as tar members are", "npy, tensor:DTYPE:SHAPE or bytes")
+        return
+    if codec in _FILES:
+        raise _unfit(recipe, "a file of its own", recipe.stored, suggest(stored))
+    if codec in {"int", "float"} and stored.shape:  # any number of them may well be one: each sample tells
+        raise _unfit(recipe, "one number per sample", recipe.stored, suggest(stored))
+    if codec == "int" and stored.dtype.startswith("float"):
+        raise _unfit(recipe, "integers", recipe.stored, suggest(stored))
+    params = params_of(recipe)
+    if isinstance(params, (TensorParams, TokensParams)) and not stored.varint and params.dtype != stored.dtype:
+        raise _unfit(recipe, params.dtype, recipe.stored, suggest(stored))
+
+
+def default_codec(name: str) -> str | None:
+    """Return the recipe for what is stored under that name where the user names none; None: the name does not say."""
+    stored = parse_stored(name)
+    return _FILE_NAMES.get(name) if stored is None else suggest(stored)
+
+
+def suggest(stored: Stored) -> str:
+    """Return the recipe that takes what is stored as it is."""
+    if stored.scalar:
+        return "float" if stored.dtype.startswith("float") else "int"
+    if stored.shape is None:
+        return "array"
+    return f"tensor:{stored.dtype}:{','.join(map(str, stored.shape))}"
+
+
+def _unfit(recipe: FieldRecipe, expected: str, got: str, instead: str) -> BadRecipe:
+    return BadRecipe(
+        f"expected {expected} for {recipe.codec!r}, got {got}",
+        object=recipe.name,
+        hint=f"this data can be read as {instead}",
+        stage="decode",
+    )
