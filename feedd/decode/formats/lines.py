@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.formats.keys import numbered
+from feedd.decode.formats.framing import numbered
 from feedd.errors import BadShard
 from feedd.values import ShardIndex
 

@@ -13,14 +13,13 @@ that carry their shape, lists) comes as ``bytes``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from feedd.decode.formats.keys import field_names, numbered
+from feedd.decode.formats.framing import ShardReader, field_names, numbered
 from feedd.decode.params import DTYPES
-from feedd.errors import BadShard
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES_MAX: Final = 1 << 20
 _COLUMNS_MAX: Final = 4096
-_CELLS_MAX: Final = 1 << 26
 _ARRAY: Final = re.compile(r"ndarray:([a-z0-9]+):([0-9]+(?:,[0-9]+)*)")
 _STORED: Final = {"int": "int64", "str": "text", "json": "json", "jpeg": "image", "png": "image"}
 _UNSAFE: Final = "pkl"
@@ -61,16 +59,8 @@ class MdsFormat:
         return _Reader(data, url).read()
 
 
-class _Reader:
+class _Reader(ShardReader):
     """The columns of one shard, all samples at a time."""
-
-    def __init__(self, data: memoryview, url: str) -> None:
-        self._data = data
-        self._url = url
-
-    def fail(self, at: int, expected: str, got: str) -> NoReturn:
-        """Raise BadShard for the byte ``at``."""
-        raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
     def read(self) -> ShardIndex:
         """Read header and sizes."""
@@ -114,8 +104,7 @@ class _Reader:
     def _columns(self, header: _Header, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return start and size of each column of each sample."""
         columns, samples = len(header.column_names), len(offsets) - 1
-        if columns * samples > _CELLS_MAX:
-            self.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", f"{columns} fields x {samples} samples")
+        self.check_cells(columns, samples)
         sizes = np.empty((columns, samples), np.int64)
         variable = [number for number, size in enumerate(header.column_sizes) if not size]
         begins, ends = offsets[:-1], offsets[1:]

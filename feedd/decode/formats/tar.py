@@ -15,11 +15,11 @@ from __future__ import annotations
 import re
 import zlib
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final
 
 import numpy as np
 
-from feedd.errors import BadShard
+from feedd.decode.formats.framing import Cells, ShardReader
 from feedd.values import ShardIndex
 
 _BLOCK: Final = 512
@@ -27,7 +27,6 @@ _ZERO_BLOCK: Final = bytes(_BLOCK)
 _NAME_BYTES_MAX: Final = 1 << 20
 _FIELDS_MAX: Final = 256
 _EXTENSION_BYTES_MAX: Final = 255
-_CELLS_MAX: Final = 1 << 26
 _REGULAR: Final = frozenset(b"0\x007")
 _WITHOUT_DATA: Final = frozenset(b"123456")
 _META: Final = re.compile(rb"__[^/]*__(?:$|/)")
@@ -42,28 +41,16 @@ class _Extended:
 
 
 @dataclass(slots=True)
-class _Columns:
+class _Columns(Cells):
     """The index while it grows: one entry per kept member, one per sample."""
 
     fields: dict[bytes, int] = field(default_factory=dict)  # extension as written -> column
     names: list[str] = field(default_factory=list)
-    column: list[int] = field(default_factory=list)
-    sample: list[int] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     present: set[int] = field(default_factory=set)  # columns the current sample has
 
     def index(self, reader: _Reader) -> ShardIndex:
-        shape = (len(self.names), len(self.keys))
-        if shape[0] * shape[1] > _CELLS_MAX:
-            reader.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", f"{shape[0]} fields x {shape[1]} samples")
-        starts = np.zeros(shape, np.int64)
-        sizes = np.full(shape, -1, np.int64)
-        if self.sample:
-            cell = (np.array(self.column, np.intp), np.array(self.sample, np.intp))
-            starts[cell] = self.start
-            sizes[cell] = self.size
+        starts, sizes = self.tables(reader, len(self.names), len(self.keys))
         keys = [key if key.isascii() else key.decode("utf-8", "replace").encode() for key in self.keys]
         key_ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), dtype=np.int64)
         return ShardIndex(tuple(self.names), starts, sizes, b"".join(keys), key_ends)
@@ -90,19 +77,14 @@ class TarFormat:
         return _Reader(data, url).read()
 
 
-class _Reader:
+class _Reader(ShardReader):
     """One pass over the headers of one shard."""
 
     def __init__(self, data: memoryview, url: str) -> None:
-        self._data = data
-        self._url = url
+        super().__init__(data, url)
         self._columns = _Columns()
         self._global = _Extended()
         self._next = _Extended()
-
-    def fail(self, at: int, expected: str, got: str) -> NoReturn:
-        """Raise BadShard for the byte ``at``."""
-        raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
     def read(self) -> ShardIndex:
         """Read headers until the end-of-archive block."""

@@ -12,13 +12,12 @@ not packed (no writer of TensorFlow's makes them), and bytes lists of several va
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from awscrt import checksums
 
-from feedd.decode.formats.keys import field_names, numbered
-from feedd.errors import BadShard
+from feedd.decode.formats.framing import Cells, ShardReader, field_names, numbered
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ _HEAD_BYTES: Final = 12
 _FOOT_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 30
 _FIELDS_MAX: Final = 4096
-_CELLS_MAX: Final = 1 << 26
 _MASK_DELTA: Final = 0xA282EAD8
 _STORED: Final = {1: "", 2: "float32[]", 3: "varint[]"}  # by the number of the list in a Feature
 _VARINT, _LENGTH, _FIXED32, _FIXED64 = 0, 2, 5, 1  # protobuf's wire types
@@ -48,15 +46,11 @@ def masked_crc(data: bytes | memoryview) -> int:
 
 
 @dataclass(slots=True)
-class _Columns:
+class _Columns(Cells):
     """The index while it grows: one entry per feature of a record."""
 
     names: dict[bytes, int] = field(default_factory=dict)
     stored: list[str] = field(default_factory=list)
-    column: list[int] = field(default_factory=list)
-    sample: list[int] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    size: list[int] = field(default_factory=list)
 
 
 class TfRecordFormat:
@@ -80,17 +74,12 @@ class TfRecordFormat:
         return _Reader(data, url).read()
 
 
-class _Reader:
+class _Reader(ShardReader):
     """One pass over the records of one shard."""
 
     def __init__(self, data: memoryview, url: str) -> None:
-        self._data = data
-        self._url = url
+        super().__init__(data, url)
         self._columns = _Columns()
-
-    def fail(self, at: int, expected: str, got: str) -> NoReturn:
-        """Raise BadShard for the byte ``at``."""
-        raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
 
     def read(self) -> ShardIndex:
         """Read all records."""
@@ -230,15 +219,7 @@ class _Reader:
 
     def _index(self, samples: int) -> ShardIndex:
         columns = self._columns
-        shape = (len(columns.names), samples)
-        if shape[0] * shape[1] > _CELLS_MAX:
-            self.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", f"{shape[0]} fields x {shape[1]} samples")
-        starts = np.zeros(shape, np.int64)
-        sizes = np.full(shape, -1, np.int64)
-        if columns.sample:
-            cell = (np.array(columns.column, np.intp), np.array(columns.sample, np.intp))
-            starts[cell] = columns.start
-            sizes[cell] = columns.size
+        starts, sizes = columns.tables(self, len(columns.names), samples)
         names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
         return ShardIndex(names, starts, sizes, *numbered(samples), stored=tuple(columns.stored))
 

@@ -1,0 +1,94 @@
+"""What readers of shards have in common: how they refuse, how an index grows, how fields and samples are named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import numpy as np
+
+from feedd.errors import BadShard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_CELLS_MAX: Final = 1 << 26
+_DIGITS: Final = 8
+
+
+class ShardReader:
+    """One pass over the bytes of one shard.
+
+    Args:
+        data: the whole object, borrowed.
+        url: named in errors.
+    """
+
+    def __init__(self, data: memoryview, url: str) -> None:
+        self._data = data
+        self._url = url
+
+    def fail(self, at: int, expected: str, got: str) -> NoReturn:
+        """Raise BadShard for the byte ``at``."""
+        raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
+
+    def check_cells(self, field_count: int, sample_count: int) -> None:
+        """Refuse an index that nobody has memory for, before it is allocated.
+
+        Raises:
+            BadShard: it has too many cells.
+        """
+        if field_count * sample_count > _CELLS_MAX:
+            got = f"{field_count} fields x {sample_count} samples"
+            self.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", got)
+
+
+@dataclass(slots=True)
+class Cells:
+    """An index while it grows, one entry per field that a sample has: lists, because readers append millions."""
+
+    column: list[int] = field(default_factory=list)
+    sample: list[int] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+
+    def tables(
+        self, reader: ShardReader, field_count: int, sample_count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``starts`` and ``sizes`` of an index.
+
+        Raises:
+            BadShard: see ``ShardReader.check_cells``.
+        """
+        reader.check_cells(field_count, sample_count)
+        starts = np.zeros((field_count, sample_count), np.int64)
+        sizes = np.full((field_count, sample_count), -1, np.int64)
+        if self.sample:
+            cell = (np.array(self.column, np.intp), np.array(self.sample, np.intp))
+            starts[cell] = self.start
+            sizes[cell] = self.size
+        return starts, sizes
+
+
+def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:
+    """Return names of fields as recipes look for them: in lower case, as extensions are.
+
+    Raises:
+        BadShard: two that differ by case only.
+    """
+    lower = tuple(name.lower() for name in names)
+    if len(set(lower)) < len(lower):
+        twice = next(name for place, name in enumerate(lower) if name in lower[:place])
+        raise BadShard(f"expected names of fields that differ, got {twice!r} twice", object=url, stage="decode")
+    return lower
+
+
+def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Return ``key_blob`` and ``key_ends`` of an index: ordinals of eight digits at least, which sort as they lie."""
+    keys = b"".join(b"%08d" % ordinal for ordinal in range(sample_count))
+    lengths = np.full(sample_count, _DIGITS, np.int64)
+    for digits in range(_DIGITS, len(str(sample_count))):
+        lengths[10**digits :] += 1
+    return keys, np.cumsum(lengths)
