@@ -48,7 +48,7 @@ check-static: $(STAMP)
 
 # Rooms and rules, and the models; what needs a server (conformance, fault, e2e) is left to make test.
 check-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check tests/unit tests/tidy tests/model
+	$(BIN)/python -m pytest -q -n 2 -m '$(FAST)' --hypothesis-profile=check tests/unit tests/tidy tests/model
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -49,7 +49,7 @@ def test_table_names_are_unique_and_well_formed() -> None:
         assert metric.name.removesuffix("_total").endswith(metric.unit), metric.name
 
 
-@pytest.mark.parametrize("recorder", [PrometheusRecorder(), MemoryRecorder()], ids=repr)
+@pytest.mark.parametrize("recorder", [PrometheusRecorder(), MemoryRecorder()], ids=["prometheus", "memory"])
 def test_wrong_labels_are_a_defect(recorder: Recorder) -> None:
     """A missing, an extra and a misspelt label are refused, not silently a new series."""
     for labels in ({}, {"op": "get"}, {"op": "get", "result": "ok"}, {"op": "get", "outcome": "ok", "x": "y"}):

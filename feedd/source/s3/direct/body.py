@@ -87,11 +87,10 @@ class MovedBody:
             OSError: there are no descriptors for that; the transport goes on as it was.
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
+        self._mover = self._movers.for_file(place.fd)
         if isinstance(self._transport, Tunnel):
-            self._mover = self._movers.for_file(place.fd, decrypting=True)
             self._move = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
         else:
-            self._mover = self._movers.for_file(place.fd)
             self._move = SplicedMove(sock_fd, place, size_bytes, progress, self._over)
         self._transport.pause_reading()
         self._mover.add(self._move)

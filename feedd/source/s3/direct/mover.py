@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from feedd.source.s3.direct.move import Move
 
 _MOVERS_MAX = 2
-_DECRYPTING_CORES = 4  # to each thread that decrypts: it is busy all the time, and the others want the interpreter too
 _EVENTS = select.EPOLLIN | select.EPOLLRDHUP
 
 
@@ -29,15 +28,10 @@ class Movers:
     def __init__(self) -> None:
         cores = len(os.sched_getaffinity(0))
         self._all = [Mover() for _ in range(min(cores, _MOVERS_MAX))]
-        self._decrypting = self._all[: max(1, cores // _DECRYPTING_CORES)]
 
-    def for_file(self, fd: int, *, decrypting: bool = False) -> Mover:
-        """Return the one to move a body to that descriptor's file.
-
-        Measured on two cores, of which the server takes one: decrypting in one thread 0.75 CPU-seconds per GB at
-        1.25 GB/s, in two 1.15 at 1.0.
-        """
-        return min(self._decrypting if decrypting else self._all, key=lambda mover: mover.burden(fd))
+    def for_file(self, fd: int) -> Mover:
+        """Return the one to move a body to that descriptor's file."""
+        return min(self._all, key=lambda mover: mover.burden(fd))
 
     def close(self) -> None:
         """Close all; see ``Mover.close``."""
