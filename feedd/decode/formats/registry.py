@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.mds import MdsFormat
+from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
 from feedd.errors import Unsupported
@@ -20,6 +21,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     MdsFormat(),
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
+    TableFormat(),
 )
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
