@@ -44,7 +44,7 @@ class ParquetForm:
         footer = _footer(held, "")
         if missing := lacking(held, footer):
             return missing
-        chunks = _library("").chunks(held.data, params, footer.start)
+        chunks = _library("").chunks(held.data, params, footer)
         return tuple(part for span in coalesced(chunks) for part in lacking(held, span))
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
@@ -54,8 +54,7 @@ class ParquetForm:
             BadShard: no Parquet file, or one that takes more than there is room for.
             BadRecipe, Unsupported: see ``columns.chosen``.
         """
-        _footer(held, url)
-        name: str = _library(url).write(held.data, url, params, out)
+        name: str = _library(url).write(held.data, url, params, out, _footer(held, url))
         return name
 
 
@@ -69,7 +68,7 @@ def _library(url: str) -> ModuleType:
 
 
 def _footer(held: Held, url: str) -> ByteRange:
-    """Return where the footer lies, its end not counted."""
+    """Return where the footer lies, its end included."""
     size = held.size_bytes
     end = bytes(held.data[max(0, size - _END_BYTES) : size])
     if end[4:] == _ENCRYPTED:

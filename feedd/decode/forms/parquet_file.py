@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from feedd.decode.forms.arrow_pieces import ColumnReader
 from feedd.decode.forms.arrow_types import Kept, file_of, kept, leaf_count, plain
 from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.parquet_footer import read_footer
 from feedd.decode.forms.table_writer import TableWriter
 from feedd.errors import BadShard
 from feedd.values import ByteRange
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Out
 
 _WHAT: Final = "a Parquet file"
+_END_BYTES: Final = 8
 _BATCH_BYTES: Final = 32 << 20
 _BATCH_ROWS_MAX: Final = 64 << 10
 _PADDED_BYTES: Final = 100
@@ -41,52 +43,93 @@ class _Column:
     leaves: range
 
 
-def chunks(data: memoryview, params: str, end: int) -> list[ByteRange]:
+def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
     """Return where the values of wanted columns lie.
 
     Args:
         data: the file, of which the footer is here.
         params: see ``columns.params_of``.
-        end: where the footer begins.
+        footer: where it lies, its last 8 bytes included.
     """
     with refusing(_WHAT, ""):
-        metadata = pq.read_metadata(_source(data))
-        return list(_chunks(metadata, _columns(metadata, params, ""), end, ""))
+        file = _File(data, footer, "")
+        return list(file.places(file.columns(params)))
 
 
-def write(data: memoryview, url: str, params: str, out: Out) -> str:
+def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) -> str:
     """Write the wanted columns as a table; return the name of its format."""
     with refusing(_WHAT, url):
-        file = pq.ParquetFile(_source(data), pre_buffer=False, page_checksum_verification=True)
-        writer = TableWriter(out, file.metadata.num_rows, url)
-        for column in _columns(file.metadata, params, url):
-            pieces = _pieces(file, column, ColumnReader(column.name, column.how, url), out.limit_bytes)
-            writer.add(column.name, column.how.stored, column.how.width, pieces)
+        file = _File(data, footer, url)
+        columns = file.columns(params)
+        list(file.places(columns))  # where one is wrong, pyarrow would read anything, or end the process
+        writer = TableWriter(out, file.footer.rows, url)
+        for column in columns:
+            reader = ColumnReader(column.name, column.how, url)
+            writer.add(column.name, column.how.stored, column.how.width, file.pieces(column, reader, out.limit_bytes))
         return writer.finish()
 
 
-def _source(data: memoryview) -> Any:
-    return pa.BufferReader(pa.py_buffer(data))
+class _File:
+    """One file.
 
+    Args:
+        data: see ``chunks``.
+        footer: see ``chunks``.
+        url: named in errors.
+    """
 
-def _columns(metadata: Any, params: str, url: str) -> list[_Column]:
-    """Return the wanted columns."""
-    schema = metadata.schema.to_arrow_schema()
-    usable: dict[str, _Column] = {}
-    others: list[str] = []
-    at = 0
-    for field in schema:
-        count = leaf_count(field.type)
-        how = kept(field.type)
-        if how is None or field.name in usable:
-            others.append(field.name)
-        else:
-            usable[field.name] = _Column(field.name, how, _leaves(plain(field.type), at, count))
-        at += count
-    if at != metadata.num_columns:
-        message = f"expected {metadata.num_columns} columns of values in a Parquet file's schema, got {at}"
-        raise BadShard(message, object=url, stage="decode")
-    return [usable[name] for name in chosen(params, usable, others, url)]
+    def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
+        self._end = footer.start
+        self._url = url
+        self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
+        source = pa.BufferReader(pa.py_buffer(data))
+        self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+    def columns(self, params: str) -> list[_Column]:
+        """Return the wanted ones."""
+        usable: dict[str, _Column] = {}
+        others: list[str] = []
+        at = 0
+        for field in self._file.schema_arrow:
+            count = leaf_count(field.type)
+            how = kept(field.type)
+            if how is None or field.name in usable:
+                others.append(field.name)
+            else:
+                usable[field.name] = _Column(field.name, how, _leaves(plain(field.type), at, count))
+            at += count
+        wrong = next((len(group.chunks) for group in self.footer.groups if len(group.chunks) != at), at)
+        if wrong != at or len(self._file.schema) != at:
+            raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
+        return [usable[name] for name in chosen(params, usable, others, self._url)]
+
+    def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
+        """Yield where the values of columns lie."""
+        padded = _PADDED_BYTES if b"parquet-mr" in self.footer.created_by else 0
+        for group in self.footer.groups:
+            for column in columns:
+                for leaf in column.leaves:
+                    chunk = group.chunks[leaf]
+                    stop = chunk.start + chunk.size
+                    if chunk.elsewhere or min(chunk.start, chunk.size, chunk.raw_size) < 0 or stop > self._end:
+                        got = f"{chunk.size} bytes at {chunk.start}"
+                        raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
+                    yield ByteRange(chunk.start, min(self._end, stop + padded))
+
+    def pieces(self, column: _Column, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+        """Yield a column, some rows at a time."""
+        paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
+        for number, group in enumerate(self.footer.groups):
+            size = sum(group.chunks[leaf].raw_size for leaf in column.leaves)
+            rows = max(1, min(_BATCH_ROWS_MAX, _BATCH_BYTES * group.rows // max(1, size)))
+            for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
+                place = batch.schema.get_field_index(column.name)
+                if place < 0:
+                    raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
+                yield from reader.pieces(batch.column(place), room_bytes)
+
+    def _bad(self, expected: str, got: str) -> BadShard:
+        return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
 
 
 def _leaves(type_: Any, at: int, count: int) -> range:
@@ -96,35 +139,3 @@ def _leaves(type_: Any, at: int, count: int) -> range:
         return range(at, at + count)
     names = [type_.field(number).name for number in range(type_.num_fields)]
     return range(at + names.index(child), at + names.index(child) + 1)
-
-
-def _chunks(metadata: Any, columns: list[_Column], end: int, url: str) -> Iterator[ByteRange]:
-    """Yield where the values of columns lie."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for column in columns:
-            for leaf in column.leaves:
-                chunk = group.column(leaf)
-                start = chunk.data_page_offset
-                if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
-                    start = chunk.dictionary_page_offset
-                size = chunk.total_compressed_size
-                if chunk.file_path or start < 0 or size < 0 or start + size > end:
-                    message = f"expected values of column {column.name!r} before byte {end}, got {size} bytes at {start}"
-                    raise BadShard(message, object=url, stage="decode")
-                padded = _PADDED_BYTES if "parquet-mr" in (metadata.created_by or "") else 0
-                yield ByteRange(start, min(end, start + size + padded))
-
-
-def _pieces(file: Any, column: _Column, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
-    metadata = file.metadata
-    paths = [metadata.schema.column(leaf).path for leaf in column.leaves]
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        size = sum(group.column(leaf).total_uncompressed_size for leaf in column.leaves)
-        rows = max(1, min(_BATCH_ROWS_MAX, _BATCH_BYTES * group.num_rows // max(1, size)))
-        for batch in file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
-            place = batch.schema.get_field_index(column.name)
-            if place < 0:
-                raise ValueError(f"no column {column.name!r}")
-            yield from reader.pieces(batch.column(place), room_bytes)

@@ -51,6 +51,11 @@ def lacking(held: Held, span: ByteRange) -> tuple[ByteRange, ...]:
     return (*missing, ByteRange(at, span.end)) if at < span.end else tuple(missing)
 
 
+def everything(held: Held) -> tuple[ByteRange, ...]:
+    """Return what is not here of the whole object."""
+    return lacking(held, ByteRange(0, held.size_bytes))
+
+
 def _touching(ranges: Iterable[ByteRange]) -> list[ByteRange]:
     found: list[ByteRange] = []
     for one in sorted(one for one in ranges if one.size_bytes):

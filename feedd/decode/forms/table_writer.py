@@ -42,14 +42,13 @@ class TableWriter:
 
     Args:
         out: where to.
-        rows: of every column.
+        rows: of every column; None: as many as the first one has.
         url: named in errors.
     """
 
-    def __init__(self, out: Out, rows: int, url: str) -> None:
-        if not 0 <= rows <= _ROWS_MAX:
-            raise BadShard(f"expected at most {_ROWS_MAX} rows, got {rows}", object=url, stage="decode")
+    def __init__(self, out: Out, rows: int | None, url: str) -> None:
         self._out, self._rows, self._url = out, rows, url
+        self._check_count(rows or 0)
         self._columns: list[TableColumn] = []
         out.write(MAGIC)
 
@@ -74,6 +73,7 @@ class TableWriter:
             self._out.write(_bytes(piece.values))
             marks.add(piece.valid, rows, count)
             rows += count
+            self._check_count(rows)
         self._check_rows(name, rows)
         self._columns.append(TableColumn(name, stored, at, width, valid_at=self._marks(marks)))
 
@@ -91,6 +91,7 @@ class TableWriter:
             every.append(piece.sizes)
             marks.add(piece.valid, rows, len(piece.sizes))
             rows += len(piece.sizes)
+            self._check_count(rows)
         written = self._out.at - at
         self._check_rows(name, rows)
         ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *every]), dtype="<i8")
@@ -103,7 +104,7 @@ class TableWriter:
     def finish(self) -> str:
         """Write the foot; return the name of the format."""
         self._align()
-        foot = msgspec.json.encode(TableFoot(self._rows, tuple(self._columns)))
+        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns)))
         self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
         return "table"
 
@@ -111,7 +112,7 @@ class TableWriter:
         if not marks.holes:
             return NOWHERE
         at = self._align()
-        valid = np.ones(self._rows, np.uint8)
+        valid = np.ones(self._rows or 0, np.uint8)
         for start, one in marks.holes:
             valid[start : start + len(one)] = one
         self._out.write(_bytes(valid))
@@ -121,7 +122,13 @@ class TableWriter:
         self._out.write(bytes(-self._out.at % ALIGN_BYTES))
         return self._out.at
 
+    def _check_count(self, rows: int) -> None:
+        if not 0 <= rows <= _ROWS_MAX:
+            raise BadShard(f"expected at most {_ROWS_MAX} rows, got {rows}", object=self._url, stage="decode")
+
     def _check_rows(self, name: str, rows: int) -> None:
+        if self._rows is None:
+            self._rows = rows
         if rows != self._rows:
             raise self._uneven(name, f"{self._rows} rows", str(rows))
 
