@@ -11,6 +11,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
@@ -98,7 +99,8 @@ class Shelf:
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
-        resolved = await self._stages.sources.resolve_all(urls)
+        found = await self._stages.sources.resolve_all(urls)
+        resolved = Resolved(await asyncio.to_thread(formed, found.refs), found.beside)
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
@@ -120,7 +122,7 @@ class Shelf:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = Resolved(
-            tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
+            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
@@ -149,8 +151,9 @@ class Shelf:
             raise
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
+        name = "" if ref.form else format_for(ref.url)  # before it is fetched
         index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], format_for(ref.url))
+            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
         )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(ref, index, weight)

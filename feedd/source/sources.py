@@ -28,7 +28,7 @@ from feedd.source.urls import FILE_ROOT, Location, parse_url
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.protocols import Clock, ObjectStore, Recorder, ShardFetcher
+    from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.options import SourceOptions
     from feedd.values import ObjectRef
 
@@ -86,7 +86,7 @@ class Sources:
         await asyncio.to_thread(warm)
 
     @property
-    def fetcher(self) -> ShardFetcher:
+    def fetcher(self) -> SpanFetcher:
         """Fetches objects of any store, by their root."""
         return self._fetcher
 
