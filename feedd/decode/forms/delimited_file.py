@@ -39,15 +39,17 @@ def write(data: memoryview, url: str, params: str, out: Out, delimiter: str) -> 
         first = _first_row(data, delimiter)
         if first is None:
             return TableWriter(out, 0, url).finish()
-        names = _names(first, asked_by(params))
-        columns = chosen(params, dict.fromkeys(names or map(str, range(len(first)))), (), url)
-        table = _read(data, names, first, columns, delimiter)
+        named = _is_header(first, asked_by(params))
+        cells = {cell.strip(): cell for cell in first} if named else {str(at): str(at) for at in range(len(first))}
+        columns = chosen(params, cells, (), url)
+        table = _read(data, None if named else list(cells), [cells[name] for name in columns], delimiter)
         writer = TableWriter(out, table.num_rows, url)
         for name in columns:
-            how = kept(table[name].type)
+            column = table[cells[name]]
+            how = kept(column.type)
             assert how is not None, "text is made of types that can be fields"
             reader = ColumnReader(name, how, url)
-            writer.add(name, how.stored, how.width, _pieces(table[name], reader, out.limit_bytes))
+            writer.add(name, how.stored, how.width, _pieces(column, reader, out.limit_bytes))
         return writer.finish()
 
 
@@ -59,18 +61,16 @@ def _first_row(data: memoryview, delimiter: str) -> list[str] | None:
     return next((row for row in rows if row), None)
 
 
-def _names(first: list[str], asked: Asked) -> list[str] | None:
-    """Return the names in a first row; None: it holds values.
+def _is_header(first: list[str], asked: Asked) -> bool:
+    """Whether a first row holds names.
 
-    It holds names where none of it is a number or empty, and all differ; not so where columns are asked for by number.
+    It does where none of it is a number or empty, and all differ; not so where columns are asked for by number.
     """
     lower = [cell.strip().lower() for cell in first]
     wanted = {name for names in asked for name in names}
     if wanted and wanted.isdisjoint(lower) and all(name.isdecimal() for name in wanted):
-        return None
-    if len(set(lower)) < len(lower) or any(not cell or _is_number(cell) for cell in lower):
-        return None
-    return [cell.strip() for cell in first]
+        return False
+    return len(set(lower)) == len(lower) and not any(not cell or _is_number(cell) for cell in lower)
 
 
 def _is_number(text: str) -> bool:
@@ -81,16 +81,18 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _read(data: memoryview, names: list[str] | None, first: list[str], columns: list[str], delimiter: str) -> Any:
+def _read(data: memoryview, names: list[str] | None, columns: list[str], delimiter: str) -> Any:
+    """Return a table of some columns; without ``names`` the first row has them."""
     read = arrow_csv.ReadOptions(
         use_threads=False,
-        block_size=len(data) + 1,  # one block: types are told by all values, not by the first megabyte's
-        column_names=names or list(map(str, range(len(first)))),
-        skip_rows=0 if names is None else 1,
+        block_size=len(data) + 2,  # one block: types are told by all values, not by the first megabyte's
+        column_names=names,
     )
     parse = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     convert = arrow_csv.ConvertOptions(include_columns=columns, strings_can_be_null=False)
-    return arrow_csv.read_csv(pa.BufferReader(pa.py_buffer(data)), read, parse, convert)
+    ends = len(data) > _HEAD_BYTES_MAX or b"\n" in bytes(data)
+    text = data if ends else bytes(data) + b"\n"  # names alone are taken for a table only where their line ends
+    return arrow_csv.read_csv(pa.BufferReader(pa.py_buffer(text)), read, parse, convert)
 
 
 def _pieces(column: Any, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:

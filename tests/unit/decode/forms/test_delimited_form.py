@@ -16,6 +16,8 @@ from feedd.errors import BadRecipe, BadShard
 from tests.budget import budget
 from tests.fakes.making import make
 
+pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
+
 
 def test_columns_are_typed_by_all_their_values() -> None:
     """Numbers, truth, text; a hole where there is nothing, empty text in text."""
