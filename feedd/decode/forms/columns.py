@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Asked = tuple[tuple[str, ...], ...]
 """For each field the names it may have, as recipes spell them. None at all: every column."""
 
+ROWS_ONLY: Final = "rows"
+"""Parameters of a form that makes no column at all: how many rows there are is all that is asked for."""
+
 _NAMES_SHOWN: Final = 60
 
 
@@ -49,6 +52,8 @@ def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str
         Unsupported: there is, but it cannot be a field.
         BadShard: two columns that are asked for differ by case only.
     """
+    if params == ROWS_ONLY:
+        return []
     asked = asked_by(params)
     by_name = _by_lower(usable, url, {name for names in asked for name in names} if asked else None)
     if not asked:
