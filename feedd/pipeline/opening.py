@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.pipeline.made import NodeCache
+    from feedd.pipeline.made import MadeCache
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
@@ -54,7 +54,7 @@ class Pipeline:
         self._numbers = itertools.count(1)
 
     @property
-    def cache(self) -> NodeCache:
+    def cache(self) -> MadeCache:
         """The cache, for listings of its entries."""
         return self.stages.cache
 
