@@ -46,13 +46,14 @@ COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
-_EXTENSIONS: Final = tuple(_BY_EXTENSION)
+EXTENSIONS: Final = tuple(_BY_EXTENSION)
+"""Of objects that need a form though they are not compressed."""
 
 
 def form_for(url: str) -> str:
     """Return the form in which a shard is read, by its extension; empty: as it is."""
     name = url.rsplit("/", 1)[-1].lower()
-    if name.endswith(_EXTENSIONS):
+    if name.endswith(EXTENSIONS):
         return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
     return uncompressed(_PART_OF.sub("", name))[1]
 
