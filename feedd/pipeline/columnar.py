@@ -41,7 +41,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
 
 
 def counting(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards of which only the samples are counted: columns are left out where that is less."""
+    """Return listed objects as shards of which only samples are counted: without columns where that is less."""
     found = formed(refs)
     return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
 

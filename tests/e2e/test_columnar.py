@@ -63,7 +63,11 @@ def test_of_40_columns_4_are_fetched(s3: S3Server, daemons: Callable[..., Daemon
     list(FeedDataset("s3://data/p/0.parquet", batch_size=1000, fields={"c00": "float"}, address=daemon.address))
     before = body_bytes(s3)
     dataset = FeedDataset(
-        "s3://data/p/", batch_size=500, fields=dict.fromkeys(WANTED, "tensor:float64:1"), address=daemon.address, copy=True
+        "s3://data/p/",
+        batch_size=500,
+        fields=dict.fromkeys(WANTED, "tensor:float64:1"),
+        address=daemon.address,
+        copy=True,
     )
     batches = list(dataset)
     fetched = body_bytes(s3) - before

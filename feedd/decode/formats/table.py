@@ -102,7 +102,7 @@ class _Reader(ShardReader):
     def _foot(self) -> tuple[TableFoot, int]:
         """Return the foot and where it begins."""
         data, total = self._data, len(self._data)
-        if total < len(MAGIC) + _END_BYTES or data[: len(MAGIC)] != MAGIC or data[total - len(MAGIC) :] != MAGIC:
+        if total < len(MAGIC) + _END_BYTES or {bytes(data[: len(MAGIC)]), bytes(data[total - len(MAGIC) :])} != {MAGIC}:
             self.fail(0, "a table", f"{total} bytes that begin with {bytes(data[: len(MAGIC)])!r}")
         size = int.from_bytes(data[total - _END_BYTES : total - len(MAGIC)], "little")
         at = total - _END_BYTES - size

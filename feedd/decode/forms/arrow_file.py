@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as kinds
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from feedd.decode.forms.table_writer import Piece
     from feedd.protocols import Out
+
+Reader: TypeAlias = "ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader"
 
 _WHAT: Final = "Arrow IPC, a file or a stream"
 _FILE_MAGIC: Final = b"ARROW1"
@@ -39,16 +41,16 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
         return writer.finish()
 
 
-def _open(data: memoryview, column: int | None) -> Any:
+def _open(data: memoryview, column: int | None) -> Reader:
     """Return a reader of one column; of all where None."""
     options = ipc.IpcReadOptions(use_threads=False, included_fields=None if column is None else [column])
     buffer = pa.py_buffer(data)
-    if data[: len(_FILE_MAGIC)] == _FILE_MAGIC:
+    if bytes(data[: len(_FILE_MAGIC)]) == _FILE_MAGIC:
         return ipc.open_file(buffer, options=options)
     return ipc.open_stream(buffer, options=options)
 
 
-def _batches(reader: Any) -> Iterator[Any]:
+def _batches(reader: Reader) -> Iterator[pa.RecordBatch]:
     if isinstance(reader, ipc.RecordBatchFileReader):
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
@@ -63,8 +65,8 @@ def _pieces(data: memoryview, column: int, reader: ColumnReader, room_bytes: int
         yield from reader.pieces(array, room_bytes)
 
 
-def _checked(array: Any) -> Any:
-    """Return an array whose offsets lie within its buffers; text stays unread, each sample tells whether it is UTF-8."""
+def _checked(array: pa.Array) -> pa.Array:
+    """Return an array whose offsets lie within its buffers; whether text is UTF-8 its samples tell."""
     if kinds.is_string(array.type) or kinds.is_large_string(array.type):
         binary = pa.binary() if kinds.is_string(array.type) else pa.large_binary()
         array = pa.Array.from_buffers(binary, len(array), array.buffers(), offset=array.offset)

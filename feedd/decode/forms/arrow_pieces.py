@@ -1,4 +1,4 @@
-"""From arrays of Arrow to pieces of a table's columns; all rows of an array at a time, without copying what lies well."""
+"""From arrays of Arrow to pieces of a table's columns: all rows of an array at a time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from feedd.errors import BadShard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy.typing as npt
     from numpy.typing import NDArray
 
     from feedd.decode.forms.arrow_types import Kept
@@ -56,7 +57,7 @@ class ColumnReader:
     def __init__(self, name: str, how: Kept, url: str) -> None:
         self._name, self._how, self._url = name, how, url
 
-    def pieces(self, array: Any, room_bytes: int) -> Iterator[Piece]:
+    def pieces(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
         """Yield some rows of it.
 
         Args:
@@ -82,7 +83,7 @@ class ColumnReader:
         else:
             yield _blobs(array)
 
-    def _spread(self, array: Any, room_bytes: int) -> Iterator[Piece]:
+    def _spread(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
         """Yield what a dictionary stands for, some rows at a time."""
         dictionary = _unwrapped(array.dictionary)
         worst = max(1, _value_bytes_max(dictionary))
@@ -98,7 +99,7 @@ class ColumnReader:
             return Piece(np.zeros(0, np.uint8), np.zeros(rows, np.int64), missing)
         return Piece(np.zeros(rows * self._how.width, np.uint8), None, missing)
 
-    def _numbers(self, array: Any) -> Piece:
+    def _numbers(self, array: pa.Array) -> Piece:
         flat = self._flat(array)
         itemsize = flat.values.dtype.itemsize
         if self._how.width is not None:
@@ -107,7 +108,7 @@ class ColumnReader:
         counts = np.full(rows, flat.per_row, np.int64) if flat.counts is None else flat.counts
         return Piece(flat.values, counts * itemsize, flat.valid)
 
-    def _flat(self, array: Any) -> _Flat:
+    def _flat(self, array: pa.Array) -> _Flat:
         array = _unwrapped(array)
         if kinds.is_dictionary(array.type):
             array = _unwrapped(array.dictionary_decode())
@@ -117,7 +118,7 @@ class ColumnReader:
             offsets = np.asarray(array.offsets).astype(np.int64)
             inner = self._flat(array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])))
             offsets -= offsets[0]
-            counts = np.diff(offsets) * inner.per_row
+            counts: NDArray[np.int64] | None = np.diff(offsets) * inner.per_row
             if inner.counts is not None:
                 counts = np.diff(_sums(inner.counts)[offsets])
             holes = None if inner.valid is None else np.diff(_sums(~inner.valid)[offsets])
@@ -130,7 +131,7 @@ class ColumnReader:
             return _Flat(inner.values, inner.per_row * size, counts, _without(valid, holes))
         return _Flat(self._scalars(array, valid), 1, None, valid)
 
-    def _scalars(self, array: Any, valid: NDArray[np.bool_] | None) -> NDArray[np.generic]:
+    def _scalars(self, array: pa.Array, valid: NDArray[np.bool_] | None) -> NDArray[np.generic]:
         """Return one number a row, as ``arrow_types.dtype_of`` says."""
         type_, dtype = array.type, np.dtype(dtype_of(array.type))
         if kinds.is_null(type_):
@@ -155,18 +156,18 @@ class ColumnReader:
         raise BadShard(f"expected {expected} in column {self._name!r}, got {got}", object=self._url, stage="decode")
 
 
-def _unwrapped(array: Any) -> Any:
+def _unwrapped(array: pa.Array) -> pa.Array:
     """Return the array that an extension or runs stand for."""
     while isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     if kinds.is_run_end_encoded(array.type):
-        import pyarrow.compute as compute  # noqa: PLC0415 - slow to load, and hardly ever met
+        from pyarrow import compute  # noqa: PLC0415 - slow to load, and hardly ever met
 
         array = compute.run_end_decode(array)
     return array
 
 
-def _valid(array: Any) -> NDArray[np.bool_] | None:
+def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
     if not array.null_count:
         return None
     valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
@@ -184,7 +185,7 @@ def _without(valid: NDArray[np.bool_] | None, holes: NDArray[np.int64] | None) -
     return whole if valid is None else whole & valid
 
 
-def _rows(array: Any, width: int, dtype: Any) -> NDArray[Any]:
+def _rows(array: pa.Array, width: int, dtype: npt.DTypeLike) -> NDArray[Any]:
     """Return the values of an array of fixed width."""
     rows, data = len(array), array.buffers()[1]
     if not rows or data is None:
@@ -192,7 +193,7 @@ def _rows(array: Any, width: int, dtype: Any) -> NDArray[Any]:
     return np.frombuffer(data, np.uint8, rows * width, array.offset * width).view(dtype)
 
 
-def _bits(array: Any) -> NDArray[np.bool_]:
+def _bits(array: pa.Array) -> NDArray[np.bool_]:
     rows, data = len(array), array.buffers()[1]
     if not rows or data is None:
         return np.zeros(rows, np.bool_)
@@ -201,14 +202,14 @@ def _bits(array: Any) -> NDArray[np.bool_]:
     return np.unpackbits(packed, count=skip + rows, bitorder="little")[skip:].view(np.bool_)
 
 
-def _list(array: Any) -> Any:
+def _list(array: pa.Array) -> pa.Array:
     """Return lists whose values lie one after another."""
     if kinds.is_list(array.type) or kinds.is_large_list(array.type):
         return array
     return array.cast(pa.large_list(array.type.value_field))
 
 
-def _offsets(array: Any) -> tuple[NDArray[np.int64], Any]:
+def _offsets(array: pa.Array) -> tuple[NDArray[np.int64], Any]:
     """Return int64[rows + 1] and the bytes they point into."""
     rows = len(array)
     if not is_bytes(plain(array.type)) or str(array.type).endswith("_view"):
@@ -222,14 +223,14 @@ def _offsets(array: Any) -> tuple[NDArray[np.int64], Any]:
     return offsets.astype(np.int64, copy=False), data
 
 
-def _blobs(array: Any) -> Piece:
+def _blobs(array: pa.Array) -> Piece:
     offsets, data = _offsets(array)
     first, size = int(offsets[0]), int(offsets[-1] - offsets[0])
     values = np.frombuffer(data, np.uint8, size, first) if size else np.zeros(0, np.uint8)
     return Piece(values, np.diff(offsets), _valid(array))
 
 
-def _value_bytes_max(array: Any) -> int:
+def _value_bytes_max(array: pa.Array) -> int:
     """Return the bytes of the largest value of a dictionary; of nested ones, what all take together."""
     if is_bytes(array.type) and not str(array.type).endswith("_view"):
         return int(np.diff(_offsets(array)[0]).max(initial=0))

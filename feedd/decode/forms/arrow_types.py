@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 BYTES: Final = "bytes"
 PATH: Final = "path"
@@ -48,7 +45,7 @@ class Kept:
     dtype: str = ""
 
 
-def plain(type_: Any) -> Any:
+def plain(type_: pa.DataType) -> pa.DataType:
     """Return the type of the values that a dictionary, runs or an extension stand for."""
     for _ in range(_DEPTH_MAX):
         if isinstance(type_, pa.BaseExtensionType):
@@ -60,7 +57,7 @@ def plain(type_: Any) -> Any:
     return type_
 
 
-def dtype_of(type_: Any) -> str:
+def dtype_of(type_: pa.DataType) -> str:
     """Return the dtype that numbers of that type are kept as; empty: they are no numbers."""
     type_ = plain(type_)
     if kinds.is_decimal(type_) or kinds.is_temporal(type_):
@@ -69,7 +66,7 @@ def dtype_of(type_: Any) -> str:
     return name if name in DTYPES else ""
 
 
-def is_list(type_: Any) -> bool:
+def is_list(type_: pa.DataType) -> bool:
     """Whether values are lists of any length."""
     views = (getattr(kinds, name, None) for name in ("is_list_view", "is_large_list_view"))  # newer than others
     return bool(
@@ -77,19 +74,17 @@ def is_list(type_: Any) -> bool:
     )
 
 
-def is_bytes(type_: Any) -> bool:
+def is_bytes(type_: pa.DataType) -> bool:
     """Whether values are strings or binary of any length."""
-    return is_text(type_) or bool(
-        kinds.is_binary(type_) or kinds.is_large_binary(type_) or str(type_) == "binary_view"
-    )
+    return is_text(type_) or bool(kinds.is_binary(type_) or kinds.is_large_binary(type_) or str(type_) == "binary_view")
 
 
-def is_text(type_: Any) -> bool:
+def is_text(type_: pa.DataType) -> bool:
     """Whether values are strings."""
     return bool(kinds.is_string(type_) or kinds.is_large_string(type_) or str(type_) == "string_view")
 
 
-def file_of(type_: Any) -> str:
+def file_of(type_: pa.DataType) -> str:
     """Return the child that holds the value where the type is a struct of a file's bytes and path; else nothing."""
     if not kinds.is_struct(type_):
         return ""
@@ -98,7 +93,7 @@ def file_of(type_: Any) -> str:
     return BYTES if whole and type_.num_fields == len(names) else ""
 
 
-def kept(type_: Any) -> Kept | None:
+def kept(type_: pa.DataType) -> Kept | None:
     """Return how a column of that type is kept; None: it is no field."""
     type_ = plain(type_)
     if kinds.is_null(type_):
@@ -115,7 +110,7 @@ def kept(type_: Any) -> Kept | None:
     return _list(type_)
 
 
-def _list(type_: Any) -> Kept | None:
+def _list(type_: pa.DataType) -> Kept | None:
     sides: list[int] = []
     fixed = True
     for _ in range(_DEPTH_MAX):
@@ -135,24 +130,9 @@ def _list(type_: Any) -> Kept | None:
     return Kept(f"{dtype}[{','.join(map(str, sides))}]", width, dtype)
 
 
-def leaf_count(type_: Any) -> int:
+def leaf_count(type_: pa.DataType) -> int:
     """Return how many columns of numbers or bytes a Parquet file keeps a column of that type in."""
     type_ = plain(type_)
     if type_.num_fields and not kinds.is_run_end_encoded(type_):
         return sum(leaf_count(type_.field(number).type) for number in range(type_.num_fields))
     return 1
-
-
-def fields_of(schema: Any) -> dict[str, Kept]:
-    """Return the columns of a schema that can be fields, by their own name."""
-    found = ((one.name, kept(one.type)) for one in schema)
-    return {name: how for name, how in found if how is not None}
-
-
-def lower_names(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return names by how recipes spell them."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        found.setdefault(name.lower(), []).append(name)
-    return found
-

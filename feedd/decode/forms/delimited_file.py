@@ -7,7 +7,7 @@ there is a hole in a column of those, and empty text in one of text.
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
@@ -81,7 +81,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _read(data: memoryview, names: list[str] | None, columns: list[str], delimiter: str) -> Any:
+def _read(data: memoryview, names: list[str] | None, columns: list[str], delimiter: str) -> pa.Table:
     """Return a table of some columns; without ``names`` the first row has them."""
     read = arrow_csv.ReadOptions(
         use_threads=False,
@@ -95,6 +95,6 @@ def _read(data: memoryview, names: list[str] | None, columns: list[str], delimit
     return arrow_csv.read_csv(pa.BufferReader(pa.py_buffer(text)), read, parse, convert)
 
 
-def _pieces(column: Any, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+def _pieces(column: pa.ChunkedArray, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
     for array in column.chunks:
         yield from reader.pieces(array, room_bytes)

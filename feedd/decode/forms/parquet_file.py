@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -132,7 +132,7 @@ class _File:
         return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
 
 
-def _leaves(type_: Any, at: int, count: int) -> range:
+def _leaves(type_: pa.DataType, at: int, count: int) -> range:
     """Return which of Parquet's columns a column needs."""
     child = file_of(type_)
     if not child:

@@ -1,8 +1,8 @@
 """Where a Parquet file's chunks lie, read from its footer by our own hand.
 
-pyarrow tells it, too, but ends the process where a damaged footer contradicts itself. The footer is a struct of Thrift's
-compact protocol [apache/parquet-format, parquet.thrift]: each field is a byte of type and distance to the last field's
-number, then its value; a struct ends with a zero.
+pyarrow tells it, too, but ends the process where a damaged one contradicts itself. It is a struct of Thrift's
+compact protocol [apache/parquet-format, parquet.thrift]: each field is a byte of type and distance to the number of the
+last, then its value; a struct ends with a zero.
 """
 
 from __future__ import annotations
@@ -134,12 +134,8 @@ class _Reader:
         return found
 
     def _value(self, kind: int, spec: Spec | None, depth: int, *, in_list: bool) -> Value:
-        if kind in {_TRUE, _FALSE}:
-            return self._byte() == _TRUE if in_list else kind == _TRUE
-        if kind == _BYTE:
-            return self._byte()
         if kind <= _I64:
-            return self._zigzag()
+            return self._number(kind, in_list=in_list)
         if kind == _STRUCT:
             return self.struct(spec or _LEAF, depth + 1)
         if kind in {_LIST, _SET}:
@@ -147,6 +143,11 @@ class _Reader:
         if kind == _MAP:
             return self._map(depth)
         return self._bytes({_DOUBLE: 8, _UUID: 16}.get(kind) or self._length(kind))
+
+    def _number(self, kind: int, *, in_list: bool) -> int:
+        if kind in {_TRUE, _FALSE}:
+            return self._byte() == _TRUE if in_list else kind == _TRUE
+        return self._byte() if kind == _BYTE else self._zigzag()
 
     def _list(self, spec: Spec | None, depth: int) -> Value:
         if depth > _DEPTH_MAX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from feedd.values import ByteRange
@@ -26,7 +27,7 @@ def coalesced(wanted: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
     """
     joined = _touching(wanted)
     spare = sum(one.size_bytes for one in joined) // _SPARE_SHARE
-    gaps = sorted((after.start - before.end, place) for place, (before, after) in enumerate(_pairs(joined)))
+    gaps = sorted((after.start - before.end, place) for place, (before, after) in enumerate(pairwise(joined)))
     bridged: set[int] = set()
     for gap, place in gaps:
         if gap > min(spare, _GAP_BYTES_MAX):
@@ -64,10 +65,6 @@ def _touching(ranges: Iterable[ByteRange]) -> list[ByteRange]:
         else:
             found.append(one)
     return found
-
-
-def _pairs(ranges: Sequence[ByteRange]) -> Iterable[tuple[ByteRange, ByteRange]]:
-    return zip(ranges, ranges[1:], strict=False)
 
 
 def _with(ranges: Sequence[ByteRange], bridged: set[int]) -> list[ByteRange]:

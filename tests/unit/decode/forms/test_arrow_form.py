@@ -62,7 +62,7 @@ def test_only_wanted_columns_become_a_table() -> None:
     """Others are not there; those that are missing are named."""
     data = arrow(MORE, stream=True)
     assert make(ARROW_FORM, data, params_of([["text"], ["i8"]])).index.fields == ("i8", "text")
-    with pytest.raises(BadRecipe, match="got nope.*there are flag, i8"):
+    with pytest.raises(BadRecipe, match=r"got nope.*there are flag, i8"):
         make(ARROW_FORM, data, params_of([["nope"]]))
 
 

@@ -47,7 +47,7 @@ def test_tabs_and_wanted_columns() -> None:
     """TSV is CSV by another sign; only what is wanted is kept."""
     made = make(TSV_FORM, b"\xef\xbb\xbfA\tb,c\n1\tx\n2\ty\n", params_of([["a"]]))
     assert (made.index.fields, made.values("a")) == (("a",), [1, 2])
-    with pytest.raises(BadRecipe, match="got z.*there are A, b,c"):
+    with pytest.raises(BadRecipe, match=r"got z.*there are A, b,c"):
         make(TSV_FORM, b"A\tb,c\n1\tx\n", params_of([["z"]]))
 
 
