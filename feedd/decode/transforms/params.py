@@ -370,8 +370,15 @@ def _spelled_out(given: object, known: dict[str, type[Transform]], installed: tu
         return {"op": "installed", "name": op, "options": msgspec.json.encode(options, order="sorted").decode()}
     if kind is None:
         raise ValueError(f"expected one of the transforms {', '.join((*known, *installed))}, got {op!r}")
-    unknown = form.keys() - {"op", *kind.__struct_fields__}
+    fields = kind.__struct_fields__
+    unknown = form.keys() - {"op", *fields}
     if unknown:
-        takes = ", ".join(kind.__struct_fields__) or "no options"
+        takes = ", ".join(fields) or "no options"
         raise ValueError(f"expected {op} to be given some of {takes}, got {', '.join(sorted(unknown))}")
-    return form
+    # A default that is said aloud is the same recipe, and must be the same text.
+    usual = dict(zip(reversed(fields), reversed(kind.__struct_defaults__), strict=False))
+    return {name: value for name, value in form.items() if name not in usual or _plain(value) != usual[name]}
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
