@@ -37,12 +37,15 @@ class ObjectRef:
         key: key in the store, exactly as listed; for ``file://`` the absolute path.
         size_bytes: length of the object.
         etag: version tag without quotes; for files derived from size and mtime. Never empty.
+        form: how the shard is made of the object, ``name`` or ``name:parameters`` (see ``decode.forms``); empty: it is
+            the object. A made shard has its own ``size_bytes``.
     """
 
     root: str
     key: str
     size_bytes: int
     etag: str
+    form: str = ""
 
     @property
     def url(self) -> str:
