@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.registry import format_for
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
@@ -15,6 +16,7 @@ from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
+from feedd.plan.objects.layout import FORM
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class Shelf:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         resolved = await self._stages.sources.resolve_all(urls)
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.packs = resolved.packs
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
         return listing
@@ -122,8 +125,10 @@ class Shelf:
         whole = Resolved(
             tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
+            tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        listing.packs = whole.packs
         told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
@@ -150,8 +155,12 @@ class Shelf:
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
         index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], format_for(ref.url))
+            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], _format_of(ref))
         )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(ref, index, weight)
         return index
+
+
+def _format_of(ref: ObjectRef) -> str:
+    return FilesFormat().name if ref.form == FORM else format_for(ref.url)

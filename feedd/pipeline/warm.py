@@ -76,8 +76,8 @@ class Warmer:
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
-        listed = await self._sources.resolve(spec.urls)
-        refs = await asyncio.to_thread(_assigned, listed, spec)  # balancing by size takes microseconds per object
+        listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
+        refs = await asyncio.to_thread(_assigned, listed.refs, spec)  # balancing by size takes microseconds per object
         held = self._cache.entries()
         missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag) for entry in held})
         if not spec.fit:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.objects.packs import Packs
     from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
 
@@ -37,6 +38,7 @@ class Listing:
         told_by: URLs of the files beside the data that counts are from.
         firsts: the first dataset index of each source; of several, one lies behind another.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
+        packs: what is in those shards that are packs of objects.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -48,6 +50,7 @@ class Listing:
     told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    packs: tuple[Packs, ...] = ()
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
