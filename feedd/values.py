@@ -95,11 +95,13 @@ class ShardFile:
         ref: the object it holds.
         path: file to open read-only.
         data_at: offset of the object's first byte in the file; a multiple of the page size.
+        format: by which a made shard is indexed; empty: its name tells.
     """
 
     ref: ObjectRef
     path: str
     data_at: int
+    format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from feedd.cache.watch import DiskWatch
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.made_facts import MadeFacts
+from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.options import S3Options, SourceOptions
@@ -73,6 +76,12 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
+def maker_options(config: Config) -> MakerOptions:
+    """Return how shards are made: by as many workers as leave one to decoding, none larger than half of the cache."""
+    limit_bytes = max(config.cache.size, config.cache.memory) // 2
+    return MakerOptions(limit_bytes=limit_bytes, makings=max(1, worker_count(config) - 1))
+
+
 def worker_count(config: Config) -> int:
     """Return the decode workers to start; ``auto`` leaves one of the usable cores to the trainer."""
     if config.decode.workers == "auto":
@@ -99,8 +108,11 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(DecodePool(decode, recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
-        cache = node_cache(config, sources.fetcher, recorder, clock)
-        await stack.enter_async_context(cache)
+        facts = MadeFacts(config.cache.dir / "made")
+        maker = Maker(sources.fetcher, pool.make, facts, maker_options(config), recorder)
+        inner = node_cache(config, maker, recorder, clock)
+        await stack.enter_async_context(inner)
+        cache = await stack.enter_async_context(MadeCache(inner, maker))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
         await asyncio.to_thread(learned.load)

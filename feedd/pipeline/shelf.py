@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.decode.formats.files import FilesFormat
@@ -12,11 +13,12 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
-from feedd.plan.objects.layout import FORM
+from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
@@ -100,7 +102,8 @@ class Shelf:
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
-        resolved = await self._stages.sources.resolve_all(urls)
+        found = await self._stages.sources.resolve_all(urls)
+        resolved = replace(found, refs=await asyncio.to_thread(formed, found.refs))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.packs = resolved.packs
         told = await read_told(self._stages.sources, resolved, claims=False)
@@ -123,7 +126,7 @@ class Shelf:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = Resolved(
-            tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
+            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
             tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
         )
@@ -154,13 +157,10 @@ class Shelf:
             raise
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
+        name = "" if ref.form else FilesFormat().name if is_pack(ref) else format_for(ref.url)  # before it is fetched
         index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], _format_of(ref))
+            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
         )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(ref, index, weight)
         return index
-
-
-def _format_of(ref: ObjectRef) -> str:
-    return FilesFormat().name if ref.form == FORM else format_for(ref.url)

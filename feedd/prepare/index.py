@@ -12,7 +12,7 @@ import structlog
 
 from feedd.errors import BadRequest, FeeddError
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
-from feedd.plan.objects.layout import FORM
+from feedd.plan.objects.layout import is_pack
 from feedd.source.urls import parse_url
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _rows(refs: Sequence[ObjectRef], counts: Mapping[int, int], folder: str) -> 
     found = (
         Row(refs[n].key.removeprefix(folder), refs[n].size_bytes, refs[n].etag, c)
         for n, c in counts.items()
-        if refs[n].form != FORM  # a listing tells those
+        if not is_pack(refs[n])  # a listing tells those
     )
     return {row.key: row for row in found}
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import ObjectChanged
-from feedd.plan.objects.layout import FORM
+from feedd.plan.objects.layout import is_pack
 from feedd.source.hints import CHANGED_HINT
 from feedd.source.verified import Arrivals
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import FetchWatch
     from feedd.source.ranged import RangeFetcher
@@ -46,7 +48,7 @@ class PackBook:
 
 
 class ObjectsFetcher:
-    """A ``ShardFetcher`` of objects and of packs, which all stand in one line.
+    """A ``SpanFetcher`` of objects and of packs, which all stand in one line.
 
     The objects of a pack are held against length and ETag, not against checksums: asking for those would be one request
     more for each.
@@ -65,12 +67,18 @@ class ObjectsFetcher:
 
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. Errors of a pack name the object they are about."""
-        if ref.form != FORM:
+        if not is_pack(ref):
             await self._plain.fetch(ref, target, watch)
             return
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the pack"
         arrivals = _PackArrivals(ref, target, watch, *self._book.find(ref))
-        await self._plain.fetch_spans(arrivals, arrivals.begin())
+        await self._plain.fetch_to(arrivals, arrivals.begin())
+
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+    ) -> None:
+        """Fill parts of an object; see ``SpanFetcher.fetch_spans``."""
+        await self._plain.fetch_spans(ref, spans, target, watch)
 
 
 class _PackArrivals(Arrivals):

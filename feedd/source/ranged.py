@@ -91,14 +91,22 @@ class RangeFetcher:
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
-    async def fetch_spans(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
-        """Fill spans of a target, cut into parts where they are large; nothing is held against checksums.
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+    ) -> None:
+        """Fill parts of ``target``; see ``SpanFetcher.fetch_spans``."""
+        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
+        await self.fetch_to(Arrivals(ref, target, watch), spans)
+
+    async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
+        """Fill spans of what arrives, each of the object that belongs there; nothing is held against checksums.
 
         Raises what ``ObjectStore.read_into`` raises.
         """
-        if spans:
-            part_bytes = self._sizes_of(arrivals.ref.root).of(max(span.size_bytes for span in spans))
-            await self._fetch_spans(arrivals, spans, part_bytes, ask=False)
+        part_bytes = self._sizes_of(arrivals.ref.root).of(arrivals.ref.size_bytes)
+        wanted = [span for span in spans if span.size_bytes]
+        if wanted:
+            await self._fetch_spans(arrivals, wanted, part_bytes, ask=False)
 
     async def _fetch_spans(self, arrivals: Arrivals, spans: Iterable[ByteRange], part_bytes: int, *, ask: bool) -> None:
         store = self._store_of(arrivals.ref.root)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.plan.objects.packs import Packs
-    from feedd.protocols import Clock, ObjectStore, Recorder, ShardFetcher
+    from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.options import SourceOptions
     from feedd.values import ObjectRef
 
@@ -93,7 +93,7 @@ class Sources:
         await asyncio.to_thread(warm)
 
     @property
-    def fetcher(self) -> ShardFetcher:
+    def fetcher(self) -> SpanFetcher:
         """Fetches objects of any store, by their root."""
         return self._fetcher
 

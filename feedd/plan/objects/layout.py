@@ -17,8 +17,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FORM: Final = "pack"
-"""``ObjectRef.form`` of a pack."""
+    from feedd.values import ObjectRef
+
+TAG: Final = "pack-"
+"""What the etag of a pack begins with; what follows is a digest over all that is in it."""
 
 _MAGIC: Final = b"feeddpak"
 _VERSION: Final = 1
@@ -68,6 +70,11 @@ class Table:
         head = _HEAD.pack(_MAGIC, _VERSION, len(self.sizes), len(self.keys))
         columns = (np.ascontiguousarray(column, "<i8").tobytes() for column in (self.sizes, self.sample, self.key_ends))
         return b"".join((head, *columns, self.keys)).ljust(self.size_bytes, b"\0")
+
+
+def is_pack(ref: ObjectRef) -> bool:
+    """Whether a shard is a pack of objects."""
+    return ref.etag.startswith(TAG)
 
 
 def table_bytes(count: int, keys_bytes: int) -> int:

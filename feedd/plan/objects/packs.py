@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from feedd.plan.objects.layout import FORM, Table, table_bytes
+from feedd.plan.objects.layout import TAG, Table, is_pack, table_bytes
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ def _ref(members: Members, span: range) -> ObjectRef:
     ):
         digest.update(part)
     size_bytes = table_bytes(len(span), len(table.keys)) + int(table.sizes.sum())
-    return ObjectRef(members.root, f"{members.key(low)}+{len(span) - 1}", size_bytes, digest.hexdigest(), FORM)
+    return ObjectRef(members.root, f"{members.key(low)}+{len(span) - 1}", size_bytes, TAG + digest.hexdigest())
 
 
 def pack_counts(refs: Sequence[ObjectRef], packs: Iterable[Packs]) -> dict[int, int]:
     """Return the samples of those of ``refs`` that are packs, by index into them."""
     known = {ref: count for one in packs for ref, count in zip(one.refs, one.counts, strict=True)}
-    return {number: known[ref] for number, ref in enumerate(refs) if ref.form == FORM} if known else {}
+    return {number: known[ref] for number, ref in enumerate(refs) if is_pack(ref)} if known else {}
