@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self
 
 from feedd.cache.pins import Pins
 from feedd.flow.singleflight import SingleFlight
@@ -14,7 +15,7 @@ from feedd.flow.tasks import run_all
 from feedd.pipeline.made_wishes import MadeWishes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from feedd.cache.report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
@@ -71,16 +72,12 @@ class MadeCache:
         if not any(ref.form for ref in refs):
             return await self._inner.acquire(refs)
         wanted = [ref for ref in dict.fromkeys(refs) if ref.form]
-        self._awaited.update(wanted)
-        try:
+        with self._awaiting(wanted):
             while unknown := [ref for ref in wanted if self._maker.facts.known(ref) is None]:
                 await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
             shards = [self._shard(ref) for ref in refs]
             formats = [self._format(ref) for ref in refs]
             pins = await self._inner.acquire(shards)
-        finally:
-            self._awaited.subtract(wanted)
-            self._awaited = +self._awaited
         files = zip(pins.files, formats, strict=True)
         return Pins(tuple(replace(file, format=name) if name else file for file, name in files), pins.release)
 
@@ -134,14 +131,17 @@ class MadeCache:
         shard = self._maker.facts.made(ref) if ref.form else ref
         return shard is not None and self._inner.knows(shard)
 
-    async def sized(self, ref: ObjectRef) -> ObjectRef:
-        """Return the ref of a shard as it lies in the cache, made if its size is not known otherwise.
+    @asynccontextmanager
+    async def sized(self, ref: ObjectRef) -> AsyncIterator[ObjectRef]:
+        """Yield the ref of a shard as it lies in the cache, made, and kept in memory, if its size is not known yet.
 
         Raises what ``acquire`` raises of making.
         """
         if not ref.form:
-            return ref
-        return self._maker.facts.made(ref) or await self._flights.do(ref, lambda: self._bring(ref))
+            yield ref
+            return
+        with self._awaiting((ref,)):
+            yield self._maker.facts.made(ref) or await self._flights.do(ref, lambda: self._bring(ref))
 
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:
@@ -174,9 +174,23 @@ class MadeCache:
             if position is not None:
                 self._inner.note_next_use([(self._shard(ref), position)])
         self._wishes.ended(ref, error)
+        self._tidy()
+
+    @contextmanager
+    def _awaiting(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
+        """Hold what is made of ``refs`` for who waits for it."""
+        self._awaited.update(refs)
+        try:
+            yield
+        finally:
+            self._awaited.subtract(refs)
+            self._awaited = +self._awaited
+            self._tidy()
 
     def _tidy(self) -> None:
         """Free what was made for nobody any more."""
+        if not self._maker.fresh_count:
+            return
         wanted = {self._maker.facts.made(ref) for ref in self._awaited} | self._wishes.shards()
         self._maker.keep_only(wanted.__contains__)
 
@@ -187,6 +201,3 @@ class MadeCache:
         self._wishes.close()
         await self._flights.cancel_all()
         self._maker.keep_only(lambda _: False)
-
-
-NodeCache: TypeAlias = "AnyCache | MadeCache"  # what sessions read through

@@ -101,8 +101,13 @@ class Maker:
         return f"Maker({self._fetcher!r})"
 
     @property
+    def fresh_count(self) -> int:
+        """How many made shards wait in memory."""
+        return len(self._fresh)
+
+    @property
     def full(self) -> bool:
-        """Whether as many made shards wait in memory as may."""
+        """Whether as many wait there as may."""
         return len(self._fresh) >= _FRESH_MAX
 
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:

@@ -13,6 +13,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.labels import LabelledIndexes
 from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
@@ -48,6 +49,7 @@ class Shelf:
         self._listings: dict[tuple[_Urls, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
         self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._labelled = LabelledIndexes()
         self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
@@ -83,7 +85,7 @@ class Shelf:
             index = await self._index_flight.do(ref, lambda: self._read_index(ref))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
-        return index
+        return self._labelled.of(listing, shard, index)
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
         """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
@@ -97,7 +99,7 @@ class Shelf:
         for shard, index in held.items():
             self._learn(listing, shard, index)
         if len(held) == len(wanted):
-            return [held[shard] for shard in wanted]
+            return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:

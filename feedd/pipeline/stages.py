@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
-    from feedd.pipeline.made import NodeCache
+    from feedd.pipeline.made import MadeCache
     from feedd.protocols import Clock, Recorder
     from feedd.source.sources import Sources
 
@@ -32,7 +32,7 @@ class Stages:
     """Open stages; the pipeline uses them and owns none."""
 
     sources: Sources
-    cache: NodeCache
+    cache: MadeCache
     pool: DecodePool
     recorder: Recorder
     clock: Clock

@@ -39,6 +39,7 @@ class Listing:
         firsts: the first dataset index of each source; of several, one lies behind another.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
         packs: what is in those shards that are packs of objects.
+        labels: of their samples, by column (see ``decode.labels``) and shard.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -51,6 +52,7 @@ class Listing:
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
     packs: tuple[Packs, ...] = ()
+    labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod

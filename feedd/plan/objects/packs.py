@@ -111,6 +111,11 @@ class Packs:
         """Return the objects of a pack."""
         return range(int(self.firsts[number]), int(self.firsts[number + 1]))
 
+    def samples(self, number: int) -> slice:
+        """Return which of all samples a pack has."""
+        low = int(self.members.sample[self.firsts[number]])
+        return slice(low, low + self.counts[number])
+
     def table(self, number: int) -> Table:
         """Return what stands at the start of a pack."""
         return _table(self.members, self.span(number))
