@@ -5,6 +5,7 @@ Short form ``codec[:argument...]``, or the long form as JSON object text::
     bytes  str  int  float  json  image:raw
     image  image:224x224  image:224x224:random
     npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
+    folder  table:labels.csv  (see decode.labels)
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from feedd.decode import plugins
+from feedd.decode.labels import is_label, label_source
 from feedd.decode.params import (
     CODECS,
     ArrayParams,
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 _SHORT_FORMS: Final = (
     "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
-    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array"
+    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, folder, table:FILE, table:FILE:COLUMN"
 )
 _DEFAULTS: Final = {
     "image": ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "avif", "jp2", "j2k"),
@@ -67,6 +69,9 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     batch_key = name.split(";", 1)[0].strip()
     if not all(sources) or batch_key.startswith("__"):
         raise BadRecipe(f"expected a field name like 'jpg' or 'jpg;png', got {name!r}", object=name, stage="decode")
+    label = label_source(batch_key, text)
+    if label:
+        return FieldRecipe(name=batch_key, sources=(label,), codec="int")
     text = text.strip()
     form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
     codec = form.pop("decode")
@@ -176,6 +181,7 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
         extensions: all that the data has.
         stored: how it stores each (see ``decode.stored``); empty: as files.
     """
+    extensions = [extension for extension in extensions if not is_label(extension)]  # come last: others keep places
     how = {name: codec for name, text in zip(extensions, stored, strict=False) if (codec := default_codec(text))}
     recipes: list[FieldRecipe] = []
     spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
@@ -242,9 +248,13 @@ def check_fields(recipes: Iterable[FieldRecipe], available_extensions: Sequence[
         seen.add(recipe.name)
         if not any(source in available_extensions for source in recipe.sources):
             raise BadRecipe(
-                f"expected one of {', '.join(available_extensions) or 'no fields at all'}, "
+                f"expected one of {', '.join(filter(_named, available_extensions)) or 'no fields at all'}, "
                 f"got {' or '.join(recipe.sources)}",
                 object=recipe.name,
                 hint="name fields by the extensions the shards hold",
                 stage="decode",
             )
+
+
+def _named(extension: str) -> bool:
+    return not is_label(extension)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.objects.packs import Packs
     from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
 
@@ -38,6 +39,8 @@ class Listing:
         firsts: the first dataset index of each source; of several, one lies behind another.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
         base: the listing that this one is a view of, see ``viewed``; None: it is none.
+        packs: what is in those shards that are packs of objects.
+        labels: of their samples, by column (see ``decode.labels``) and shard.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -50,6 +53,8 @@ class Listing:
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
     base: Listing | None = field(default=None, repr=False)
+    packs: tuple[Packs, ...] = ()
+    labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.mds import MdsFormat
 from feedd.decode.formats.table import TableFormat
@@ -24,6 +25,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
     TableFormat(),
+    FilesFormat(),
 )
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
