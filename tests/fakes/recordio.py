@@ -56,10 +56,10 @@ def _record_class() -> Any:
             made.options.packed = True
     raw = file.message_type.add(name="Bytes")
     raw.field.add(name="value", number=1, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
-    value = file.message_type.add(name="Value")
-    value.oneof_decl.add(name="value")
+    union = file.message_type.add(name="Value")
+    union.oneof_decl.add(name="value")
     for number, name in ((2, "Float32Tensor"), (3, "Float64Tensor"), (7, "Int32Tensor"), (9, "Bytes")):
-        value.field.add(
+        union.field.add(
             name=name.lower(),
             number=number,
             type=kind.TYPE_MESSAGE,

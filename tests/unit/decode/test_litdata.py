@@ -20,7 +20,7 @@ from feedd.values import ObjectRef
 from tests.budget import budget
 from tests.fakes.reading import read
 
-LEAF = {"type": None, "context": None, "children_spec": []}
+LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
 
 
 def chunk(*items: list[bytes]) -> bytes:

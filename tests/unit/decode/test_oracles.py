@@ -1,4 +1,4 @@
-"""Shards by the libraries whose formats these are: every value as it was written (``tests/fixtures/make_oracles.py``)."""
+"""Shards by the libraries whose formats these are (``tests/fixtures``): every value as it was written."""
 
 from __future__ import annotations
 
