@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.cache.tiers import AnyCache
+    from feedd.pipeline.made import MadeCache
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
@@ -53,7 +53,7 @@ class Pipeline:
         self._numbers = itertools.count(1)
 
     @property
-    def cache(self) -> AnyCache:
+    def cache(self) -> MadeCache:
         """The cache, for listings of its entries."""
         return self.stages.cache
 

@@ -12,6 +12,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
@@ -108,7 +109,8 @@ class Shelf:
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
-        resolved = await self._stages.sources.resolve_all(urls)
+        found = await self._stages.sources.resolve_all(urls)
+        resolved = Resolved(await asyncio.to_thread(formed, found.refs), found.beside, found.named)
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.named = _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
@@ -132,7 +134,7 @@ class Shelf:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = Resolved(
-            tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
+            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
             {first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()},
         )
@@ -164,8 +166,12 @@ class Shelf:
             raise
 
     async def _read_index(self, key: _Key) -> ShardIndex:
-        name = key.format or format_for(key.ref.url)
-        index = await with_pinned(self._stages.cache, [key.ref], lambda files: self._stages.pool.index(files[0], name))
+        name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
+        index = await with_pinned(
+            self._stages.cache,
+            [key.ref],
+            lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
+        )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(key, index, weight)
         return index

@@ -18,7 +18,7 @@ from feedd.source.verified import Arrivals
 from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from feedd.flow.budget import ByteBudget
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
@@ -91,6 +91,18 @@ class RangeFetcher:
             await self._fetch_spans(store, arrivals, spans, part_bytes, ask=ask)
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
+
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+    ) -> None:
+        """Fill parts of ``target``; see ``SpanFetcher.fetch_spans``."""
+        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
+        part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)
+        wanted = [span for span in spans if span.size_bytes]
+        if wanted:
+            await self._fetch_spans(
+                self._store_of(ref.root), Arrivals(ref, target, watch), wanted, part_bytes, ask=False
+            )
 
     async def _fetch_spans(
         self, store: ObjectStore, arrivals: Arrivals, spans: Iterable[ByteRange], part_bytes: int, *, ask: bool

@@ -28,7 +28,7 @@ from feedd.source.urls import FILE_ROOT, Location, parse_url
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.protocols import Clock, ObjectStore, Recorder, ShardFetcher
+    from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.options import SourceOptions
     from feedd.values import ObjectRef
 
@@ -88,7 +88,7 @@ class Sources:
         await asyncio.to_thread(warm)
 
     @property
-    def fetcher(self) -> ShardFetcher:
+    def fetcher(self) -> SpanFetcher:
         """Fetches objects of any store, by their root."""
         return self._fetcher
 

@@ -15,6 +15,7 @@ from feedd.decode.formats.refused import refuse_name
 from feedd.decode.formats.sniffed import SniffedFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
+from feedd.decode.forms.suffixes import is_refused, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -56,18 +57,28 @@ _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number t
 
 
 def format_for(url: str) -> str:
-    """Return the name of the format of a shard, by its extension; ``auto``: its first bytes must tell.
+    """Return the name of the format of a shard, by its extension; of a compressed one, by that of what is in it.
+
+    Where the name does not say it is ``auto``: the first bytes must tell.
 
     Raises:
         Unsupported: one that this version does not read; the message lists those it does.
     """
-    file_name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
+    given_name = url.rsplit("/", 1)[-1].lower()
+    file_name = _PART_OF.sub("", uncompressed(_PART_OF.sub("", given_name))[0])
     if _CHUNK.fullmatch(file_name):
         return "litdata"
     for extension, name in _BY_EXTENSION.items():
         if file_name.endswith(extension):
             return name
     refuse_name(file_name, url, _known())
+    if is_refused(file_name):
+        raise Unsupported(
+            f"expected a shard ending in {_known()}, got {given_name!r}",
+            object=url,
+            hint="unpack it, or compress it with gzip, zstd, bzip2 or xz instead",
+            stage="decode",
+        )
     return _AUTO
 
 
