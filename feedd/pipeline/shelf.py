@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.decode.formats import registry as formats
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_named
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
@@ -83,7 +84,7 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         ref = listing.refs[shard]
-        key = _Key(ref, listing.format_of(shard))
+        key = _key(listing, shard)
         index = self._indexes.get(key)
         if index is None:
             index = await self._index_flight.do(key, lambda: self._read_index(key))
@@ -98,7 +99,7 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        keys = {shard: _Key(listing.refs[shard], listing.format_of(shard)) for shard in wanted}
+        keys = {shard: _key(listing, shard) for shard in wanted}
         known = {shard: self._indexes.get(key) for shard, key in keys.items()}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
@@ -110,7 +111,7 @@ class Shelf:
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = Resolved(await asyncio.to_thread(formed, found.refs), found.beside, found.named)
+        resolved = Resolved(await asyncio.to_thread(formed, found.refs, found.named), found.beside, found.named)
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.named = _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
@@ -133,10 +134,14 @@ class Shelf:
     async def _list(self, sources: _Urls) -> Listing:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
         whole = Resolved(
-            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
+            await asyncio.to_thread(formed, refs, named),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
-            {first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()},
+            named,
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.named = _known_formats(whole)
@@ -177,7 +182,18 @@ class Shelf:
         return index
 
 
+def _key(listing: Listing, shard: int) -> _Key:
+    name = listing.format_of(shard)
+    return _Key(listing.refs[shard], "" if form_named(name) else name)
+
+
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    """Return what URLs name in the place of their shards' formats.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name.
+    """
     for name in set(resolved.named.values()):
-        formats.get(name)  # says so where there is none of that name
+        if not form_named(name):
+            formats.get(name)
     return resolved.named

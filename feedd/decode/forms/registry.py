@@ -17,11 +17,19 @@ _FORMS: Final = {
     BUNZIP2: ("feedd.decode.forms.streams", "BUNZIP2_FORM"),
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
+    "join": ("feedd.decode.forms.join", "JOIN_FORM"),
 }
 """Module and name of each form; loaded where it is first met."""
 
 _BY_EXTENSION: Final[dict[str, str]] = {}
 """Form by the end of a lower-case file name, for what is not compressed."""
+
+_BY_FORMAT: Final = {
+    "recordio-join": "join",
+    "recordio-join-dmlc": "join:dmlc",
+    "recordio-join-concat": "join:concat",
+}
+"""Form by what a URL names in the place of a format: what is made says its format itself."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(_BY_EXTENSION)
@@ -33,6 +41,11 @@ def form_for(url: str) -> str:
     if name.endswith(_EXTENSIONS):
         return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
     return uncompressed(_PART_OF.sub("", name))[1]
+
+
+def form_named(name: str) -> str:
+    """Return the form that a URL names in the place of a format; empty: that is no form."""
+    return _BY_FORMAT.get(name, "")
 
 
 def split(form: str) -> tuple[str, str]:

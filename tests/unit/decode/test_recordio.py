@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import struct
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,11 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.decode.formats.registry import format_for, get
-from feedd.errors import BadShard
+from feedd.decode.forms import registry as forms
+from feedd.decode.forms.making import FileOut, HeldObject
+from feedd.errors import BadShard, Unsupported
 from feedd.plan.beside import is_beside
+from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.reading import read
 from tests.fakes.recordio import MAGIC, Record, dmlc, image_record, part, recordio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FORMATS = ("recordio", "recordio-image", "recordio-raw", "recordio-protobuf")
 JPEG = b"\xff\xd8\xff\xe0"
@@ -44,7 +53,70 @@ def test_split_records_are_refused(split: bytes) -> None:
     """A record that does not lie in one piece is told, with its place, and what to do."""
     with pytest.raises(BadShard, match="several at byte 12") as caught:
         index(recordio(b"abcd") + split)
-    assert caught.value.hint
+    assert "recordio-join" in caught.value.hint
+
+
+def joined(shard: bytes, params: str = "", url: str = "s3://b/a.rec") -> list[bytes]:
+    """Return the records of the shard that is made of one with split records."""
+    form = forms.get("join")
+    with (
+        memfd(shard) as source,
+        memfd(b"") as target,
+        HeldObject(source, len(shard), [ByteRange(0, len(shard))]) as held,
+    ):
+        assert form.wanted(held, params) in {(), (ByteRange(0, len(shard)),)}
+        out = FileOut(target, 0, 1 << 20, 1 << 20, url)
+        name = form.make(held, url, params, out)
+        made = os.pread(target, out.at, 0)
+    found = index(made, "recordio-raw")
+    assert name == format_for(url)
+    return [made[start:][:size] for start, size in zip(found.starts[0].tolist(), found.sizes[0].tolist(), strict=True)]
+
+
+@contextmanager
+def memfd(data: bytes) -> Iterator[int]:
+    """Open a file of memory that holds ``data``."""
+    fd = os.memfd_create("test")
+    try:
+        os.write(fd, data)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+PIECES = st.lists(st.sampled_from([MAGIC, b"a", b"bcd", b"efgh"]), max_size=8).map(b"".join)
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(payloads=st.lists(PIECES, max_size=6))
+def test_what_dmlc_splits_is_joined(payloads: list[bytes]) -> None:
+    """Records that hold the magic, back to back and at any place, come out as they were written."""
+    assert joined(b"".join(map(dmlc, payloads))) == payloads
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(payload=st.binary(min_size=2, max_size=40), cuts=st.sets(st.integers(1, 39), min_size=1, max_size=4))
+def test_what_is_split_anywhere_is_joined(payload: bytes, cuts: set[int]) -> None:
+    """As SageMaker's writers split: told by lengths that dmlc's never have, or said."""
+    edges = [0, *sorted(cut for cut in cuts if cut < len(payload)), len(payload)]
+    pieces = [payload[low:high] for low, high in itertools.pairwise(edges)]
+    kinds = [1, *[2] * (len(pieces) - 2), 3] if len(pieces) > 1 else [0]
+    shard = recordio(b"abc") + b"".join(map(part, pieces, kinds)) + recordio(b"", b"d")
+    assert joined(shard, "concat") == [b"abc", payload, b"", b"d"]
+    if any(len(piece) % 4 for piece in pieces[:-1]):
+        assert joined(shard) == [b"abc", payload, b"", b"d"]
+
+
+def test_split_protobuf_records_are_joined_as_they_parse() -> None:
+    """Where lengths do not tell the writer, the message does."""
+    payload = record(3)
+    shard = part(payload[:8], 1) + part(payload[8:12], 2) + part(payload[12:], 3)
+    assert joined(shard, url="s3://b/a.pbr") == [payload]
+    assert joined(shard, url="s3://b/a.rec") == [payload[:8] + MAGIC + payload[8:12] + MAGIC + payload[12:]]
+    with pytest.raises(Unsupported, match="dmlc or concat"):
+        joined(shard, "other")
+    with pytest.raises(BadShard, match="a last part"):
+        joined(part(b"a", 1))
 
 
 @pytest.mark.parametrize(
