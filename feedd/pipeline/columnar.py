@@ -10,7 +10,7 @@ from feedd.decode.forms.registry import COLUMNAR
 from feedd.pipeline.making import formed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
@@ -40,9 +40,9 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
     return listing.viewed(tuple(refs))
 
 
-def counting(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
+def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
     """Return listed objects as shards of which only samples are counted: without columns where that is less."""
-    found = formed(refs)
+    found = formed(refs, named)
     return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
 
 

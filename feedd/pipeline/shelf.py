@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from feedd.decode.formats import registry as formats
 from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_named
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
@@ -24,7 +26,7 @@ from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
@@ -40,6 +42,13 @@ _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
 
 
+class _Key(NamedTuple):
+    """What an index is of: an object, read as what it was named."""
+
+    ref: ObjectRef
+    format: str
+
+
 class Shelf:
     """Listings by their URLs, indexes by their object; each fetched once however many sessions ask."""
 
@@ -49,9 +58,9 @@ class Shelf:
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
         self._listings: dict[tuple[_Urls, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
-        self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._labelled = LabelledIndexes()
-        self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
+        self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
@@ -81,9 +90,10 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         ref = listing.refs[shard]
-        index = self._indexes.get(ref)
+        key = _key(listing, shard)
+        index = self._indexes.get(key)
         if index is None:
-            index = await self._index_flight.do(ref, lambda: self._read_index(ref))
+            index = await self._index_flight.do(key, lambda: self._read_index(key))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
@@ -95,7 +105,8 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        known = {shard: self._indexes.get(listing.refs[shard]) for shard in wanted}
+        keys = {shard: _key(listing, shard) for shard in wanted}
+        known = {shard: self._indexes.get(key) for shard, key in keys.items()}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
             self._learn(listing, shard, index)
@@ -106,11 +117,12 @@ class Shelf:
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs))
+        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs, found.named))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.packs = resolved.packs
+        listing.packs, listing.named = resolved.packs, _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
@@ -128,16 +140,22 @@ class Shelf:
     async def _list(self, sources: _Urls) -> Listing:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
         whole = Resolved(
-            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
+            await asyncio.to_thread(formed, refs, named),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
             tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
+            named,
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
-        listing.packs = whole.packs
+        listing.packs, listing.named = whole.packs, _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         held = self._listings.pop((sources, listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (
@@ -159,11 +177,36 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        name = "" if ref.form else FilesFormat().name if is_pack(ref) else format_for(ref.url)  # before it is fetched
+    async def _read_index(self, key: _Key) -> ShardIndex:
+        name = key.format or _format_of(key.ref)  # before it is fetched
         index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
+            self._stages.cache,
+            [key.ref],
+            lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
         )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
-        self._indexes.put(ref, index, weight)
+        self._indexes.put(key, index, weight)
         return index
+
+
+def _format_of(ref: ObjectRef) -> str:
+    if is_pack(ref):
+        return FilesFormat().name
+    return "" if ref.form else format_for(ref.url)
+
+
+def _key(listing: Listing, shard: int) -> _Key:
+    name = listing.format_of(shard)
+    return _Key(listing.refs[shard], "" if form_named(name) else name)
+
+
+def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    """Return what URLs name in the place of their shards' formats.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name.
+    """
+    for name in set(resolved.named.values()):
+        if not form_named(name):
+            formats.get(name)
+    return resolved.named

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.retry import RetryPolicy
+from feedd.plan.objects.layout import is_pack
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore, write_file
@@ -28,7 +29,7 @@ from feedd.source.tempo import Tempo
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
@@ -44,11 +45,13 @@ class Resolved:
         refs: the data.
         beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
         packs: what is in those of the refs that are packs, which can be fetched as long as these are held.
+        named: the format of those whose URL names one, by their place in ``refs``.
     """
 
     refs: tuple[ObjectRef, ...]
     beside: tuple[ObjectRef, ...]
     packs: tuple[Packs, ...] = ()
+    named: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sources:
@@ -137,18 +140,22 @@ class Sources:
         found: list[ObjectRef] = []
         beside: dict[ObjectRef, None] = {}
         packs: list[Packs] = []
+        named: dict[int, str] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
             taking = Taking(location)
             await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
             beside.update(taking.beside)
             for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
+                if location.format:
+                    shards = (len(found) + at for at, ref in enumerate(grouped.refs) if not is_pack(ref))
+                    named |= dict.fromkeys(shards, location.format)
                 found += grouped.refs
                 if grouped.packs is not None:
                     packs.append(grouped.packs)
                     self._book.note(grouped.packs)
         if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(beside), tuple(packs))
+        return Resolved(tuple(found), tuple(beside), tuple(packs), named)
 
     async def head(self, url: str) -> ObjectRef:
         """Return the current version of one object, or file.
@@ -263,4 +270,4 @@ async def _directory_or_file(store: ObjectStore, location: Location) -> Location
             await anext(pages, None)
         except NotFound:
             return location
-    return Location(location.url, location.root, location.key + "/", manifest=False)
+    return replace(location, key=location.key + "/")

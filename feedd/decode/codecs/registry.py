@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from feedd.decode import plugins
 from feedd.decode.audio_params import AudioParams
 from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
+from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec
+from feedd.decode.codecs.pil import PixelsCodec
+from feedd.decode.codecs.steps import StepsCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.decode.extras import require
 from feedd.decode.params import (
@@ -40,7 +43,6 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     FloatParams: FloatCodec,
     IntParams: IntCodec,
     JsonParams: JsonCodec,
-    NpyParams: NpyCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
     TokensParams: RawCodec,
@@ -58,7 +60,9 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     if stored is not None:
         return _over(params, stored)
     if isinstance(params, ImageParams):
-        return _image(params)
+        return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
+    if isinstance(params, NpyParams):
+        return NpyCodec(params, header_reader(recipe.stored))
     if isinstance(params, AudioParams):
         require("audio", "audio", "soundfile", "soxr")
         from feedd.decode.codecs.audio import AudioCodec  # noqa: PLC0415 - an extra, and lazy on purpose
@@ -81,6 +85,8 @@ def _over(params: Params, stored: Stored) -> SampleCodec:
     if isinstance(params, (IntParams, FloatParams)):
         codec = VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
         return TransformedNumberCodec(params, codec) if params.transforms else codec
+    if stored.steps and not isinstance(params, BytesParams):
+        return StepsCodec(params, stored)
     if stored.varint and not isinstance(params, BytesParams):
         return VarintsCodec(params)
     return _CODECS[type(params)](params)

@@ -24,6 +24,7 @@ _FORMS: Final = {
     "npz": ("feedd.decode.forms.arrays", "NPZ_FORM"),
     "parquet": ("feedd.decode.forms.parquet", "PARQUET_FORM"),
     "tsv": ("feedd.decode.forms.arrow", "TSV_FORM"),
+    "join": ("feedd.decode.forms.join", "JOIN_FORM"),
 }
 """Module and name of each form; loaded where it is first met."""
 
@@ -44,6 +45,12 @@ _BY_EXTENSION: Final[dict[str, str]] = {
 
 COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+_BY_FORMAT: Final = {
+    "recordio-join": "join",
+    "recordio-join-dmlc": "join:dmlc",
+    "recordio-join-concat": "join:concat",
+}
+"""Form by what a URL names in the place of a format: what is made says its format itself."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 EXTENSIONS: Final = tuple(_BY_EXTENSION)
@@ -56,6 +63,11 @@ def form_for(url: str) -> str:
     if name.endswith(EXTENSIONS):
         return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
     return uncompressed(_PART_OF.sub("", name))[1]
+
+
+def form_named(name: str) -> str:
+    """Return the form that a URL names in the place of a format; empty: that is no form."""
+    return _BY_FORMAT.get(name, "")
 
 
 def split(form: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ UNXZ: Final = "unxz"
 _COMPRESSED: Final = {
     ".gz": ("", GUNZIP),
     ".tgz": (".tar", GUNZIP),
+    ".zstd.bin": (".bin", UNZSTD),  # LitData's
     ".zst": ("", UNZSTD),
     ".zstd": ("", UNZSTD),
     ".tzst": (".tar", UNZSTD),
