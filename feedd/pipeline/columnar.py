@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.decode.forms.columns import ROWS_ONLY, params_of
 from feedd.decode.forms.registry import COLUMNAR
 from feedd.pipeline.making import formed
+from feedd.plan.listing import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
         params = params_of(field.sources for field in recipe) if recipe else ""
         params = params if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
-    return listing.viewed(tuple(refs))
+    return view_of(listing, tuple(refs))
 
 
 def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:

@@ -40,7 +40,7 @@ class Listing:
         named: the format of shards whose URL names one, by dataset index.
         formats: how shards are to be read where what lies beside them says so, by dataset index.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
-        base: the listing that this one is a view of, see ``viewed``; None: it is none.
+        base: the listing that this one is a view of, see ``view_of``; None: it is none.
         packs: what is in those shards that are packs of objects.
         labels: of their samples, by column (see ``decode.labels``) and shard.
     """
@@ -67,11 +67,6 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
-
-    def viewed(self, refs: tuple[ObjectRef, ...]) -> Listing:
-        """Return this listing with its objects in other forms; what either learns of them, both know."""
-        twins = _twins(refs) if self.twins is not None else None
-        return replace(self, refs=refs, twins=twins, base=self)
 
     def shards_of(self, source: int) -> range:
         """Return the dataset indices of one source."""
@@ -209,6 +204,12 @@ class Listing:
         if mix is not None:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
         return fingerprint(self.digest, facts)
+
+
+def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
+    """Return a listing with its objects in other forms; what either learns of them, both know."""
+    twins = _twins(refs) if listing.twins is not None else None
+    return replace(listing, refs=refs, twins=twins, base=listing)
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
