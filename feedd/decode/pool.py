@@ -12,6 +12,7 @@ from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall
 from feedd.decode.crew import Crew
 from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.messages import Attach, Detach, encode
+from feedd.decode.overseer import Overseer
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ _MEASURE_ROWS: Final = 256
 class DecodePool:
     """Decode workers behind plain coroutines; an async context manager.
 
-    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. A worker that dies or
-    runs past ``task_deadline_s`` is replaced and what it held is replayed (see ``schedule.Schedule``). Results do not
-    depend on the number of workers, on the size of chunks or on who dies when.
+    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. Between, there are as
+    many as demand asks for (see ``autotune``), and one that has grown too large is replaced (see ``overseer``). A
+    worker that dies or runs past ``task_deadline_s`` is replaced and what it held is replayed (see
+    ``schedule.Schedule``). Results do not depend on the number of workers, on the size of chunks or on who dies when.
 
     Cancelling ``decode`` returns only when no worker can write into the task's slot any more: waiting chunks are
     dropped, running ones get ``cancel_grace_s`` to finish, then their workers are killed. The slot may be reused the
@@ -44,12 +46,15 @@ class DecodePool:
         self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
         self._dispatch = Dispatch(options, recorder)
         self._crew = Crew(options, self._dispatch, lambda: [self._arena_packet(number) for number in self._arenas])
+        self._overseer = Overseer(options, self._dispatch, self._crew, recorder)
 
     async def __aenter__(self) -> Self:
         await self._crew.start()
+        self._overseer.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._overseer.stop()
         try:
             await self._crew.stop()
         finally:

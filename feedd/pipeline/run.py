@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
+from feedd.config.machine import default_workers
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
@@ -73,11 +73,23 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
-def worker_count(config: Config) -> int:
-    """Return the decode workers to start; ``auto`` leaves one of the usable cores to the trainer."""
-    if config.decode.workers == "auto":
-        return max(1, len(os.sched_getaffinity(0)) - 1)
-    return config.decode.workers
+def decode_options(config: Config) -> DecodeOptions:
+    """Translate the ``decode`` section."""
+    decode = config.decode
+    auto = decode.workers == "auto"
+    return DecodeOptions(
+        workers=default_workers(decode.workers_max) if decode.workers == "auto" else decode.workers,
+        workers_max=decode.workers_max if auto else 0,
+        cpus=decode.cpus,
+        nice=decode.nice,
+        task_deadline_s=decode.task_deadline,
+        recycle_growth_bytes=decode.recycle_growth,
+    )
+
+
+def workers_max(config: Config) -> int:
+    """Return the most decode workers there will be."""
+    return config.decode.workers_max if config.decode.workers == "auto" else config.decode.workers
 
 
 @asynccontextmanager
@@ -88,16 +100,13 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
         ResourceExhausted: decode workers cannot be started.
     """
-    decode = DecodeOptions(
-        workers=worker_count(config), task_deadline_s=config.decode.task_deadline, nice=config.decode.nice
-    )
     options = PipelineOptions(
         window_shards=config.shuffle.window_shards,
         arena_bytes=config.arena.size,
         slots_max=config.arena.slots_max,
     )
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(DecodePool(decode, recorder))
+        pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
         cache = node_cache(config, sources.fetcher, recorder, clock)
         await stack.enter_async_context(cache)
