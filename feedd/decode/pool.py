@@ -13,6 +13,7 @@ from feedd.decode.crew import Crew
 from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.messages import Attach, Detach, encode
 from feedd.decode.overseer import Overseer
+from feedd.decode.poison import Poison
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class DecodePool:
         self._options = options
         self._recorder = recorder
         self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
+        self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
         self._crew = Crew(options, self._dispatch, lambda: [self._arena_packet(number) for number in self._arenas])
         self._overseer = Overseer(options, self._dispatch, self._crew, recorder)
@@ -107,7 +109,7 @@ class DecodePool:
         Raises:
             CacheUnavailable: a file is gone or too short.
         """
-        call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim))
+        call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim), self._poison)
         await self._dispatch.do(call, _MEASURE_ROWS)
         return call.shapes
 
@@ -120,7 +122,7 @@ class DecodePool:
             Draining: the pool is closing.
             Internal: the arena is not attached, or a row lies outside it.
         """
-        call = DecodeCall(task)
+        call = DecodeCall(task, self._poison)
         await self._dispatch.do(call, self._options.chunk_rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))

@@ -95,7 +95,10 @@ def main(arguments: list[str]) -> int:
     descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
     die_with(parent_pid)
     if len(arguments) > 3:
-        os.sched_setaffinity(0, {int(cpu) for cpu in arguments[3].split(",")})
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in arguments[3].split(",")})
+        except OSError as error:
+            raise SystemExit(f"feedd decode worker: expected to run on cores {arguments[3]}, got: {error}") from error
     if nice:
         os.nice(nice)
     gc.freeze()  # what importing left behind is never garbage
