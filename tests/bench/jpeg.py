@@ -121,27 +121,25 @@ def _ratio(ours: Outcome, peer: Outcome, figure: str) -> float:
     return (ours.middle(figure) or 0.0) / (peer.middle(figure) or float("inf"))
 
 
-def _trainers(plan: Plan, arm: Arm, **settings: Any) -> Arm:
+def _trainers(arm: Arm, **settings: Any) -> Arm:
     """Return an arm that runs several of ``arm``'s trainers."""
     return replace(arm, module=_RANKS, settings={**arm.settings, "module": arm.module, "whole": True, **settings})
 
 
 def run_shared(plan: Plan) -> Result:
     """Measure four jobs that share a decode against one."""
-    with _long(plan) as long:
-        one = replace(_trainers(long, long.feedd_arm(), job_count=1, rank_count=1), name="1 job")
-        four = replace(
-            _trainers(long, long.feedd_arm(share="bench"), job_count=_TRAINERS, rank_count=1),
-            name=f"{_TRAINERS} jobs that share",
-        )
+    one = replace(_trainers(plan.feedd_arm(), job_count=1, rank_count=1), name="1 job")
+    four = replace(
+        _trainers(plan.feedd_arm(share="bench"), job_count=_TRAINERS, rank_count=1), name=f"{_TRAINERS} jobs that share"
+    )
 
-        def once(arm: Arm, round_index: int) -> Row:
-            plan.say(f"shared: round {round_index}, {arm.name}")
-            return long.once(arm, round_index, _TIMEOUT_S)
+    def once(arm: Arm, round_index: int) -> Row:
+        plan.say(f"shared: round {round_index}, {arm.name}")
+        return plan.once(arm, round_index, _TIMEOUT_S)
 
-        outcomes = interleave([one, four], plan.round_count, once, plan.say, first_round=plan.first_round)
-        count = long.data.shape.sample_count
-    result = Result("shared", f"jobs that share one decode, {count} JPEGs each, batch {BATCH_SIZE}", COLUMNS, outcomes)
+    outcomes = interleave([one, four], plan.round_count, once, plan.say, first_round=plan.first_round)
+    title = f"jobs that share one decode, {plan.data.shape.sample_count} JPEGs each, batch {BATCH_SIZE}"
+    result = Result("shared", title, (_RATE, _CPU, _PSS), outcomes)
     first, second = (result.outcome(arm.name) for arm in (one, four))
     if first and second:
         text = f"aggregate samples/s, {second.name} / {first.name}"
@@ -153,9 +151,9 @@ def run_shared(plan: Plan) -> Result:
 def run_memory(plan: Plan) -> Result:
     """Measure the peak memory of four ranks and what feeds them, with as many batches ahead for each rank."""
     settings: dict[str, Any] = {"job_count": 1, "rank_count": _TRAINERS, "whole": False}
-    arms = [replace(_trainers(plan, plan.feedd_arm(), **settings, prefetch=PREFETCH_FACTOR), name="feedd")]
+    arms = [replace(_trainers(plan.feedd_arm(), **settings, prefetch=PREFETCH_FACTOR), name="feedd")]
     ahead = {"prefetch_factor": PREFETCH_FACTOR // WORKERS}  # per torch worker
-    arms += [_trainers(plan, arm, **settings, **ahead) for arm in plan.peer_arms()]
+    arms += [_trainers(arm, **settings, **ahead) for arm in plan.peer_arms()]
 
     def once(arm: Arm, round_index: int) -> Row:
         plan.say(f"memory: round {round_index}, {arm.name}")
