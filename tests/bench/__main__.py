@@ -21,6 +21,7 @@ from tests.bench import (
     first_batch,
     handoff,
     ingest,
+    jpeg,
     machine,
     plan_speed,
     s3_bytes,
@@ -42,6 +43,9 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
     "boundary": boundary.run,
+    "jpeg": jpeg.run,
+    "shared": jpeg.run_shared,
+    "memory": jpeg.run_memory,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
