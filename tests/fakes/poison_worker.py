@@ -119,6 +119,6 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
 if __name__ == "__main__":
     forms._FORMS["poison"] = ("tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
-    execute.pin_npy = pin_poison  # type: ignore[attr-defined]
+    execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]
     execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]
     sys.exit(worker.main(sys.argv[1:]))
