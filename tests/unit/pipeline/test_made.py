@@ -259,6 +259,10 @@ async def test_the_form_is_part_of_the_entry(rig: MadeRig) -> None:
     async with rig.open_made() as cache:
         await cache.discard(made)
         assert [entry.form for entry in cache.entries()] == [""]
+        (await cache.acquire([made])).release()
+        rig.facts.note(made, MadeFact(1, SHARD_BYTES, "tar"))
+        await cache.discard(made)  # by the name it has in the cache
+        assert [entry.form for entry in cache.entries()] == [""]
 
 
 def test_listed_objects_get_their_form() -> None:
