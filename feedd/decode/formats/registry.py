@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.mds import MdsFormat
+from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
@@ -24,6 +25,8 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
     TableFormat(),
+    NpyFormat(),
+    SafetensorsFormat(),
 )
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
@@ -34,6 +37,8 @@ _BY_EXTENSION: Final = {
     ".txt": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".npy": "npy",
+    ".safetensors": "safetensors",
 }
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
 
