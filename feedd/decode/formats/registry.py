@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.formats.lines import LinesFormat
+from feedd.decode.formats.lmdb import LmdbFormat
 from feedd.decode.formats.mds import MdsFormat
 from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
@@ -25,6 +26,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
     TableFormat(),
+    LmdbFormat(),
     NpyFormat(),
     SafetensorsFormat(),
 )
@@ -37,6 +39,8 @@ _BY_EXTENSION: Final = {
     ".txt": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".lmdb": "lmdb",
+    ".mdb": "lmdb",
     ".npy": "npy",
     ".safetensors": "safetensors",
 }
