@@ -15,6 +15,7 @@ from feedd.bench.report import Result, show
 from tests.bench import (
     boot_scan,
     boundary,
+    columns,
     epoch,
     eviction,
     fault_table,
@@ -42,6 +43,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
     "boundary": boundary.run,
+    "columns": columns.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

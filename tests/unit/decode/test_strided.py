@@ -82,7 +82,7 @@ def test_other_arrays_are_refused(array: Any) -> None:
 
 def test_rows_of_tensors_are_samples() -> None:
     """Every tensor is a field, but one without dimensions; bfloat16 comes as its bits."""
-    arrays = {
+    arrays: dict[str, Any] = {
         "x": np.arange(12, dtype=np.float32).reshape(3, 4),
         "Label": np.arange(3),
         "flag": np.array([True, False, True]),
