@@ -102,11 +102,10 @@ class MadeCache:
         self._inner.note_next_use(told)
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop an entry found to be damaged; it is made again."""
-        shard = self._maker.facts.made(ref) if ref.form else ref
-        if shard is not None:
-            self._maker.drop(shard)
-            await self._inner.discard(shard)
+        """Drop an entry found to be damaged, named as listed or as it lies in the cache; it is made again."""
+        shard = self._maker.facts.made(ref) or ref if ref.form else ref
+        self._maker.drop(shard)
+        await self._inner.discard(shard)
 
     async def close(self) -> None:
         """Cancel makings, close the cache below; idempotent."""
@@ -159,8 +158,8 @@ class MadeCache:
         """Make a shard of unknown size; among several, put it into the cache at once, to hold memory for few."""
         async with self._landing:
             shard = await self._known(ref)
-            if not alone:
-                (await self._inner.acquire([shard])).release()
+        if not alone:  # others need not wait where there is no space, for instance in the quota of this one
+            (await self._inner.acquire([shard])).release()
 
     async def _known(self, ref: ObjectRef) -> ObjectRef:
         """Return the ref of a shard, made if its size is not known."""

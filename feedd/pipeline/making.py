@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms import registry
 from feedd.decode.forms.making import HeldObject
 from feedd.decode.work import MadeShard, MakeTask
-from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted
+from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.made_facts import MadeFact
 from feedd.pipeline.memory_file import MemoryFile, copy_into, tell_landed
-from feedd.units import MIB, format_size
+from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from feedd.pipeline.made_facts import MadeFacts
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
@@ -45,11 +46,13 @@ class MakerOptions:
     Attributes:
         limit_bytes: most bytes of one made shard.
         makings: at one time, fetching included.
+        deadline_s: longest time one making may take, waiting for its turn and fetching included.
         available: bytes of memory that can still be taken; None: nobody knows.
     """
 
     limit_bytes: int
     makings: int = 2
+    deadline_s: float = 1800.0
     available: Callable[[], int | None] = available_bytes
 
 
@@ -94,7 +97,8 @@ class Maker:
         self._make = make
         self._options = options
         self._recorder = recorder
-        self._places = asyncio.Semaphore(options.makings)
+        self._semaphore = asyncio.Semaphore(options.makings)
+        self._running_count = 0
         self._fresh: dict[ObjectRef, _Fresh] = {}
 
     def __repr__(self) -> str:
@@ -132,8 +136,22 @@ class Maker:
         Raises:
             Whatever the fetcher raises; BadShard, Unsupported: a shard cannot be made of it.
             ResourceExhausted: not enough memory.
+            StoreUnavailable: it took longer than its deadline.
         """
-        async with self._places:
+        scope = asyncio.timeout(self._options.deadline_s)
+        try:
+            async with scope:
+                return await self._bring(ref, urgency)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            message = (
+                f"expected a shard to be made within {format_duration(self._options.deadline_s)}, got no end of it"
+            )
+            raise StoreUnavailable(message, object=ref.url, stage="cache") from error
+
+    async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
+        async with self._place():
             file = MemoryFile("feedd-made")
             try:
                 while len(self._fresh) >= _FRESH_MAX:
@@ -152,6 +170,16 @@ class Maker:
             if self.facts.note(ref, fact):
                 await asyncio.to_thread(self.facts.keep, ref, fact)
             return shard
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Be one of those made at one time."""
+        async with self._semaphore:
+            self._running_count += 1
+            try:
+                yield
+            finally:
+                self._running_count -= 1
 
     def drop(self, shard: ObjectRef) -> None:
         """Free the memory of a made shard, if it is there."""
@@ -181,7 +209,7 @@ class Maker:
             raise _unknown(shard, "an object nobody has made a shard of")
         ref = replace(shard, size_bytes=fact.object_bytes)
         place = file_of(target) if target.nbytes else None
-        async with self._places:
+        async with self._place():
             room_bytes = self._room(ref.size_bytes, ref)
             if place is not None:
                 made = await self._again(
@@ -250,12 +278,12 @@ class Maker:
         self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, form=form)
 
     def _room(self, object_bytes: int, ref: ObjectRef) -> int:
-        """Return the memory there is for a shard beside its object, for each of those made at one time."""
+        """Return the memory there is for a shard beside its object, as much for each of those made at this time."""
         while True:
             left = self._options.available()
             if left is None:
                 return 1 << 62
-            room_bytes = (left - _RESERVE_BYTES) // self._options.makings - object_bytes
+            room_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
             if room_bytes > 0 or not self._fresh:
                 break
             self._drop(next(iter(self._fresh)))

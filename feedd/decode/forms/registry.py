@@ -6,6 +6,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Final, cast
 
+from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, uncompressed
 from feedd.errors import Unsupported
 
@@ -55,7 +56,13 @@ def form_for(url: str) -> str:
     name = url.rsplit("/", 1)[-1].lower()
     if name.endswith(EXTENSIONS):
         return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
-    return uncompressed(_PART_OF.sub("", name))[1]
+    inside, form = uncompressed(_PART_OF.sub("", name))
+    if form:
+        try:
+            format_for(inside)
+        except Unsupported:
+            return ""  # refused by its name, before it is fetched
+    return form
 
 
 def split(form: str) -> tuple[str, str]:
