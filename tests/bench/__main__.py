@@ -15,6 +15,7 @@ from feedd.bench.report import Result, show
 from tests.bench import (
     boot_scan,
     boundary,
+    columns,
     epoch,
     eviction,
     fault_table,
@@ -46,6 +47,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "jpeg": jpeg.run,
     "shared": jpeg.run_shared,
     "memory": jpeg.run_memory,
+    "columns": columns.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
