@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.decode.formats.files import FilesFormat
+from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
@@ -82,7 +82,7 @@ class Shelf:
         ref = listing.refs[shard]
         index = self._indexes.get(ref)
         if index is None:
-            index = await self._index_flight.do(ref, lambda: self._read_index(ref))
+            index = await self._index_flight.do(ref, lambda: self._read_index(listing, ref))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
@@ -158,11 +158,20 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        name = "" if ref.form else FilesFormat().name if is_pack(ref) else format_for(ref.url)  # before it is fetched
-        index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
-        )
+    async def _read_index(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
+        if is_pack(ref):
+            index = await asyncio.to_thread(_index_of_pack, listing, ref)
+        else:
+            name = "" if ref.form else format_for(ref.url)  # before it is fetched
+            index = await with_pinned(
+                self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
+            )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(ref, index, weight)
         return index
+
+
+def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
+    """Return what the pack itself would say, which the listing knows as well."""
+    packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
+    return index_of(packs.table(number))
