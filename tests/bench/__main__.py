@@ -22,6 +22,7 @@ from tests.bench import (
     handoff,
     ingest,
     machine,
+    objects,
     plan_speed,
     s3_bytes,
 )
@@ -41,6 +42,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "faults": fault_table.run,
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
+    "objects": objects.run,
     "boundary": boundary.run,
 }
 _QUICK_ROUNDS = 1
