@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
+_MAKINGS_MAX = 16  # each holds an object and what is made of it in memory
+
+
 def source_options(config: Config) -> SourceOptions:
     """Translate the ``fetch`` and ``s3`` sections."""
     fetch = config.fetch
@@ -80,7 +83,7 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
 def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
     """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
-    options = MakerOptions(limit_bytes=limit_bytes, makings=max(1, worker_count(config) - 1))
+    options = MakerOptions(limit_bytes=limit_bytes, makings=min(max(1, worker_count(config) - 1), _MAKINGS_MAX))
     return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
 
 
