@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.decode.formats import registry as formats
-from feedd.decode.formats.files import FilesFormat
+from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.registry import form_named
 from feedd.errors import ObjectChanged
@@ -93,7 +93,7 @@ class Shelf:
         key = _key(listing, shard)
         index = self._indexes.get(key)
         if index is None:
-            index = await self._index_flight.do(key, lambda: self._read_index(key))
+            index = await self._index_flight.do(key, lambda: self._read_index(listing, key))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
@@ -177,22 +177,19 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, key: _Key) -> ShardIndex:
-        name = key.format or _format_of(key.ref)  # before it is fetched
-        index = await with_pinned(
-            self._stages.cache,
-            [key.ref],
-            lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
-        )
+    async def _read_index(self, listing: Listing, key: _Key) -> ShardIndex:
+        if is_pack(key.ref):
+            index = await asyncio.to_thread(_index_of_pack, listing, key.ref)
+        else:
+            name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
+            index = await with_pinned(
+                self._stages.cache,
+                [key.ref],
+                lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
+            )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(key, index, weight)
         return index
-
-
-def _format_of(ref: ObjectRef) -> str:
-    if is_pack(ref):
-        return FilesFormat().name
-    return "" if ref.form else format_for(ref.url)
 
 
 def _key(listing: Listing, shard: int) -> _Key:
@@ -210,3 +207,9 @@ def _known_formats(resolved: Resolved) -> Mapping[int, str]:
         if not form_named(name):
             formats.get(name)
     return resolved.named
+
+
+def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
+    """Return what the pack itself would say, which the listing knows as well."""
+    packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
+    return index_of(packs.table(number))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
+from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.retry import RetryPolicy
 from feedd.plan.objects.layout import is_pack
 from feedd.source.hedge import HedgeStore
@@ -197,7 +198,7 @@ class Sources:
 
     def _wrapped(self, bare: ObjectStore) -> ObjectStore:
         metered = MeteredStore(bare, self._recorder, self._clock)
-        limited = LimitStore(metered, self._options.parts_in_flight + self._options.heads_in_flight)
+        limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
         tempo = self.tempo(bare.root)
         hedged: ObjectStore = limited
         if tempo.hedger is not None and bare.root != FILE_ROOT:

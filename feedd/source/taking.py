@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.plan.beside import is_beside
-from feedd.plan.objects.gathering import Gathering
+from feedd.plan.objects.gathering import Gathering, Grouped
 
 if TYPE_CHECKING:
-    from feedd.plan.objects.gathering import Grouped
     from feedd.source.urls import Location
     from feedd.values import ObjectRef
 
@@ -29,6 +28,8 @@ class Taking:
     def __init__(self, location: Location) -> None:
         self._url = location.url
         self._exact = location.key
+        self._named = bool(location.format)
+        self._shards: list[ObjectRef] = []
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []
@@ -54,6 +55,8 @@ class Taking:
 
     def grouped(self) -> list[Grouped]:
         """Return the shards and packs; takes long where there are millions."""
+        if self._named:
+            return [Grouped(tuple(self._shards))]  # whoever names their format says that they are shards
         found = [gathering.grouped() for gathering in self._gatherings]
         for one in found:
             if one.left_out:
@@ -64,4 +67,8 @@ class Taking:
         self.count += len(page)
         beside = [ref for ref in page if is_beside(ref.key) and ref.key != self._exact]
         self.beside.update(dict.fromkeys(beside))
-        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page)
+        data = [ref for ref in page if ref not in self.beside] if beside else page
+        if self._named:
+            self._shards += data
+        else:
+            self._gatherings[-1].add(data)

@@ -24,6 +24,7 @@ from tests.bench import (
     ingest,
     jpeg,
     machine,
+    objects,
     plan_speed,
     s3_bytes,
 )
@@ -43,6 +44,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "faults": fault_table.run,
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
+    "objects": objects.run,
     "boundary": boundary.run,
     "jpeg": jpeg.run,
     "shared": jpeg.run_shared,
