@@ -103,9 +103,15 @@ def _asked(data: memoryview) -> Sound:
         return checked(Sound(file.frames, file.samplerate, file.channels, file.format not in {"MP3", "OGG"}))
 
 
+class _Bytes(io.BytesIO):
+    def seek(self, offset: int, whence: int = 0) -> int:
+        # Where lengths are wrong libsndfile seeks to before the beginning; an exception would end up on stderr.
+        return super().seek(max(0, offset) if whence == 0 else offset, whence)
+
+
 def _opened(data: memoryview) -> Any:  # noqa: ANN401 - soundfile has no types
     try:
-        return soundfile.SoundFile(io.BytesIO(data))
+        return soundfile.SoundFile(_Bytes(data))
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError) as error:
         raise BadSample(f"expected WAV, FLAC, MP3 or Ogg, got {len(data)} bytes: {_said(error)}") from error
 
