@@ -11,6 +11,7 @@ from feedd.config.machine import default_arena_bytes, default_bypass_bytes, defa
 from feedd.config.types import (
     AbsolutePath,
     Duration,
+    Folder,
     HttpUrl,
     Listen,
     PartSize,
@@ -100,6 +101,7 @@ class DecodeConfig(Section):
     workers: Workers = Field("auto", description="worker processes; auto: one per core this process may use, less one")
     nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer goes first")
     task_deadline: Duration = Field(60.0, gt=0, description="longest time for one task before its worker is replaced")
+    tokenizers: Folder | None = Field(None, description="folder of tokenizer.json files that recipes may name")
 
 
 class ArenaConfig(Section):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"([a-z0-9]+)(?:\[([0-9,]*)\])?")
 _VARINT: Final = "varint"
-_FILES: Final = frozenset({"audio", "image", "json", "npy", "str"})
+_FILES: Final = frozenset({"audio", "image", "json", "npy", "str", "tokenize"})
 """Codecs of bytes that say themselves what they are."""
 _FILE_NAMES: Final = {"text": "str", "json": "json", "image": "image"}
 """Codec by name, where a file of its own says more than a tar's member."""

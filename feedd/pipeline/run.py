@@ -16,6 +16,7 @@ from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.decode.pool import DecodePool
+from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
 from feedd.pipeline.opening import Pipeline
@@ -97,6 +98,7 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         slots_max=config.arena.slots_max,
     )
     async with AsyncExitStack() as stack:
+        stack.enter_context(offered(config.decode.tokenizers))
         pool = await stack.enter_async_context(DecodePool(decode, recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
         cache = node_cache(config, sources.fetcher, recorder, clock)

@@ -14,6 +14,7 @@ from feedd_client import BadRecipeError, FeedDataset
 from tests.fakes.plugins import install_plugins
 from tests.fakes.sounds import sines, sound
 from tests.fakes.tars import natural_image, tar_bytes
+from tests.fakes.texts import word_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,6 +105,23 @@ def test_audio(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     assert batch["wav"].shape == (2, 6000)
     assert batch["wav"].dtype == torch.int16
     assert not batch["wav"][1, 4051:].any()
+
+
+def test_text_is_tokenized(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """By a file that the operator offers: ragged, and padded; other names are refused at open, saying what there is."""
+    word_tokenizer(tmp_path / "words.json", ["night", "day", "a"])
+    texts = ["a day", "night", "day a night xyz"]
+    s3.put("data", "t/0.tar", tar_bytes([(str(n), {"txt": text.encode()}) for n, text in enumerate(texts)]))
+    daemon = daemons(settings=(f"decode.tokenizers={tmp_path}",))
+    fields: Fields = {"txt": {"decode": "tokenize", "tokenizer": "words.json"}}
+    (batch,) = FeedDataset("s3://data/t/", batch_size=3, fields=fields, address=daemon.address, copy=True)
+    assert [row.tolist() for row in batch["txt"]] == [[3, 2], [1], [2, 3, 1, 0]]
+    fields = {"txt": {"decode": "tokenize", "tokenizer": "words.json", "max_length": 3, "pad": 9, "dtype": "int64"}}
+    (batch,) = FeedDataset("s3://data/t/", batch_size=3, fields=fields, address=daemon.address, copy=True)
+    assert batch["txt"].tolist() == [[3, 2, 9], [1, 9, 9], [2, 3, 1]]
+    wrong: Fields = {"txt": {"decode": "tokenize", "tokenizer": "../words.json"}}
+    with pytest.raises(BadRecipeError, match=r"one of the tokenizers words\.json"):
+        next(iter(FeedDataset("s3://data/t/", batch_size=1, fields=wrong, address=daemon.address)))
 
 
 def test_installed_plug_ins(

@@ -10,6 +10,7 @@ import pytest
 from feedd.decode.audio_params import AudioParams
 from feedd.decode.params import ImageParams
 from feedd.decode.recipe import parse_field, spec_of
+from feedd.decode.text_params import TokenizeParams
 from feedd.decode.transforms.params import FOR_IMAGES, FOR_NUMBERS
 from tests.tidy.tree import ROOT
 
@@ -31,6 +32,6 @@ def test_every_transform_and_option_is_named() -> None:
         for option in kind.__struct_fields__:
             assert any(f"`{option}`" in line for line in lines), f"{name}: {option}"
         assert lines, name
-    for option in (*ImageParams.__struct_fields__, *AudioParams.__struct_fields__):
+    for option in (*ImageParams.__struct_fields__, *AudioParams.__struct_fields__, *TokenizeParams.__struct_fields__):
         assert any(line.startswith(f"| `{option}` |") for line in rows), option
     assert len(EXAMPLES) >= 4
