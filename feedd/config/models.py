@@ -18,6 +18,7 @@ from feedd.config.types import (
     AbsolutePath,
     Cpus,
     Duration,
+    Folder,
     HttpUrl,
     Listen,
     PartSize,
@@ -117,6 +118,7 @@ class DecodeConfig(Section):
     )
     nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer goes first")
     task_deadline: Duration = Field(60.0, gt=0, description="longest time for one task before its worker is replaced")
+    tokenizers: Folder | None = Field(None, description="folder of tokenizer.json files that recipes may name")
 
 
 class ArenaConfig(Section):

@@ -159,6 +159,12 @@ def _readable_file(path: Path) -> Path:
     return path
 
 
+def _folder(path: Path) -> Path:
+    if not path.is_absolute() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        raise ValueError(f"expected the absolute path of a readable folder, got {str(path)!r}")
+    return path
+
+
 def _http_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -198,6 +204,7 @@ Status = Annotated[str | None, BeforeValidator(_status)]
 Workers = Annotated[Literal["auto"] | int, BeforeValidator(_workers)]
 Cpus = Annotated[tuple[int, ...], BeforeValidator(_cpus), CpuSet]
 ReadableFile = Annotated[Path, BeforeValidator(lambda value: _readable_file(Path(value).expanduser()))]
+Folder = Annotated[Path, BeforeValidator(lambda value: _folder(Path(value).expanduser()))]
 AbsolutePath = Annotated[Path, BeforeValidator(lambda value: _absolute(Path(value)))]
 SocketMode = Annotated[str, BeforeValidator(_socket_mode)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

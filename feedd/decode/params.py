@@ -12,6 +12,7 @@ import msgspec
 
 from feedd.decode import plugins
 from feedd.decode.audio_params import AudioParams
+from feedd.decode.text_params import TokenizeParams
 from feedd.decode.transforms.installed import installed_outcome
 from feedd.decode.transforms.params import ImageTransform, Installed, NumberTransform, of_number
 from feedd.decode.transforms.picture import SIDE_MAX, Picture
@@ -315,6 +316,7 @@ Params: TypeAlias = (
     | IntParams
     | FloatParams
     | TensorParams
+    | TokenizeParams
     | TokensParams
     | ArrayParams
     | NpyParams
@@ -334,6 +336,7 @@ CODECS: Final[Mapping[str, type[Params]]] = {
     "npy": NpyParams,
     "str": StrParams,
     "tensor": TensorParams,
+    "tokenize": TokenizeParams,
     "tokens": TokensParams,
 }
 """Every codec of our own, by its name in a recipe."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from feedd.decode import plugins
+from feedd.decode import plugins, tokenizers
 from feedd.decode.extras import present, require
 from feedd.decode.labels import is_label, label_source
 from feedd.decode.params import (
@@ -33,6 +33,7 @@ from feedd.decode.params import (
     params_of,
 )
 from feedd.decode.stored import PICKLE, check_stored, default_codec, parse_stored
+from feedd.decode.text_params import TokenizeParams
 from feedd.decode.transforms.params import FOR_IMAGES, FOR_NUMBERS, spelled_out
 from feedd.errors import BadRecipe
 from feedd.values import FieldRecipe, TensorSpec
@@ -54,7 +55,7 @@ _DEFAULTS: Final = {
     "npy": ("npy",),
     "audio": ("wav", "flac", "mp3", "ogg", "oga"),
 }
-_EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr")}
+_EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr"), "tokenize": ("text", "tokenizers")}
 """Extra and modules that a codec needs: missed at open, and not by the first worker."""
 _DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
 
@@ -110,19 +111,22 @@ def _params(codec: str, form: dict[str, Any]) -> Params:
     """
     kind = CODECS.get(codec)
     if kind is None:
-        params = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
-        params.spec("")  # says whether it loads and takes the options
-        return params
+        installed = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
+        installed.spec("")  # says whether it loads and takes the options
+        return installed
     if codec in _EXTRAS:
         require(codec, *_EXTRAS[codec])
     if "transforms" in form and "transforms" in kind.__struct_fields__:
         images = kind is ImageParams
-        known, installed = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
+        known, others = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
         try:
-            form["transforms"] = spelled_out(form["transforms"], known, installed)
+            form["transforms"] = spelled_out(form["transforms"], known, others)
         except ValueError as error:
             raise msgspec.ValidationError(str(error)) from error
-    return msgspec.convert(form, kind)
+    params = msgspec.convert(form, kind)
+    if isinstance(params, TokenizeParams):
+        return msgspec.structs.replace(params, digest=tokenizers.digest(params.tokenizer))
+    return params
 
 
 def _known(codec: str) -> str:

@@ -16,6 +16,7 @@ from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.config.machine import default_workers
 from feedd.decode.pool import DecodePool
+from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
 from feedd.pipeline.made import MadeCache
@@ -120,6 +121,7 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         slots_max=config.arena.slots_max,
     )
     async with AsyncExitStack() as stack:
+        stack.enter_context(offered(config.decode.tokenizers))
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
         maker = node_maker(config, sources, pool.make, recorder)

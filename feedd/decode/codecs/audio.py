@@ -61,6 +61,8 @@ class AudioCodec:
         rate = self._params.rate or sound.rate
         if rate != sound.rate and len(values):
             values = soxr.resample(values, sound.rate, rate)
+        if not np.isfinite(values).all():  # after resampling: it makes such of what is nearly too large
+            raise BadSample("expected finite samples, got others")
         there = min(len(values), frames)
         rows = out if out.ndim == 2 else out[None]
         rows[:, :there] = _as(values[:there].T, out.dtype)
@@ -103,9 +105,15 @@ def _asked(data: memoryview) -> Sound:
         return checked(Sound(file.frames, file.samplerate, file.channels, file.format not in {"MP3", "OGG"}))
 
 
+class _Bytes(io.BytesIO):
+    def seek(self, offset: int, whence: int = 0) -> int:
+        # Where lengths are wrong libsndfile seeks to before the beginning; an exception would end up on stderr.
+        return super().seek(max(0, offset) if whence == 0 else offset, whence)
+
+
 def _opened(data: memoryview) -> Any:  # noqa: ANN401 - soundfile has no types
     try:
-        return soundfile.SoundFile(io.BytesIO(data))
+        return soundfile.SoundFile(_Bytes(data))
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError) as error:
         raise BadSample(f"expected WAV, FLAC, MP3 or Ogg, got {len(data)} bytes: {_said(error)}") from error
 
@@ -124,8 +132,6 @@ def _read(data: memoryview, sound: Sound, start: int, count: int) -> NDArray[np.
     missing = count - len(values)
     if missing > (0 if sound.exact else _MISSING_MAX):
         raise BadSample(f"expected {count} frames of intact sound, got {len(values)}")
-    if not np.isfinite(values).all():
-        raise BadSample("expected finite samples, got others")
     return values
 
 
@@ -136,4 +142,5 @@ def _said(error: Exception) -> str:
 def _as(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype == np.float32:
         return values
-    return np.clip(np.rint(values * 32768), -32768, 32767).astype(np.int16)
+    with np.errstate(over="ignore"):  # infinity is clipped like all that is too loud
+        return np.clip(np.rint(values * 32768), -32768, 32767).astype(np.int16)

@@ -29,6 +29,7 @@ from feedd.decode.params import (
     params_of,
 )
 from feedd.decode.stored import parse_stored
+from feedd.decode.text_params import TokenizeParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,11 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         from feedd.decode.codecs.audio import AudioCodec  # noqa: PLC0415 - an extra, and lazy on purpose
 
         return AudioCodec(params)
+    if isinstance(params, TokenizeParams):
+        require("tokenize", "text", "tokenizers")
+        from feedd.decode.codecs.tokenize import TokenizeCodec  # noqa: PLC0415 - an extra, and lazy on purpose
+
+        return TokenizeCodec(params)
     if isinstance(params, InstalledParams):
         return plugins.codec(params.name, params.options)
     return _plain(params)
