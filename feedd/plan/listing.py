@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.objects.packs import Packs
     from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
 
@@ -39,6 +40,9 @@ class Listing:
         named: the format of shards whose URL names one, by dataset index.
         formats: how shards are to be read where what lies beside them says so, by dataset index.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
+        base: the listing that this one is a view of, see ``viewed``; None: it is none.
+        packs: what is in those shards that are packs of objects.
+        labels: of their samples, by column (see ``decode.labels``) and shard.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -52,6 +56,9 @@ class Listing:
     twins: NDArray[np.int64] | None = None
     named: Mapping[int, str] = field(default_factory=dict)
     formats: Mapping[int, str] = field(default_factory=dict)
+    base: Listing | None = field(default=None, repr=False)
+    packs: tuple[Packs, ...] = ()
+    labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
@@ -60,6 +67,11 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
+
+    def viewed(self, refs: tuple[ObjectRef, ...]) -> Listing:
+        """Return this listing with its objects in other forms; what either learns of them, both know."""
+        twins = _twins(refs) if self.twins is not None else None
+        return replace(self, refs=refs, twins=twins, base=self)
 
     def shards_of(self, source: int) -> range:
         """Return the dataset indices of one source."""
@@ -89,10 +101,6 @@ class Listing:
         self.counts.update(newer.counts)
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
         self.formats = newer.formats
-
-    def format_of(self, shard: int) -> str:
-        """Return the format that somebody named for a shard; empty: its name tells it."""
-        return self.named.get(shard) or self.formats.get(shard, "")
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""
@@ -199,9 +207,14 @@ class Listing:
         return fingerprint(self.digest, facts)
 
 
+def format_of(listing: Listing, shard: int) -> str:
+    """Return the format that somebody named for a shard; empty: its name tells it."""
+    return listing.named.get(shard) or listing.formats.get(shard, "")
+
+
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
-    first: dict[tuple[str, str], int] = {}
-    found = [first.setdefault((ref.root, ref.key), number) for number, ref in enumerate(refs)]
+    first: dict[tuple[str, str, str], int] = {}
+    found = [first.setdefault((ref.root, ref.key, ref.form), number) for number, ref in enumerate(refs)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
 
 

@@ -6,6 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.litdata import LitDataFormat
 from feedd.decode.formats.mds import MdsFormat
@@ -13,8 +14,10 @@ from feedd.decode.formats.recordio import RecordIoFormat
 from feedd.decode.formats.recordio_protobuf import RecordIoProtobufFormat
 from feedd.decode.formats.refused import refuse_name
 from feedd.decode.formats.sniffed import SniffedFormat
+from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
+from feedd.decode.forms.registry import EXTENSIONS as FORM_EXTENSIONS
 from feedd.decode.forms.suffixes import is_refused, uncompressed
 from feedd.errors import Unsupported
 
@@ -34,6 +37,8 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     RecordIoProtobufFormat(),
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
+    TableFormat(),
+    FilesFormat(),
 )
 _AUTO: Final = "auto"
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
@@ -117,4 +122,4 @@ def _with_params(kind: str, params: str) -> ShardFormat:
 
 
 def _known() -> str:
-    return " or ".join(_BY_EXTENSION)
+    return " or ".join((*_BY_EXTENSION, *FORM_EXTENSIONS))
