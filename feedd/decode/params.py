@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from feedd.decode import plugins
+from feedd.decode.audio_params import AudioParams
 from feedd.decode.transforms.installed import installed_outcome
 from feedd.decode.transforms.params import ImageTransform, Installed, NumberTransform, of_number
 from feedd.decode.transforms.picture import SIDE_MAX, Picture
@@ -317,12 +318,14 @@ Params: TypeAlias = (
     | TokensParams
     | ArrayParams
     | NpyParams
+    | AudioParams
     | ImageParams
     | InstalledParams
 )
 
 CODECS: Final[Mapping[str, type[Params]]] = {
     "array": ArrayParams,
+    "audio": AudioParams,
     "bytes": BytesParams,
     "float": FloatParams,
     "image": ImageParams,

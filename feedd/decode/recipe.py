@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from feedd.decode import plugins
+from feedd.decode.extras import present, require
 from feedd.decode.labels import is_label, label_source
 from feedd.decode.params import (
     CODECS,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 _SHORT_FORMS: Final = (
     "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
-    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, folder, table:FILE, table:FILE:COLUMN"
+    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, audio, folder, table:FILE, table:FILE:COLUMN"
 )
 _DEFAULTS: Final = {
     "image": ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "avif", "jp2", "j2k"),
@@ -51,7 +52,10 @@ _DEFAULTS: Final = {
     "str": ("txt", "text", "transcript"),
     "json": ("json", "jsn"),
     "npy": ("npy",),
+    "audio": ("wav", "flac", "mp3", "ogg", "oga"),
 }
+_EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr")}
+"""Extra and modules that a codec needs: missed at open, and not by the first worker."""
 _DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
 
 
@@ -109,6 +113,8 @@ def _params(codec: str, form: dict[str, Any]) -> Params:
         params = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
         params.spec("")  # says whether it loads and takes the options
         return params
+    if codec in _EXTRAS:
+        require(codec, *_EXTRAS[codec])
     if "transforms" in form and "transforms" in kind.__struct_fields__:
         images = kind is ImageParams
         known, installed = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
@@ -197,6 +203,8 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
             continue
         name = ";".join(spellings) if extension in spellings else extension
         codec = _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
+        if codec in _EXTRAS and not present(*_EXTRAS[codec][1:]):
+            codec = "bytes"
         recipes.append(parse_field(name, how.get(extension, codec)))
     return tuple(recipes)
 

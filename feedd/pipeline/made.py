@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from feedd.cache import trouble
 from feedd.cache.pins import Pins
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
@@ -141,7 +142,7 @@ class MadeCache:
             yield ref
             return
         with self._awaiting((ref,)):
-            yield self._maker.facts.made(ref) or await self._flights.do(ref, lambda: self._bring(ref))
+            yield await self._known(ref)
 
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:
@@ -157,9 +158,18 @@ class MadeCache:
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
         """Make a shard of unknown size; among several, put it into the cache at once, to hold memory for few."""
         async with self._landing:
-            shard = await self._flights.do(ref, lambda: self._bring(ref))
+            shard = await self._known(ref)
             if not alone:
                 (await self._inner.acquire([shard])).release()
+
+    async def _known(self, ref: ObjectRef) -> ObjectRef:
+        """Return the ref of a shard, made if its size is not known."""
+        shard = self._maker.facts.made(ref)
+        if shard is not None:
+            return shard
+        if self._closed:
+            raise trouble.closed()
+        return await self._flights.do(ref, lambda: self._bring(ref))
 
     async def _bring(self, ref: ObjectRef) -> ObjectRef:
         return await self._maker.bring(ref, lambda: self._urgency(ref))

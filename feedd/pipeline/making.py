@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 16  # of asking for more of an object
 _RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
-_FRESH_MAX: Final = 4
+_FRESH_MAX: Final = 8
 
 
 def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
@@ -113,11 +113,6 @@ class Maker:
         """How many made shards wait in memory."""
         return len(self._fresh)
 
-    @property
-    def full(self) -> bool:
-        """Whether as many wait there as may."""
-        return len(self._fresh) >= _FRESH_MAX
-
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``.
 
@@ -149,7 +144,7 @@ class Maker:
         async with self._places:
             file = MemoryFile("feedd-made")
             try:
-                while self.full:
+                while len(self._fresh) >= _FRESH_MAX:
                     self._drop(next(iter(self._fresh)))
                 room_bytes = self._room(ref.size_bytes, ref)
                 task = self._task(ref, file.fd, 0, min(self._options.limit_bytes, 1 << 62), room_bytes)
@@ -189,7 +184,7 @@ class Maker:
 
     async def _make_into(self, shard: ObjectRef, target: memoryview, urgency: Callable[[], float]) -> None:
         """Make a shard of known size where it belongs."""
-        fact = self.facts.known(shard)
+        fact = self.facts.origin(shard)
         if fact is None:
             raise _unknown(shard, "an object nobody has made a shard of")
         ref = replace(shard, size_bytes=fact.object_bytes)
@@ -208,7 +203,7 @@ class Maker:
                     if made.size_bytes == shard.size_bytes:
                         await copy_into(target, file.fd)
         if made.size_bytes != shard.size_bytes:
-            self.facts.forget(shard)
+            self.facts.forget(ref)
             raise _unknown(shard, f"{made.size_bytes}")
 
     async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
@@ -264,10 +259,14 @@ class Maker:
 
     def _room(self, object_bytes: int, ref: ObjectRef) -> int:
         """Return the memory there is for a shard beside its object, for each of those made at one time."""
-        left = self._options.available()
-        if left is None:
-            return 1 << 62
-        room_bytes = (left - _RESERVE_BYTES) // self._options.makings - object_bytes
+        while True:
+            left = self._options.available()
+            if left is None:
+                return 1 << 62
+            room_bytes = (left - _RESERVE_BYTES) // self._options.makings - object_bytes
+            if room_bytes > 0 or not self._fresh:
+                break
+            self._drop(next(iter(self._fresh)))
         if room_bytes <= 0:
             raise ResourceExhausted(
                 f"expected memory for an object of {format_size(object_bytes)} and what is made of it, got "

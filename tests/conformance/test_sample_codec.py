@@ -19,6 +19,7 @@ from feedd.decode.recipe import as_stored, parse_field, spec_of
 from feedd.errors import BadSample
 from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
+from tests.fakes.sounds import sines, sound
 from tests.fakes.tars import jpeg, natural_image
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def encoded(extension: str) -> bytes:
     return data.tobytes()
 
 
+WAVE, FLAC, OGG, MP3 = (sound(sines(900, 8000, 300, 200), 8000, kind) for kind in ("WAV", "FLAC", "OGG", "MP3"))
 VARINTS = b"\x01\xac\x02" + b"\xff" * 9 + b"\x01"  # 1, 300, -1
 FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -142,6 +144,14 @@ CASES = {
         None,
         (encoded(".tiff")[:90],),
     ),
+    "audio": Case("audio", WAVE, (sines(900, 8000, 300, 200).T * 32768).round() / 32768, (WAVE[:-1], WAVE[:20], b"")),
+    "audio-flac": Case(
+        '{"decode": "audio", "rate": 4000, "mono": true, "dtype": "int16"}', FLAC, None, (FLAC[:-60], FLAC[:30])
+    ),
+    "audio-cut": Case(
+        '{"decode": "audio", "rate": 8000, "channels": 2, "seconds": 0.05, "random": true}', OGG, None, (OGG[:99],)
+    ),
+    "audio-mp3": Case('{"decode": "audio", "mono": true}', MP3, None, (b"\xff\xfb",)),
     "int-one-hot": Case(
         '{"decode": "int", "transforms": [{"op": "one_hot", "classes": 3, "dtype": "int8"}]}',
         b"1",

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd.decode import plugins
+from feedd.decode.audio_params import AudioParams
 from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec
 from feedd.decode.codecs.pil import PixelsCodec
 from feedd.decode.codecs.steps import StepsCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
+from feedd.decode.extras import require
 from feedd.decode.params import (
     ArrayParams,
     BytesParams,
@@ -61,6 +63,11 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
     if isinstance(params, NpyParams):
         return NpyCodec(params, header_reader(recipe.stored))
+    if isinstance(params, AudioParams):
+        require("audio", "audio", "soundfile", "soxr")
+        from feedd.decode.codecs.audio import AudioCodec  # noqa: PLC0415 - an extra, and lazy on purpose
+
+        return AudioCodec(params)
     if isinstance(params, InstalledParams):
         return plugins.codec(params.name, params.options)
     return _plain(params)

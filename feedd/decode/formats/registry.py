@@ -113,6 +113,7 @@ def extensions() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMATS, ())
     for extension, name in _BY_EXTENSION.items():
         found[name] = (*found.get(name, ()), extension)
+    found["litdata"] = (*found["litdata"], "chunk-*.bin")
     return found
 
 

@@ -6,7 +6,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Final, cast
 
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, uncompressed
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, endings, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -89,3 +89,18 @@ def get(name: str) -> ShardForm:
         known = ", ".join(_FORMS)
         raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardForm", getattr(importlib.import_module(module), attribute))
+
+
+def names() -> dict[str, tuple[str, ...]]:
+    """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
+    for extension, name in _BY_EXTENSION.items():
+        found[name] = (*found[name], extension)
+    for name, form in _BY_FORMAT.items():
+        found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
+    return found | endings()
+
+
+def module_of(name: str) -> str:
+    """Return the module of a form."""
+    return _FORMS[name][0]

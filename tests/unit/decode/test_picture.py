@@ -232,6 +232,25 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
             decoded(recipe, data)
 
 
+def test_a_png_that_could_not_hold_its_pixels_is_refused() -> None:
+    """No deflate stream is so short: nothing is allocated for a small file with a large header; real ones pass."""
+    blank = saved(Image.new("RGB", (9000, 9000)), "PNG")
+    assert size_of(memoryview(blank)) == (9000, 9000)
+    claims = bytearray(saved(Image.fromarray(PHOTO), "PNG"))
+    claims[16:24] = struct.pack(">II", 9000, 9000)
+    with pytest.raises(BadSample, match="can hold 9000x9000 pixels"):
+        decoded("image:8x8", bytes(claims))
+    greedy = bytearray(saved(Image.fromarray(PHOTO), "PNG"))
+    for at in (33, len(greedy) - 12):  # of the first chunk behind the header, and of the last
+        wrong = bytearray(greedy)
+        wrong[at : at + 4] = b"\x7f\xff\xff\x00"
+        with pytest.raises(BadSample, match="within a chunk"):
+            decoded("image", bytes(wrong))
+    for image in (Image.new("1", (4000, 4000)), Image.new("P", (5000, 3000)), Image.new("I;16", (3000, 3000))):
+        data = saved(image, "PNG", optimize=True)
+        assert size_of(memoryview(data)) == image.size[::-1]
+
+
 def test_bombs_are_refused_by_their_headers() -> None:
     """A TIFF, AVIF or JPEG 2000 that claims too many pixels is refused before any is allocated."""
     tiff = bytearray(saved(Image.fromarray(PHOTO), "TIFF"))
