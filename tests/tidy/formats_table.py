@@ -1,6 +1,6 @@
-"""The table of formats in README, made of the registries of formats and forms. To renew it there::
+"""The table of formats in README, made of the registries of formats and forms.
 
-python -m tests.tidy.formats_table
+To renew it there: ``python -m tests.tidy.formats_table``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- formats: made by python -m tests.tidy.formats_table -->"
 END: Final = "<!-- end of formats -->"
-_HEAD: Final = ("format", "names", "fields", "read", "fetched", "also compressed", "counts beside it", "needs")
+_HEAD: Final = ("format", "names", "fields", "read", "fetched", "also compressed", "counts known by", "needs")
 
 # What no registry says: the fields, in a user's words. Without a word here, a module's first line stands in.
 _FIELDS: Final = {
@@ -40,10 +40,12 @@ _FIELDS: Final = {
     "litdata": "paths of leaves, as `index.json` has them",
     "lmdb": "key and value",
     "mds": "columns",
+    "npy": "rows of the array",
     "npz": "arrays of as many rows",
     "parquet": "columns",
-    "recordio": "`label`, `id`, `image` of im2rec's images, else `data`; `recordio-image+` or `recordio-raw+` say which",
+    "recordio": "`label`, `id`, `image` of im2rec's images, else `data`; `recordio-image+`, `recordio-raw+` say which",
     "recordio-protobuf": "features, `label_` and a label's key; sparse ones have `.keys` and `.shape`",
+    "safetensors": "tensors of as many rows",
     "tar": "extensions of members",
     "text": "`text`",
     "tfrecord": "features; feature lists with `.lengths`; `data` where records are no Examples",
@@ -52,6 +54,7 @@ _FIELDS: Final = {
 _SAME_AS: Final = frozenset({"recordio-image", "recordio-raw"})  # in the row of another
 _INNER: Final = frozenset({"table"})  # what feedd makes itself
 _OF_MANY: Final = frozenset({"sizes.json", "shardindex.json", "_info.json"})  # index any shards
+_LISTED: Final = {"files": "the listing itself"}
 _OF_ONE: Final = {"index.json": ("mds", "litdata")}
 
 
@@ -61,7 +64,10 @@ class _Nothing:
 
     size_bytes: int = 1 << 30
     spans: tuple[ByteRange, ...] = ()
-    data: memoryview = memoryview(b"")
+
+    @property
+    def data(self) -> memoryview:
+        return memoryview(b"")
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -82,7 +88,8 @@ def _row(name: str, names: tuple[str, ...], *others: str) -> tuple[str, ...]:
     read, fetched, compressed, *rest = others
     counts, extra = (*rest, "")[:2]
     shown = " ".join(f"`{one}`" for one in names) or "objects that are samples"
-    return (name, shown, _fields(name), read, fetched, compressed, counts or "`feedd index`", extra)
+    counts = counts or _LISTED.get(name, "`feedd index`")
+    return (name, shown, _fields(name), read, fetched, compressed, counts, extra)
 
 
 def _fields(name: str) -> str:
@@ -118,7 +125,12 @@ def _fetched(form: str) -> str:
 
 def _extra(form: str) -> str:
     """Return what is to be installed, as the form's own errors say."""
+    own = getattr(forms.get(form), "_extra", "")  # where one class reads with several libraries
     source = inspect.getsource(importlib.import_module(forms.module_of(form)))
+    if own == "formats":
+        return ""  # numpy reads it
+    if own:
+        source = f'needs("{own}"'
     found = re.findall(r"needs\(\"(\w+)\"|feedd\[(\w+)\]", source)
     return " ".join(dict.fromkeys(f"`feedd[{one or other}]`" for one, other in found))
 

@@ -97,8 +97,8 @@ def read_npy_header(data: memoryview) -> NpyHeader:
     header = read_npy_head(data, DTYPES)
     expected = header.dtype.itemsize * math.prod(header.shape)
     if expected > SAMPLE_BYTES_MAX:
-        got = f"shape {header.shape!r} of {header.dtype}"
-        raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got {got}")
+        what = f"shape {header.shape!r} of {header.dtype}"
+        raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got {what}")
     if len(data) - header.data_at != expected:
         got = len(data) - header.data_at
         raise BadSample(f"expected {expected} bytes for {header.dtype}{list(header.shape)}, got {got}")

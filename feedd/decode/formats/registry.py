@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Final
 from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.litdata import LitDataFormat
+from feedd.decode.formats.lmdb import LmdbFormat
 from feedd.decode.formats.mds import MdsFormat
 from feedd.decode.formats.recordio import RecordIoFormat
 from feedd.decode.formats.recordio_protobuf import RecordIoProtobufFormat
 from feedd.decode.formats.refused import refuse_name
 from feedd.decode.formats.sniffed import SniffedFormat
+from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
@@ -39,6 +41,9 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LinesFormat("jsonl", "json", "json"),
     TableFormat(),
     FilesFormat(),
+    LmdbFormat(),
+    NpyFormat(),
+    SafetensorsFormat(),
 )
 _AUTO: Final = "auto"
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
@@ -54,6 +59,10 @@ _BY_EXTENSION: Final = {
     ".txt": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".lmdb": "lmdb",
+    ".mdb": "lmdb",
+    ".npy": "npy",
+    ".safetensors": "safetensors",
 }
 _WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {"mds": MdsFormat, "litdata": LitDataFormat}
 """Formats that take what lies beside a shard: ``NAME:JSON``."""
