@@ -38,6 +38,7 @@ _FIELDS: Final = {
     "jsonl": "`json`",
     "libsvm": "`label`, `index`, `value`",
     "litdata": "paths of leaves, as `index.json` has them",
+    "litdata-arrow": "columns, where items are dicts of plain values",
     "lmdb": "key and value",
     "mds": "columns",
     "npy": "rows of the array",

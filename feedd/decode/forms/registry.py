@@ -18,6 +18,7 @@ _FORMS: Final = {
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
     "join": ("feedd.decode.forms.join", "JOIN_FORM"),
+    "litdata-arrow": ("feedd.decode.forms.litdata_arrow", "LITDATA_ARROW_FORM"),
     "arrow": ("feedd.decode.forms.arrow", "ARROW_FORM"),
     "csv": ("feedd.decode.forms.arrow", "CSV_FORM"),
     "hdf5": ("feedd.decode.forms.arrays", "HDF5_FORM"),
@@ -44,13 +45,14 @@ _BY_EXTENSION: Final[dict[str, str]] = {
 """Form by the end of a lower-case file name, for what is not compressed."""
 
 _BY_FORMAT: Final = {
+    "litdata-arrow": "litdata-arrow",
     "recordio-join": "join",
     "recordio-join-dmlc": "join:dmlc",
     "recordio-join-concat": "join:concat",
 }
 """Form by what a URL names in the place of a format: what is made says its format itself."""
 
-COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
+COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv"})
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
