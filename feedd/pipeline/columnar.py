@@ -42,7 +42,12 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
 
 
 def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards of which only samples are counted: without columns where that is less."""
+    """Return listed objects as shards of which only samples are counted: without columns where that is less.
+
+    Args:
+        refs: as listed.
+        named: see ``formed``.
+    """
     found = formed(refs, named)
     return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
 

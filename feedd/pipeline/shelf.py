@@ -21,7 +21,7 @@ from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
-from feedd.plan.listing import Listing
+from feedd.plan.listing import Listing, format_of
 from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
@@ -193,7 +193,7 @@ class Shelf:
 
 
 def _key(listing: Listing, shard: int) -> _Key:
-    name = listing.format_of(shard)
+    name = format_of(listing, shard)
     return _Key(listing.refs[shard], "" if form_named(name) else name)
 
 

@@ -54,11 +54,11 @@ class Listing:
     told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    named: Mapping[int, str] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
     base: Listing | None = field(default=None, repr=False)
     packs: tuple[Packs, ...] = ()
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
-    named: Mapping[int, str] = field(default_factory=dict)
-    formats: Mapping[int, str] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
@@ -96,10 +96,6 @@ class Listing:
         self.counts.update(newer.counts)
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
         self.formats = newer.formats
-
-    def format_of(self, shard: int) -> str:
-        """Return the format that somebody named for a shard; empty: its name tells it."""
-        return self.named.get(shard) or self.formats.get(shard, "")
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""
@@ -210,6 +206,11 @@ def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
     """Return a listing with its objects in other forms; what either learns of them, both know."""
     twins = _twins(refs) if listing.twins is not None else None
     return replace(listing, refs=refs, twins=twins, base=listing)
+
+
+def format_of(listing: Listing, shard: int) -> str:
+    """Return the format that somebody named for a shard; empty: its name tells it."""
+    return listing.named.get(shard) or listing.formats.get(shard, "")
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:

@@ -12,7 +12,6 @@ from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.retry import RetryPolicy
-from feedd.plan.objects.layout import is_pack
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore, write_file
@@ -148,8 +147,7 @@ class Sources:
             beside.update(taking.beside)
             for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
                 if location.format:
-                    shards = (len(found) + at for at, ref in enumerate(grouped.refs) if not is_pack(ref))
-                    named |= dict.fromkeys(shards, location.format)
+                    named |= dict.fromkeys(range(len(found), len(found) + len(grouped.refs)), location.format)
                 found += grouped.refs
                 if grouped.packs is not None:
                     packs.append(grouped.packs)

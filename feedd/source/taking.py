@@ -29,7 +29,6 @@ class Taking:
         self._url = location.url
         self._exact = location.key
         self._named = bool(location.format)
-        self._shards: list[ObjectRef] = []
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []
@@ -55,8 +54,6 @@ class Taking:
 
     def grouped(self) -> list[Grouped]:
         """Return the shards and packs; takes long where there are millions."""
-        if self._named:
-            return [Grouped(tuple(self._shards))]  # whoever names their format says that they are shards
         found = [gathering.grouped() for gathering in self._gatherings]
         for one in found:
             if one.left_out:
@@ -67,8 +64,4 @@ class Taking:
         self.count += len(page)
         beside = [ref for ref in page if is_beside(ref.key) and ref.key != self._exact]
         self.beside.update(dict.fromkeys(beside))
-        data = [ref for ref in page if ref not in self.beside] if beside else page
-        if self._named:
-            self._shards += data
-        else:
-            self._gatherings[-1].add(data)
+        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page, named=self._named)

@@ -93,6 +93,19 @@ def test_what_other_libraries_wrote(s3: S3Server, daemons: Callable[..., Daemon]
         assert len(FeedDataset("s3://data/x/", batch_size=1, fields=None, uneven="drop", address=address)) == 5
 
 
+def test_rows_that_litdata_wrote_as_arrow(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Where the URL says so they are columns; else an error tells how it is said."""
+    for path in (FIXTURES / "litdata_arrow" / "data").iterdir():
+        s3.put("data", f"x/{path.name}", path.read_bytes())
+    address = daemons().address
+    with pytest.raises(BadRequestError, match="Arrow") as caught:
+        next(iter(FeedDataset("s3://data/x/", batch_size=5, fields=None, address=address)))
+    assert "litdata-arrow+" in str(caught.value)
+    (batch,) = FeedDataset("litdata-arrow+s3://data/x/", batch_size=5, fields=None, address=address, copy=True)
+    assert batch["label"].tolist() == [0, 1, 2, 3, 4]
+    assert list(batch["text"]) == [f"t{n}" for n in range(5)]
+
+
 def test_recordio(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Images with labels, without their .idx; split records where the URL says so, and else an error that tells it."""
     tiny = (FIXTURES / "webdataset" / "data" / "000.tar").read_bytes()

@@ -64,19 +64,22 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
     if isinstance(params, NpyParams):
         return NpyCodec(params, header_reader(recipe.stored))
+    if isinstance(params, InstalledParams):
+        return plugins.codec(params.name, params.options)
+    return _extra(params) if isinstance(params, (AudioParams, TokenizeParams)) else _plain(params)
+
+
+def _extra(params: AudioParams | TokenizeParams) -> SampleCodec:
+    """Return a codec whose libraries are loaded where such data is met."""
     if isinstance(params, AudioParams):
         require("audio", "audio", "soundfile", "soxr")
         from feedd.decode.codecs.audio import AudioCodec  # noqa: PLC0415 - an extra, and lazy on purpose
 
         return AudioCodec(params)
-    if isinstance(params, TokenizeParams):
-        require("tokenize", "text", "tokenizers")
-        from feedd.decode.codecs.tokenize import TokenizeCodec  # noqa: PLC0415 - an extra, and lazy on purpose
+    require("tokenize", "text", "tokenizers")
+    from feedd.decode.codecs.tokenize import TokenizeCodec  # noqa: PLC0415 - an extra, and lazy on purpose
 
-        return TokenizeCodec(params)
-    if isinstance(params, InstalledParams):
-        return plugins.codec(params.name, params.options)
-    return _plain(params)
+    return TokenizeCodec(params)
 
 
 def _plain(params: Params) -> SampleCodec:

@@ -7,7 +7,7 @@ tuple, both joined by dots; an item that is one leaf is the field ``data``.
 
 Integers, floats and arrays of one dimension are fields stored as such, text, JSON and encoded images as files, arrays
 that carry their shape are read by ``npy``, pixels by ``image``. What LitData pickles comes as ``bytes`` where it is
-asked for.
+asked for. A chunk of dicts of plain values only holds Arrow instead (see ``forms.litdata_arrow``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from feedd.decode.codecs.boxed import NUMPY_DTYPES, TORCH_DTYPES
 from feedd.decode.formats.framing import field_names, numbered
 from feedd.decode.formats.rows import RowsReader
+from feedd.decode.forms.litdata_arrow import ARROW_END
 from feedd.errors import Unsupported
 from feedd.values import ShardIndex
 
@@ -46,7 +47,6 @@ _NESTED_HEAD: Final = 5  # a byte that says what it is, u32 how long
 _TAG_JSON, _TAG_NONE = 0, 255
 _TAGS_OLD: Final = (ord("["), ord("{"))
 _TAGS_NUMBERS: Final = {2: "int64", 3: "float64"}
-_ARROW_END: Final = b"LDARW01\0"
 
 
 class _Params(msgspec.Struct):
@@ -106,11 +106,11 @@ class _Reader(RowsReader):
 
     def read(self, params: _Params) -> ShardIndex:
         """Read offsets and sizes."""
-        if bytes(self._data[-len(_ARROW_END) :]) == _ARROW_END:
+        if bytes(self._data[-len(ARROW_END) :]) == ARROW_END:
             raise Unsupported(
                 "expected plain LitData items, got rows in Arrow's format",
                 object=self._url,
-                hint="optimize with items that are not dicts of plain values only, or write Parquet",
+                hint="write litdata-arrow+ before the URL: such chunks are made tables, once per node",
                 stage="decode",
             )
         offsets = self.offsets("a LitData chunk")

@@ -19,7 +19,7 @@ from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
-from feedd.decode.forms.registry import EXTENSIONS as FORM_EXTENSIONS
+from feedd.decode.forms.names import EXTENSIONS as FORM_EXTENSIONS
 from feedd.decode.forms.suffixes import is_refused, uncompressed
 from feedd.errors import Unsupported
 
@@ -122,6 +122,7 @@ def extensions() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMATS, ())
     for extension, name in _BY_EXTENSION.items():
         found[name] = (*found.get(name, ()), extension)
+    found["litdata"] = (*found["litdata"], "chunk-*.bin")
     return found
 
 

@@ -38,3 +38,11 @@ def uncompressed(name: str) -> tuple[str, str]:
 def is_refused(name: str) -> bool:
     """Whether a lower-case file name is that of an archive, or compressed in a way that is not read."""
     return name.endswith(_REFUSED)
+
+
+def endings() -> dict[str, tuple[str, ...]]:
+    """Return the endings of names by which each way of compressing is known, by its form."""
+    found: dict[str, tuple[str, ...]] = {}
+    for ending, (_, form) in _COMPRESSED.items():
+        found[form] = (*found.get(form, ()), ending)
+    return found

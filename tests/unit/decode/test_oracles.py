@@ -96,10 +96,11 @@ def test_pickles_are_refused_by_name(name: str) -> None:
 
 
 def test_rows_that_litdata_writes_as_arrow_are_refused() -> None:
-    """Such a chunk is recognised."""
+    """Such a chunk is recognised, and the hint says how it is read."""
     data, how = next(iter(shards("litdata_arrow").values()))
-    with pytest.raises(Unsupported, match="Arrow"):
+    with pytest.raises(Unsupported, match="Arrow") as caught:
         read(data, how)
+    assert "litdata-arrow+" in caught.value.hint
 
 
 def test_fixtures_are_small() -> None:
