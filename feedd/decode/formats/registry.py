@@ -12,8 +12,7 @@ from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
-from feedd.decode.forms.registry import EXTENSIONS as FORM_EXTENSIONS
-from feedd.decode.forms.suffixes import is_refused, uncompressed
+from feedd.decode.forms.suffixes import MADE, is_refused, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def format_for(url: str) -> str:
     if is_refused(file_name):
         hint = "unpack it, or compress it with gzip, zstd, bzip2 or xz instead"
     raise Unsupported(
-        f"expected a shard ending in {' or '.join((*_BY_EXTENSION, *FORM_EXTENSIONS))}, got {given_name!r}",
+        f"expected a shard ending in {' or '.join((*_BY_EXTENSION, *MADE))}, got {given_name!r}",
         object=url,
         hint=hint,
         stage="decode",

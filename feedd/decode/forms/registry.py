@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, cast
 
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, uncompressed
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -28,34 +28,18 @@ _FORMS: Final = {
 }
 """Module and name of each form; loaded where it is first met."""
 
-_BY_EXTENSION: Final[dict[str, str]] = {
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".csv": "csv",
-    ".feather": "arrow",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".libsvm": "libsvm",
-    ".npz": "npz",
-    ".parquet": "parquet",
-    ".svm": "libsvm",
-    ".tsv": "tsv",
-}
-"""Form by the end of a lower-case file name, for what is not compressed."""
-
 COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
-EXTENSIONS: Final = tuple(_BY_EXTENSION)
-"""Of objects that need a form though they are not compressed."""
+_EXTENSIONS: Final = tuple(MADE)
 
 
 def form_for(url: str) -> str:
     """Return the form in which a shard is read, by its extension; empty: as it is."""
     name = url.rsplit("/", 1)[-1].lower()
-    if name.endswith(EXTENSIONS):
-        return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
+    if name.endswith(_EXTENSIONS):
+        return next(form for extension, form in MADE.items() if name.endswith(extension))
     inside, form = uncompressed(_PART_OF.sub("", name))
     if form:
         try:
