@@ -19,8 +19,7 @@ from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
-from feedd.decode.forms.names import EXTENSIONS as FORM_EXTENSIONS
-from feedd.decode.forms.suffixes import is_refused, uncompressed
+from feedd.decode.forms.suffixes import MADE, is_refused, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -132,4 +131,4 @@ def _with_params(kind: str, params: str) -> ShardFormat:
 
 
 def _known() -> str:
-    return " or ".join((*_BY_EXTENSION, *FORM_EXTENSIONS))
+    return " or ".join((*_BY_EXTENSION, *MADE))

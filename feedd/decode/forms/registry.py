@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, cast
 
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.names import BY_EXTENSION, EXTENSIONS
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, endings, uncompressed
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, endings, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -43,13 +42,14 @@ COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "litdata-arrow", "npz", "pa
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
+_EXTENSIONS: Final = tuple(MADE)
 
 
 def form_for(url: str) -> str:
     """Return the form in which a shard is read, by its extension; empty: as it is."""
     name = url.rsplit("/", 1)[-1].lower()
-    if name.endswith(EXTENSIONS):
-        return next(form for extension, form in BY_EXTENSION.items() if name.endswith(extension))
+    if name.endswith(_EXTENSIONS):
+        return next(form for extension, form in MADE.items() if name.endswith(extension))
     inside, form = uncompressed(_PART_OF.sub("", name))
     if form:
         try:
