@@ -19,9 +19,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from feedd.decode import plugins
 from feedd.decode.labels import is_label, label_source
-from feedd.decode.params import CODECS, ArrayParams, Params, canonical, params_of
+from feedd.decode.params import (
+    CODECS,
+    ArrayParams,
+    ImageParams,
+    InstalledParams,
+    Params,
+    canonical,
+    known_codecs,
+    params_of,
+)
 from feedd.decode.stored import check_stored, default_codec, parse_stored
+from feedd.decode.transforms.params import FOR_IMAGES, FOR_NUMBERS, spelled_out
 from feedd.errors import BadRecipe
 from feedd.values import FieldRecipe, TensorSpec
 
@@ -35,7 +46,7 @@ _SHORT_FORMS: Final = (
     "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, folder, table:FILE, table:FILE:COLUMN"
 )
 _DEFAULTS: Final = {
-    "image": ("jpg", "jpeg", "png", "webp", "bmp"),
+    "image": ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "avif", "jp2", "j2k"),
     "int": ("cls", "cls2", "index", "inx", "id", "int"),
     "str": ("txt", "text", "transcript"),
     "json": ("json", "jsn"),
@@ -65,22 +76,58 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
     codec = form.pop("decode")
     given = form.pop("from", None)
+    batch_key = _renamed(batch_key, form)
     try:
         if given is not None:
             sources = tuple(part.lower() for part in msgspec.convert(given, tuple[str, ...]))
-        params: Params = msgspec.convert(form, CODECS[codec])
+        params = _params(codec, form)
     except msgspec.ValidationError as error:
         problem = str(error)
         message = f"{problem[:1].lower()}{problem[1:]} in {text!r}"
-        raise BadRecipe(message, object=name, hint=f"known: {_SHORT_FORMS}", stage="decode") from error
+        raise BadRecipe(message, object=name, hint=_known(codec), stage="decode") from error
     if not sources or not all(sources) or len(set(sources)) != len(sources):
         raise BadRecipe(f"expected different extensions to decode from, got {sources}", object=name, stage="decode")
     return FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params))
 
 
+def _renamed(batch_key: str, form: dict[str, Any]) -> str:
+    """Return the key in the batch: the field's name, or what ``as`` says."""
+    given = form.pop("as", batch_key)
+    if not isinstance(given, str) or not given.strip() or given.startswith("__"):
+        raise BadRecipe(f'expected a batch key like "image" in "as", got {given!r}', object=batch_key, stage="decode")
+    return given.strip()
+
+
+def _params(codec: str, form: dict[str, Any]) -> Params:
+    """Return the checked parameters.
+
+    Raises:
+        msgspec.ValidationError: they are not what the codec takes.
+    """
+    kind = CODECS.get(codec)
+    if kind is None:
+        params = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
+        params.spec("")  # says whether it loads and takes the options
+        return params
+    if "transforms" in form and "transforms" in kind.__struct_fields__:
+        images = kind is ImageParams
+        known, installed = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
+        try:
+            form["transforms"] = spelled_out(form["transforms"], known, installed)
+        except ValueError as error:
+            raise msgspec.ValidationError(str(error)) from error
+    return msgspec.convert(form, kind)
+
+
+def _known(codec: str) -> str:
+    options = CODECS[codec].__struct_fields__
+    return f"known: {_SHORT_FORMS}; {codec} takes {', '.join((*options, 'from', 'as'))}"
+
+
 def _check_codec(name: str, codec: object) -> None:
-    if not isinstance(codec, str) or codec not in CODECS:
-        raise BadRecipe(f"expected one of the codecs {', '.join(CODECS)}, got {codec!r}", object=name, stage="decode")
+    if not isinstance(codec, str) or (codec not in CODECS and codec not in known_codecs()):
+        known = ", ".join(known_codecs())
+        raise BadRecipe(f"expected one of the codecs {known}, got {codec!r}", object=name, stage="decode")
 
 
 def _long_form(name: str, text: str) -> dict[str, Any]:
@@ -89,7 +136,9 @@ def _long_form(name: str, text: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise BadRecipe(f"expected a JSON object, got {text!r}: {error}", object=name, stage="decode") from error
     if "decode" not in form:
-        raise BadRecipe(f'expected "decode": one of {", ".join(CODECS)}, got {text!r}', object=name, stage="decode")
+        raise BadRecipe(
+            f'expected "decode": one of {", ".join(known_codecs())}, got {text!r}', object=name, stage="decode"
+        )
     _check_codec(name, form["decode"])
     return form
 

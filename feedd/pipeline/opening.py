@@ -14,6 +14,7 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
+from feedd.pipeline.columnar import narrowed
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.labels import label, with_tables
 from feedd.pipeline.learned import Learned
@@ -80,8 +81,9 @@ class Pipeline:
                 stage="plan",
             )
         try:
-            await label(self.stages.sources, listing, request)
-            return await self._open(request, listing, mark)
+            view = await asyncio.to_thread(narrowed, listing, request.wanted)  # microseconds per shard
+            await label(self.stages.sources, listing, request)  # views have its labels
+            return await self._open(request, view, mark)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise

@@ -13,6 +13,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.columnar import counting
 from feedd.pipeline.labels import LabelledIndexes
 from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
@@ -70,7 +71,7 @@ class Shelf:
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
-        for name in [name for name, held in self._listings.items() if held is listing]:
+        for name in [name for name, held in self._listings.items() if held is listing or held is listing.base]:
             del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
@@ -105,7 +106,7 @@ class Shelf:
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = replace(found, refs=await asyncio.to_thread(formed, found.refs))
+        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.packs = resolved.packs
         told = await read_told(self._stages.sources, resolved, claims=False)
