@@ -50,6 +50,14 @@ class Work(Protocol):
     def rows(self) -> int:
         """How many rows it has."""
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that go along with its requests; they stay the call's."""
+
+    @property
+    def long_s(self) -> float:
+        """How much longer than others a row of it may take; above 0 its worker is given nothing else meanwhile."""
+
     def packet(self, rows: range, request_id: int) -> bytes:
         """Return the request for ``rows``."""
 
@@ -67,7 +75,14 @@ def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
     return replace(work, size=size)
 
 
-class DecodeCall:
+class _Short:
+    """What most calls are: of plain requests that take as long as any other."""
+
+    fds: tuple[int, ...] = ()
+    long_s = 0.0
+
+
+class DecodeCall(_Short):
     """``DecodePool.decode``."""
 
     def __init__(self, task: DecodeTask, poison: Poison) -> None:
@@ -115,7 +130,7 @@ class DecodeCall:
             self._poison.add(task.files, task.fields, row, reason)
 
 
-class MeasureCall:
+class MeasureCall(_Short):
     """``DecodePool.measure``."""
 
     stream = 0
@@ -148,7 +163,7 @@ class MeasureCall:
             self._poison.add(self._files, (self._work,), row, f"worker died: {reason}")
 
 
-class IndexCall:
+class IndexCall(_Short):
     """``DecodePool.index``."""
 
     rows, stream = 1, 0
@@ -180,7 +195,7 @@ class IndexCall:
         )
 
 
-class PinCall:
+class PinCall(_Short):
     """One ``npy`` field of ``DecodePool.resolve``."""
 
     rows, stream = 1, 0

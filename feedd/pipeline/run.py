@@ -18,6 +18,9 @@ from feedd.config.machine import default_workers
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.made_facts import MadeFacts
+from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.options import S3Options, SourceOptions
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
+    from feedd.pipeline.making import Make
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
@@ -92,6 +96,13 @@ def workers_max(config: Config) -> int:
     return config.decode.workers_max if config.decode.workers == "auto" else config.decode.workers
 
 
+def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
+    """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
+    limit_bytes = max(config.cache.size, config.cache.memory) // 2
+    options = MakerOptions(limit_bytes=limit_bytes, makings=max(1, workers_max(config) - 1))
+    return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
+
+
 @asynccontextmanager
 async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> AsyncIterator[Pipeline]:
     """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
@@ -108,8 +119,10 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
-        cache = node_cache(config, sources.fetcher, recorder, clock)
-        await stack.enter_async_context(cache)
+        maker = node_maker(config, sources, pool.make, recorder)
+        inner = node_cache(config, maker, recorder, clock)
+        await stack.enter_async_context(inner)
+        cache = await stack.enter_async_context(MadeCache(inner, maker))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
         await asyncio.to_thread(learned.load)

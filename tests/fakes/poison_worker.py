@@ -91,6 +91,6 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
 
 if __name__ == "__main__":
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
-    execute.pin_npy = pin_poison  # type: ignore[attr-defined]
-    execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]
+    execute.pin_npy = pin_poison  # type: ignore[attr-defined]  # another
+    execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # a third
     sys.exit(worker.main(sys.argv[1:]))
