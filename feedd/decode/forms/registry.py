@@ -87,7 +87,7 @@ def get(name: str) -> ShardForm:
 def names() -> dict[str, tuple[str, ...]]:
     """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
-    for extension, name in BY_EXTENSION.items():
+    for extension, name in MADE.items():
         found[name] = (*found[name], extension)
     for name, form in _BY_FORMAT.items():
         found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
