@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,6 +135,17 @@ def test_scaled_decoding_cuts_the_turned_box(tag: int) -> None:
         for text in (recipe, fitted):
             one, other = (decoded(text, data, seed).astype(int) for data in files)
             assert np.abs(one - other).mean() < 6
+
+
+def test_both_paths_give_the_same_pixels() -> None:
+    """Where the longer path has nothing more to do, its rows are the short one's to the bit, for JPEG and others."""
+    large = Image.fromarray(PHOTO).resize((900, 620), Image.Resampling.BICUBIC)
+    for data in (saved(large, "JPEG", quality=90), saved(large, "PNG"), saved(large.convert("CMYK"), "JPEG")):
+        for augment in ([], ["random_resized_crop", "flip"], ["flip"]):
+            short = json.dumps({"decode": "image", "size": [64, 80], "augment": augment})
+            longer = json.dumps({"decode": "image", "size": [64, 80], "augment": augment, "orient": True})
+            for seed in range(6):
+                np.testing.assert_array_equal(decoded(longer, data, seed), decoded(short, data, seed))
 
 
 def test_grey_is_luma() -> None:
