@@ -21,9 +21,12 @@ from feedd.decode.formats import registry
 from feedd.decode.params import BytesParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd.decode.codecs.array import NpyHeader
     from feedd.protocols import SampleCodec, ShardFormat
     from feedd.values import FieldRecipe, ShardIndex
 
@@ -78,10 +81,10 @@ class PoisonFormat:
         return self._real.index(data, url)
 
 
-def pin_poison(data: memoryview) -> str:
+def pin_poison(data: memoryview, header: Callable[[memoryview], NpyHeader]) -> str:
     """Pin, if it lives to."""
     react(bytes(data))
-    return _pin_npy(data)
+    return _pin_npy(data, header)
 
 
 def make_poison(recipe: FieldRecipe) -> SampleCodec:
@@ -91,6 +94,6 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
 
 if __name__ == "__main__":
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
-    execute.pin_npy = pin_poison  # type: ignore[attr-defined]  # another
+    execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another
     execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # a third
     sys.exit(worker.main(sys.argv[1:]))
