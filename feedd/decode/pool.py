@@ -12,6 +12,7 @@ from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall
 from feedd.decode.crew import Crew
 from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.messages import Attach, Detach, encode
+from feedd.decode.plain import chunk_rows
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 
 if TYPE_CHECKING:
@@ -116,7 +117,8 @@ class DecodePool:
             Internal: the arena is not attached, or a row lies outside it.
         """
         call = DecodeCall(task)
-        await self._dispatch.do(call, self._options.chunk_rows)
+        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows)
+        await self._dispatch.do(call, rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
         if result.bad:

@@ -24,6 +24,7 @@ from tests.bench import (
     machine,
     plan_speed,
     s3_bytes,
+    tokens,
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
@@ -42,6 +43,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
     "boundary": boundary.run,
+    "tokens": tokens.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
