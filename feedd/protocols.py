@@ -268,6 +268,17 @@ class FeedSession(Protocol):
             Whatever source, cache and decode raise for the shards and samples it needs.
         """
 
+    @property
+    def at_once(self) -> int:
+        """How many batches it pays to ask for together: more than 1 where a batch is little work."""
+
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """Decode several batches, as ``produce`` does each; one that fails fails all, and they are then asked for alone.
+
+        Raises:
+            As ``produce``.
+        """
+
     async def close(self) -> None:
         """Give back arena and wishes. Called once, after the last produce has ended and all slots are back."""
 

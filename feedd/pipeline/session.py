@@ -11,7 +11,7 @@ from feedd.pipeline.pinned import with_pinned
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
@@ -112,6 +112,40 @@ class Session:
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
+    @property
+    def at_once(self) -> int:
+        """How many batches are made together; one where they are shared with other jobs."""
+        return 1 if self._parts.shared is not None else self._parts.assembler.at_once
+
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """Decode several batches: their shards are pinned, looked up and read together.
+
+        Raises:
+            As ``produce``.
+        """
+        began_s = self._stages.clock.monotonic_s()
+        done: dict[int, BatchReady | EpochEnd] = {}
+        left: list[tuple[int, BatchRows, SlotRef]] = []
+        ahead = self._parts.ahead
+        for number, (at, slot) in enumerate(jobs):
+            if ahead is not None and ahead.holds(at):
+                done[number] = await self.produce(at, slot)
+                continue
+            rows = await self._planned(at)
+            if isinstance(rows, EpochEnd):
+                done[number] = rows
+            else:
+                left.append((number, rows, slot))
+        if left:
+            batches = await self._decode_together([(rows, slot) for _, rows, slot in left])
+            done |= {number: batch for (number, _, _), batch in zip(left, batches, strict=True)}
+            share_s = (self._stages.clock.monotonic_s() - began_s) / len(left)
+            for _ in left:
+                self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, share_s)
+        if ahead is not None:
+            await ahead.settle(jobs[0][0])
+        return [done[number] for number in range(len(jobs))]
+
     async def close(self) -> None:
         """Withdraw wishes, take the arena from the workers, free it."""
         if self._parts.ahead is not None:
@@ -152,6 +186,32 @@ class Session:
             self._stages.recorder.count(metrics.PIPELINE_LEFT_OUT, self._parts.info.left_out or 0)
             if self._parts.ahead is not None:
                 self._parts.ahead.begin(epoch + 1)
+
+    async def _planned(self, at: Cursor) -> BatchRows | EpochEnd:
+        self._start(at)
+        try:
+            return await self._rows(at)
+        except (ObjectChanged, NotFound):
+            self._shelf.forget(self._parts.listing)
+            raise
+        finally:
+            self._making_count -= 1
+
+    async def _decode_together(self, jobs: Sequence[tuple[BatchRows, SlotRef]]) -> list[BatchReady]:
+        parts = self._parts
+        shards = list(dict.fromkeys(shard for rows, _ in jobs for shard in rows.shards.tolist()))
+        refs = [parts.listing.refs[shard] for shard in shards]
+        self._making_count += 1
+        try:
+            indexes = await self._shelf.indexes(parts.listing, shards)
+            return await with_pinned(
+                self._stages.cache, refs, lambda files: parts.assembler.fill_together(jobs, shards, indexes, files)
+            )
+        except (ObjectChanged, NotFound):
+            self._shelf.forget(parts.listing)
+            raise
+        finally:
+            self._making_count -= 1
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts

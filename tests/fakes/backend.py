@@ -14,6 +14,8 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 ALIGN_BYTES = 64
@@ -153,6 +155,15 @@ class FakeSession:
     def steps(self, epoch: int) -> int | None:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
+
+    @property
+    def at_once(self) -> int:
+        """One by one."""
+        return 1
+
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """One after another."""
+        return [await self.produce(*job) for job in jobs]
 
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Write the batch at ``at`` into the slot."""
