@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,7 @@ REST_S: Final = 0.5
 """A worker that was asked for nothing this long unmaps everything."""
 
 _FILES_MAX: Final = 256
-_REQUESTS: Final = 32
+_REQUESTS: Final = 128
 
 
 @dataclass(slots=True)
@@ -34,11 +35,13 @@ class _Kept:
     Attributes:
         identity: device and inode: the same path may name another file by now.
         used_at: number of the request that read it last.
+        used_s: when that began.
     """
 
     data: mmap.mmap
     identity: tuple[int, int]
     used_at: int
+    used_s: float
 
 
 class KeptFiles:
@@ -47,15 +50,17 @@ class KeptFiles:
     def __init__(self) -> None:
         self._kept: dict[tuple[str, int, int], _Kept] = {}
         self._request = 0
+        self._began_s = 0.0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def begin(self) -> None:
-        """Start a request: what too many of them did not read is let go."""
+        """Start a request: what too many of them did not read, or for too long, is let go."""
         self._request += 1
-        oldest = self._request - _REQUESTS
-        for key in [key for key, kept in self._kept.items() if kept.used_at < oldest]:
+        self._began_s = time.monotonic()
+        at, since_s = self._request - _REQUESTS, self._began_s - REST_S
+        for key in [key for key, kept in self._kept.items() if kept.used_at < at or kept.used_s < since_s]:
             self._drop(key)
 
     def get(self, file: FileMessage) -> mmap.mmap:
@@ -69,12 +74,12 @@ class KeptFiles:
         try:
             if kept is None or _identity(os.stat(file.path)) != kept.identity:
                 self._drop(key)
-                kept = self._kept[key] = _mapped(file, self._request)
+                kept = self._kept[key] = _mapped(file)
                 while len(self._kept) > _FILES_MAX:
                     self._drop(next(iter(self._kept)))
         except (OSError, ValueError) as error:
             raise unavailable(file, str(error)) from error
-        kept.used_at = self._request
+        kept.used_at, kept.used_s = self._request, self._began_s
         return kept.data
 
     def drop(self) -> None:
@@ -93,7 +98,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _mapped(file: FileMessage, request: int) -> _Kept:
+def _mapped(file: FileMessage) -> _Kept:
     fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -102,4 +107,4 @@ def _mapped(file: FileMessage, request: int) -> _Kept:
         data = mmap.mmap(fd, file.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=file.data_at)
     finally:
         os.close(fd)
-    return _Kept(data, _identity(found), request)
+    return _Kept(data, _identity(found), 0, 0.0)
