@@ -13,6 +13,7 @@ import numpy as np
 from feedd.decode import columns
 from feedd.decode.bulk import copy_rows
 from feedd.decode.codecs.array import pin_npy
+from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
 from feedd.decode.formats import registry as formats
 from feedd.decode.kept import KeptFiles
@@ -152,7 +153,7 @@ class Executor:
                     answer = self._index(request, fds)
                 case PinRequest():
                     with Shard(request.file) as shard:
-                        params = pin_npy(shard.read(request.start, request.size))
+                        params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))
                     answer = Pinned(request.id, busy_s(), params)
         except FeeddError as error:
             answer = Failed(

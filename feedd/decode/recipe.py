@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from feedd.decode.params import CODECS, ArrayParams, Params, canonical, params_of
-from feedd.decode.stored import check_stored, default_codec, parse_stored
+from feedd.decode.stored import PICKLE, check_stored, default_codec, parse_stored
 from feedd.errors import BadRecipe
 from feedd.values import FieldRecipe, TensorSpec
 
@@ -121,17 +121,24 @@ def _not_understood(name: str, text: str) -> BadRecipe:
 def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tuple[FieldRecipe, ...]:
     """Return what to decode when the user named nothing: one field per extension, by its last part.
 
-    ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field.
+    ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field. Pickles are left out.
 
     Args:
         extensions: all that the data has.
         stored: how it stores each (see ``decode.stored``); empty: as files.
+
+    Raises:
+        BadRecipe: there is nothing but pickles.
     """
+    pickled = {name for name, text in zip(extensions, stored, strict=False) if text == PICKLE}
+    if pickled and len(pickled) == len(extensions):
+        hint = "name fields= as bytes to unpickle them yourself, or write the data as arrays, text or JSON"
+        raise BadRecipe("expected plain data, got pickles only", object=" ".join(extensions), hint=hint, stage="decode")
     how = {name: codec for name, text in zip(extensions, stored, strict=False) if (codec := default_codec(text))}
     recipes: list[FieldRecipe] = []
     spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
     for extension in extensions:
-        if extension in spellings[1:]:
+        if extension in spellings[1:] or extension in pickled:
             continue
         name = ";".join(spellings) if extension in spellings else extension
         codec = _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
@@ -171,7 +178,9 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
 def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; otherwise sizes in bytes tell them (or they are fixed)."""
     stored = parse_stored(recipe.stored)
-    return params_of(recipe).measured or (stored is not None and stored.varint and recipe.codec == "array")
+    return params_of(recipe).measured or (
+        stored is not None and bool(stored.varint or stored.steps) and recipe.codec == "array"
+    )
 
 
 def needs_resolve(recipe: FieldRecipe) -> bool:

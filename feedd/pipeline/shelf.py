@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from feedd.decode.formats import registry as formats
 from feedd.decode.formats.registry import format_for
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
@@ -18,7 +19,7 @@ from feedd.plan.listing import Listing
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
@@ -34,6 +35,13 @@ _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
 
 
+class _Key(NamedTuple):
+    """What an index is of: an object, read as what it was named."""
+
+    ref: ObjectRef
+    format: str
+
+
 class Shelf:
     """Listings by their URLs, indexes by their object; each fetched once however many sessions ask."""
 
@@ -43,8 +51,8 @@ class Shelf:
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
         self._listings: dict[tuple[_Urls, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
-        self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
-        self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
+        self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
@@ -74,9 +82,10 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         ref = listing.refs[shard]
-        index = self._indexes.get(ref)
+        key = _Key(ref, listing.format_of(shard))
+        index = self._indexes.get(key)
         if index is None:
-            index = await self._index_flight.do(ref, lambda: self._read_index(ref))
+            index = await self._index_flight.do(key, lambda: self._read_index(key))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
         return index
@@ -88,7 +97,8 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        known = {shard: self._indexes.get(listing.refs[shard]) for shard in wanted}
+        keys = {shard: _Key(listing.refs[shard], listing.format_of(shard)) for shard in wanted}
+        known = {shard: self._indexes.get(key) for shard, key in keys.items()}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
             self._learn(listing, shard, index)
@@ -100,8 +110,10 @@ class Shelf:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         resolved = await self._stages.sources.resolve_all(urls)
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.named = _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
@@ -122,11 +134,14 @@ class Shelf:
         whole = Resolved(
             tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
+            {first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()},
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        listing.named = _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         held = self._listings.pop((sources, listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (
@@ -148,10 +163,15 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], format_for(ref.url))
-        )
+    async def _read_index(self, key: _Key) -> ShardIndex:
+        name = key.format or format_for(key.ref.url)
+        index = await with_pinned(self._stages.cache, [key.ref], lambda files: self._stages.pool.index(files[0], name))
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
-        self._indexes.put(ref, index, weight)
+        self._indexes.put(key, index, weight)
         return index
+
+
+def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    for name in set(resolved.named.values()):
+        formats.get(name)  # says so where there is none of that name
+    return resolved.named

@@ -36,6 +36,8 @@ class Listing:
         indexed: whether what lies beside the data tells them all: every daemon that lists it then knows the same.
         told_by: URLs of the files beside the data that counts are from.
         firsts: the first dataset index of each source; of several, one lies behind another.
+        named: the format of shards whose URL names one, by dataset index.
+        formats: how shards are to be read where what lies beside them says so, by dataset index.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
     """
 
@@ -48,6 +50,8 @@ class Listing:
     told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    named: Mapping[int, str] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
@@ -84,6 +88,11 @@ class Listing:
         """Take what a later listing of the same objects knows, which contradicts nothing here."""
         self.counts.update(newer.counts)
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
+        self.formats = newer.formats
+
+    def format_of(self, shard: int) -> str:
+        """Return the format that somebody named for a shard; empty: its name tells it."""
+        return self.named.get(shard) or self.formats.get(shard, "")
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""
@@ -183,6 +192,8 @@ class Listing:
             "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
             "seed": spec.seed,
         }
+        if self.named:
+            facts["formats"] = [self.named.get(shard, "") for shard in range(len(self.refs))]
         if mix is not None:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
         return fingerprint(self.digest, facts)

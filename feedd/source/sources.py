@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
@@ -26,7 +26,7 @@ from feedd.source.tempo import Tempo
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.protocols import Clock, ObjectStore, Recorder, ShardFetcher
     from feedd.source.options import SourceOptions
@@ -40,10 +40,12 @@ class Resolved:
     Attributes:
         refs: the data.
         beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
+        named: the format of those whose URL names one, by their place in ``refs``.
     """
 
     refs: tuple[ObjectRef, ...]
     beside: tuple[ObjectRef, ...]
+    named: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sources:
@@ -126,15 +128,18 @@ class Sources:
         """
         found: list[ObjectRef] = []
         beside: dict[ObjectRef, None] = {}
+        named: dict[int, str] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
             for ref in await (self._manifest(location) if location.manifest else self._plain(location)):
                 if is_beside(ref.key) and ref.key != location.key:
                     beside[ref] = None
-                else:
-                    found.append(ref)
+                    continue
+                if location.format:
+                    named[len(found)] = location.format
+                found.append(ref)
         if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(beside))
+        return Resolved(tuple(found), tuple(beside), named)
 
     async def head(self, url: str) -> ObjectRef:
         """Return the current version of one object, or file.
@@ -250,4 +255,4 @@ async def _directory_or_file(store: ObjectStore, location: Location) -> Location
             await anext(pages, None)
         except NotFound:
             return location
-    return Location(location.url, location.root, location.key + "/", manifest=False)
+    return replace(location, key=location.key + "/")

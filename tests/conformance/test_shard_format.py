@@ -141,17 +141,18 @@ def test_noise_is_refused(data: bytes) -> None:
 
 
 def test_the_registry_knows_formats_by_extension() -> None:
-    """``.tar`` is a tar in any case; everything else is Unsupported and lists what there is."""
+    """``.tar`` is a tar in any case; what cannot be one is Unsupported and lists what there is; else bytes tell."""
     assert registry.format_for("s3://b/dir.gz/a-000.TAR") == "tar"
     for url in (
         "s3://b/a.tar.gz",
         "s3://b/a.tgz",
         "s3://b/a.tar.zst",
-        "s3://b/a.parquet",
-        "s3://b/noext",
-        "s3://b/tar",
+        "s3://b/a.beton",
+        "s3://b/a.PTH",
+        "s3://b/chunk-0-0.zstd.bin",
     ):
         with pytest.raises(Unsupported, match=r"\.tar"):
             registry.format_for(url)
+    assert registry.format_for("s3://b/noext") == registry.format_for("s3://b/tar") == "auto"
     with pytest.raises(Unsupported, match="tar"):
         registry.get("beton")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
+from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, VarintCodec
+from feedd.decode.codecs.pixels import PixelsCodec
+from feedd.decode.codecs.steps import StepsCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.decode.params import (
     ArrayParams,
@@ -36,7 +39,6 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     FloatParams: FloatCodec,
     IntParams: IntCodec,
     JsonParams: JsonCodec,
-    NpyParams: NpyCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
     TokensParams: RawCodec,
@@ -54,7 +56,9 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     if stored is not None:
         return _over(params, stored)
     if isinstance(params, ImageParams):
-        return _image(params)
+        return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
+    if isinstance(params, NpyParams):
+        return NpyCodec(params, header_reader(recipe.stored))
     return _CODECS[type(params)](params)
 
 
@@ -62,6 +66,8 @@ def _over(params: Params, stored: Stored) -> SampleCodec:
     """Return the codec that reads numbers which are stored as numbers."""
     if isinstance(params, (IntParams, FloatParams)):
         return VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
+    if stored.steps and not isinstance(params, BytesParams):
+        return StepsCodec(params, stored)
     if stored.varint and not isinstance(params, BytesParams):
         return VarintsCodec(params)
     return _CODECS[type(params)](params)
