@@ -273,7 +273,7 @@ class FeedSession(Protocol):
         """How many batches it pays to ask for together: more than 1 where a batch is little work."""
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """Decode several batches, as ``produce`` does each; one that fails fails all, and they are then asked for alone.
+        """Decode several batches, as ``produce`` does each; one that fails fails all: they are then asked for alone.
 
         Raises:
             As ``produce``.

@@ -57,7 +57,9 @@ def copy_rows(
         raise Internal(f"expected {rows} rows to lie in the arena, got {out_at.min()} to {out_at.max()}")
     file_no = np.frombuffer(field.file_no, np.int32)
     file_bytes = np.array([file.size_bytes for file in files], np.int64)
-    done = (size == plain.width_bytes) & (start >= 0) & (start <= file_bytes[file_no] - plain.width_bytes)
+    done: NDArray[np.bool_] = (
+        (size == plain.width_bytes) & (start >= 0) & (start <= file_bytes[file_no] - plain.width_bytes)
+    )
     for number, file in enumerate(files):
         here = np.flatnonzero(done & (file_no == number))
         if len(here):

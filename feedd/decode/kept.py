@@ -72,7 +72,7 @@ class KeptFiles:
         key = (file.path, file.data_at, file.size_bytes)
         kept = self._kept.get(key)
         try:
-            if kept is None or _identity(os.stat(file.path)) != kept.identity:
+            if kept is None or _identity(os.stat(file.path)) != kept.identity:  # noqa: PTH116 - a Path costs more
                 self._drop(key)
                 kept = self._kept[key] = _mapped(file)
                 while len(self._kept) > _FILES_MAX:
@@ -103,7 +103,7 @@ def _mapped(file: FileMessage) -> _Kept:
     try:
         found = os.fstat(fd)
         if found.st_size < file.data_at + file.size_bytes:  # reading past a file's end is SIGBUS, not an error
-            raise OSError(f"{found.st_size} bytes in all")  # noqa: TRY301 - the same end as any other refusal
+            raise OSError(f"{found.st_size} bytes in all")
         data = mmap.mmap(fd, file.size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=file.data_at)
     finally:
         os.close(fd)

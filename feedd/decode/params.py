@@ -116,13 +116,37 @@ class TensorParams(_Params, frozen=True):
 
 
 class TokensParams(_Params, frozen=True):
-    """``tokens:uint16:2049``: a row of that many raw little-endian token ids."""
+    """``tokens:uint16:2049``: a row of that many raw little-endian token ids.
+
+    Attributes:
+        dtype: of an id.
+        count: ids of a sample.
+        stride: ids from one sample's start to the next one's, where files of tokens are cut (``formats.tokens``); 0:
+            one less than ``count``, so that as inputs and as targets, one further on, samples cover every id once.
+        last: ``pad``: samples of fewer ids are filled up with ``fill``, the last one of a file among them; ``drop``:
+            that one is left out, and others are bad samples.
+        fill: see ``last``.
+    """
 
     dtype: str
     count: int
+    stride: int = 0
+    last: Literal["drop", "pad"] = "drop"
+    fill: int = 0
 
     def __post_init__(self) -> None:
         _check_array(self.dtype, (self.count,))
+        if not 0 <= self.stride <= SAMPLE_BYTES_MAX:
+            raise ValueError(f"expected a stride of 1 or more, got {self.stride}")
+        bits = 8 * _ITEM_BYTES[self.dtype]
+        low, high = (0, 1 << bits) if self.dtype[0] == "u" else (-1 << (bits - 1), 1 << (bits - 1))
+        if self.fill and not ("int" in self.dtype and low <= self.fill < high):
+            raise ValueError(f"expected a fill that {self.dtype} holds, got {self.fill}")
+
+    @property
+    def step(self) -> int:
+        """The stride, of 0 what it stands for."""
+        return self.stride or max(self.count - 1, 1)
 
     def spec(self, name: str) -> TensorSpec:
         """DENSE, one dimension."""

@@ -68,7 +68,9 @@ class Pipeline:
         """
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
         expected = spec.expect_fingerprint
-        listing = await self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected)
+        listing = await self.shelf.mixed(
+            request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
+        )
         mark = request.fingerprint(listing)
         if expected and mark != expected:
             raise ObjectChanged(

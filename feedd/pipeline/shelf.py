@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.decode.formats import registry as formats
@@ -12,6 +13,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.cuts import Cuts, cut_files
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
+    from feedd.pipeline.told import Told
     from feedd.plan.reader import BatchRows
     from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """Of each source of a dataset."""
+_Wanted = tuple[_Urls, Cuts]
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
@@ -49,8 +53,8 @@ class Shelf:
         self._stages = stages
         self._learned = learned
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
-        self._listings: dict[tuple[_Urls, bytes], Listing] = {}
-        self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
+        self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
+        self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
         self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
@@ -58,9 +62,16 @@ class Shelf:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
         return await self.mixed((urls,), known)
 
-    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool]) -> Listing:
-        """Return one listing of several sources, one after another; as ``listing`` otherwise."""
-        held = {name: listing for name, listing in self._listings.items() if name[0] == sources}
+    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool], cuts: Cuts = ()) -> Listing:
+        """Return one listing of several sources, one after another; as ``listing`` otherwise.
+
+        Args:
+            sources: URLs of each.
+            known: whether a held listing is the run's.
+            cuts: how each source's files of tokens are cut; none: there are no such files.
+        """
+        wanted = sources, cuts
+        held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         for name, listing in held.items():
             if known(listing):
                 self._listings[name] = self._listings.pop(name)  # in use: the last to be dropped
@@ -68,7 +79,7 @@ class Shelf:
         newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
-        return await self._listing_flight.do(sources, lambda: self._list(sources))
+        return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
@@ -128,7 +139,7 @@ class Shelf:
         await self._index_flight.cancel_all()
         await asyncio.to_thread(self._learned.save)
 
-    async def _list(self, sources: _Urls) -> Listing:
+    async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = Resolved(
@@ -139,10 +150,11 @@ class Shelf:
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.named = _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
+        told = await asyncio.to_thread(_cut, whole, firsts, cuts, told)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
-        held = self._listings.pop((sources, listing.digest), None)
+        held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (
             held is not None
@@ -151,7 +163,7 @@ class Shelf:
         ):
             held.renew(listing)
             listing = held
-        self._listings[sources, listing.digest] = listing
+        self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
@@ -169,6 +181,15 @@ class Shelf:
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(key, index, weight)
         return index
+
+
+def _cut(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
+    """Return what is known, and what the recipe makes of files of tokens: nothing else says what their samples are."""
+    if not any(cuts):
+        return told
+    readers, counts = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
+    claimed = {shard: count for shard, count in told.claimed.items() if shard not in counts}
+    return replace(told, exact={**told.exact, **counts}, claimed=claimed, formats={**told.formats, **readers})
 
 
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:

@@ -92,7 +92,8 @@ class Listing:
 
     def format_of(self, shard: int) -> str:
         """Return the format that somebody named for a shard; empty: its name tells it."""
-        return self.named.get(shard) or self.formats.get(shard, "")
+        named, told = self.named.get(shard, ""), self.formats.get(shard, "")
+        return told if not named or told.startswith(f"{named}:") else named  # what was named, with its parameters
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""

@@ -88,8 +88,8 @@ def run(plan: Plan) -> Result:
     result.notes = [
         "Every arm takes whole epochs for the time given, after one that fills caches; each sample is checked for.",
         (
-            f"Peers: {WORKERS} torch workers, kept from epoch to epoch, prefetch_factor {PREFETCH_FACTOR}; their data lie"
-            " where they read them, nothing is fetched."
+            f"Peers: {WORKERS} torch workers, kept from epoch to epoch, prefetch_factor {PREFETCH_FACTOR}; their data"
+            " lie where they read them, nothing is fetched."
         ),
         f"feedd: a daemon with {WORKERS} decode workers and its client in one trainer process; views of slots.",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
+from feedd.decode.codecs.array import NpyCodec, RawCodec, TokensCodec, VarintsCodec
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, VarintCodec
 from feedd.decode.codecs.pixels import PixelsCodec
@@ -41,7 +41,7 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     JsonParams: JsonCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
-    TokensParams: RawCodec,
+    TokensParams: TokensCodec,
 }
 
 

@@ -26,6 +26,9 @@ class Refusal(NamedTuple):
 
 _UNPACK: Final = "unpack it: what is compressed as a whole cannot be read at random"
 _TORCH: Final = "nothing is unpickled here: save tensors as .npy members of tar shards, as MDS or as TFRecord"
+_ARRAY: Final = (
+    'pack arrays as members of tar shards, one per sample; one of token ids is cut by {"tokens": "tokens:uint16:2049"}'
+)
 REFUSED: Final = (
     Refusal(
         "an FFCV file",
@@ -46,7 +49,7 @@ REFUSED: Final = (
     ),
     Refusal("HDF5", (".h5", ".hdf5"), rb"\x89HDF\r\n\x1a\n", "write the rows as .npy members of tar shards, or as MDS"),
     Refusal("a zip", (".npz", ".zip"), rb"PK\x03\x04", "unpack it, and pack its members as tar shards"),
-    Refusal("a .npy array", (".npy",), rb"\x93NUMPY", "pack arrays as members of tar shards, one per sample"),
+    Refusal("a .npy array", (".npy",), rb"\x93NUMPY", _ARRAY),
 )
 """In this order: the first that fits says it."""
 

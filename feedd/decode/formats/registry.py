@@ -15,6 +15,7 @@ from feedd.decode.formats.refused import refuse_name
 from feedd.decode.formats.sniffed import SniffedFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
+from feedd.decode.formats.tokens import LLMC, NPY, RAW, TokensFormat
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     RecordIoProtobufFormat(),
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
+    *(TokensFormat(kind) for kind in (RAW, LLMC, NPY)),
 )
 _AUTO: Final = "auto"
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
@@ -49,7 +51,11 @@ _BY_EXTENSION: Final = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
-_WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {"mds": MdsFormat, "litdata": LitDataFormat}
+_WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {
+    "mds": MdsFormat,
+    "litdata": LitDataFormat,
+    **{kind: functools.partial(TokensFormat, kind) for kind in (RAW, LLMC, NPY)},
+}
 """Formats that take what lies beside a shard: ``NAME:JSON``."""
 _CHUNK: Final = re.compile(r"chunk-\d+-\d+\.bin")  # how LitData names its shards
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
