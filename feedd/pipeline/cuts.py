@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.decode.formats.tokens import Cut, kind_of, window_count, with_cut
+from feedd.decode.formats.tokens import RAW, Cut, kind_of, window_count, with_cut
 from feedd.decode.params import TokensParams, params_of
 from feedd.errors import BadRecipe
 
@@ -34,10 +35,23 @@ def cut_of(recipe: Sequence[FieldRecipe]) -> Cut | None:
     return next(iter(found), None)
 
 
-def cut_files(
-    refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, named: Mapping[int, str]
-) -> tuple[dict[int, str], dict[int, int]]:
-    """Return the formats and the sample counts of the files of tokens, by dataset index.
+@dataclass(frozen=True, slots=True)
+class CutFiles:
+    """The files of tokens of a dataset, by dataset index.
+
+    Attributes:
+        readers: their formats, cut included.
+        counts: samples of each.
+        dtypes: of their tokens, where the files do not say so themselves.
+    """
+
+    readers: dict[int, str]
+    counts: dict[int, int]
+    dtypes: dict[int, str]
+
+
+def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, named: Mapping[int, str]) -> CutFiles:
+    """Return the files of tokens of a dataset.
 
     Args:
         refs: the objects.
@@ -45,8 +59,7 @@ def cut_files(
         cuts: of each source.
         named: formats that were named or told, by dataset index.
     """
-    readers: dict[int, str] = {}
-    counts: dict[int, int] = {}
+    files = CutFiles({}, {}, {})
     for cut, first, end in zip(cuts, firsts, [*firsts[1:], len(refs)], strict=True):
         if cut is None:
             continue
@@ -56,6 +69,8 @@ def cut_files(
             kind = kind_of(named.get(number, ""), ref.url)
             if not kind:
                 continue
-            readers[number] = names.setdefault(kind, with_cut(kind, cut))
-            counts[number] = window_count(kind, ref.size_bytes, cut)
-    return readers, counts
+            files.readers[number] = names.setdefault(kind, with_cut(kind, cut))
+            files.counts[number] = window_count(kind, ref.size_bytes, cut)
+            if kind == RAW:
+                files.dtypes[number] = cut.dtype
+    return files

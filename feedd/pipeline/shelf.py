@@ -14,6 +14,7 @@ from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.cuts import Cuts, cut_files
+from feedd.pipeline.megatron import check_types
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
@@ -150,7 +151,8 @@ class Shelf:
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.named = _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
-        told = await asyncio.to_thread(_cut, whole, firsts, cuts, told)
+        if any(cuts):
+            told = await self._cut(whole, firsts, cuts, told)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
@@ -168,6 +170,14 @@ class Shelf:
             del self._listings[next(iter(self._listings))]
         return listing
 
+    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
+        """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
+        files = await asyncio.to_thread(cut_files, whole.refs, firsts, cuts, {**told.formats, **whole.named})
+        await check_types(self._stages.sources, whole, files.dtypes)
+        claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
+        exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
+        return replace(told, exact=exact, claimed=claimed, formats=formats)
+
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
         try:
             listing.learn(shard, index.sample_count)
@@ -181,15 +191,6 @@ class Shelf:
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(key, index, weight)
         return index
-
-
-def _cut(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
-    """Return what is known, and what the recipe makes of files of tokens: nothing else says what their samples are."""
-    if not any(cuts):
-        return told
-    readers, counts = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
-    claimed = {shard: count for shard, count in told.claimed.items() if shard not in counts}
-    return replace(told, exact={**told.exact, **counts}, claimed=claimed, formats={**told.formats, **readers})
 
 
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:

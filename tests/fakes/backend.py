@@ -46,6 +46,7 @@ class FakeScript:
         stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
         budget: bound on all arenas.
+        at_once: batches that are asked for together; where one of them fails, all do.
     """
 
     steps: int = 8
@@ -61,6 +62,7 @@ class FakeScript:
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
     budget: ArenaBudget | None = None
+    at_once: int = 1
 
 
 def expected_arrays(epoch: int, step: int, rank: int, rows: int) -> Arrays:
@@ -126,6 +128,7 @@ class FakeSession:
         self.arena = arena
         self.specs = (*SPECS, KEYS) if spec.keys else SPECS
         self.produced: list[Cursor] = []
+        self.together: list[int] = []
         self.producing_count = 0
         self.producing_peak = 0
         self.close_count = 0
@@ -158,11 +161,12 @@ class FakeSession:
 
     @property
     def at_once(self) -> int:
-        """One by one."""
-        return 1
+        """As scripted."""
+        return self.script.at_once
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
         """One after another."""
+        self.together.append(len(jobs))
         return [await self.produce(*job) for job in jobs]
 
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
