@@ -107,6 +107,7 @@ class Pipeline:
             info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
+            info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
             memory = _Memory(self, session.slots.slot_bytes, spec, recipes)
             if spec.share:

@@ -112,11 +112,6 @@ class Session:
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
-    @property
-    def at_once(self) -> int:
-        """How many batches are made together; one where they are shared with other jobs."""
-        return 1 if self._parts.shared is not None else self._parts.assembler.at_once
-
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
         """Decode several batches: their shards are pinned, looked up and read together.
 

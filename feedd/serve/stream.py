@@ -161,7 +161,7 @@ class StreamCall:
 
     async def _lane(self) -> None:
         """Take jobs until there are none; each lane has as many productions under way as it pays to start at once."""
-        at_once = self._hosted.feed.at_once
+        at_once = self._hosted.feed.info.at_once
         while self._jobs:
             jobs = [self._jobs.popleft() for _ in range(min(at_once, len(self._jobs)))]
             self._ask_help()

@@ -143,6 +143,7 @@ class FakeSession:
             assigned_shard_count=2,
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
+            at_once=self.script.at_once,
         )
 
     @property
@@ -158,11 +159,6 @@ class FakeSession:
     def steps(self, epoch: int) -> int | None:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
-
-    @property
-    def at_once(self) -> int:
-        """As scripted."""
-        return self.script.at_once
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
         """One after another."""

@@ -54,11 +54,6 @@ class ReadySession:
         """No known end."""
         return None
 
-    @property
-    def at_once(self) -> int:
-        """One by one."""
-        return 1
-
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
         """One after another."""
         return [await self.produce(*job) for job in jobs]

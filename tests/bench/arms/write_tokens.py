@@ -36,7 +36,7 @@ def main() -> None:
                     writer.write({"tokens": block.numpy()})
         return
     from litdata import optimize  # type: ignore[import-not-found]  # noqa: PLC0415 - only one of them is here
-    from litdata.streaming.item_loader import TokensLoader  # type: ignore[import-not-found]  # noqa: PLC0415
+    from litdata.streaming import TokensLoader  # type: ignore[import-not-found]  # noqa: PLC0415 - as above
 
     optimize(
         fn=read_file,

@@ -52,7 +52,7 @@ async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=16))
         session = await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=16)
-        assert session.at_once == 4
+        assert session.info.at_once == 4
         steps = len(alone)
         found = [one for at in range(0, steps + 2, 4) for one in await together(session, list(range(at, at + 4)))]
         assert found[steps:] == [EpochEnd(0, steps)] * (len(found) - steps)
@@ -100,4 +100,4 @@ async def test_what_is_made_one_by_one(tmp_path: Path, changes: dict[str, object
     """Fields that take decoding, keys, shared batches and few slots: nothing is gained by making several."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
-        assert (await rig.open(**({"prefetch_batches": 16} | changes))).at_once == 1
+        assert (await rig.open(**({"prefetch_batches": 16} | changes))).info.at_once == 1

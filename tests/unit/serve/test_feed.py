@@ -243,29 +243,6 @@ async def test_a_failing_step_is_said_in_band_after_earlier_ones(short_dir: Path
         again.call.cancel()
 
 
-async def test_batches_are_asked_for_together_where_that_pays(short_dir: Path) -> None:
-    """As many at once as the backend says, no more than credits and slots allow; they come in order all the same."""
-    async with serving(short_dir, FakeScript(at_once=3, steps=8)) as rig:
-        opened = await rig.open(prefetch_batches=8)
-        stream = await rig.stream(opened.session_id, credits=8, inline_only=True)
-        await stream.until(8)
-        assert [b.cursor.step for b in stream.batches] == list(range(8))
-        assert set(rig.backend.sessions[0].together) == {3, 2}
-        stream.call.cancel()
-
-
-async def test_where_one_of_several_fails_each_is_asked_for_alone(short_dir: Path) -> None:
-    """The error of a step is that step's, and follows the batches before it."""
-    fault = BadShard("expected a tar header, got zeros", object="s3://b/1.tar", stage="decode")
-    async with serving(short_dir, FakeScript(at_once=4, faults={2: fault})) as rig:
-        opened = await rig.open(prefetch_batches=4)
-        stream = await rig.stream(opened.session_id, credits=4, inline_only=True)
-        await stream.finish()
-        assert [b.cursor.step for b in stream.batches] == [0, 1]
-        assert stream.error is not None
-        assert stream.error.kind == "bad-shard"
-
-
 async def test_a_defect_is_said_as_internal(short_dir: Path) -> None:
     """An exception that is not ours becomes kind internal and names no more than its type."""
     async with serving(short_dir, FakeScript(faults={0: KeyError("secret")})) as rig:
