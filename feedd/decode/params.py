@@ -54,6 +54,13 @@ def _check_array(dtype: str, shape: tuple[int, ...]) -> None:
         raise ValueError(f"expected at most {SAMPLE_BYTES_MAX} bytes per sample, got {size_bytes}")
 
 
+def _check_fill(dtype: str, fill: int) -> None:
+    bits = 8 * _ITEM_BYTES[dtype]
+    low, high = (0, 1 << bits) if dtype[0] == "u" else (-1 << (bits - 1), 1 << (bits - 1))
+    if fill and not ("int" in dtype and low <= fill < high):
+        raise ValueError(f"expected a fill that {dtype} holds, got {fill}")
+
+
 class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     @property
     def measured(self) -> bool:
@@ -138,10 +145,7 @@ class TokensParams(_Params, frozen=True):
         _check_array(self.dtype, (self.count,))
         if not 0 <= self.stride <= SAMPLE_BYTES_MAX:
             raise ValueError(f"expected a stride of 1 or more, got {self.stride}")
-        bits = 8 * _ITEM_BYTES[self.dtype]
-        low, high = (0, 1 << bits) if self.dtype[0] == "u" else (-1 << (bits - 1), 1 << (bits - 1))
-        if self.fill and not ("int" in self.dtype and low <= self.fill < high):
-            raise ValueError(f"expected a fill that {self.dtype} holds, got {self.fill}")
+        _check_fill(self.dtype, self.fill)
 
     @property
     def step(self) -> int:
@@ -153,14 +157,29 @@ class TokensParams(_Params, frozen=True):
         return _dense(name, self.dtype, (self.count,))
 
 
+class PackParams(_Params, frozen=True):
+    """Samples of any length packed into rows of ``length`` numbers (``batch.pack``); ``fill`` where none is."""
+
+    length: int
+    how: Literal["concat", "bins"] = "concat"
+    fill: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.length <= SAMPLE_BYTES_MAX // 8:
+            raise ValueError(f"expected a length of 1 or more, got {self.length}")
+
+
 class ArrayParams(_Params, frozen=True):
-    """``array``: as many numbers as the sample has, of the type the data stores them in."""
+    """``array``: as many numbers as the sample has, of the type the data stores them in, packed where asked."""
 
     dtype: str = ""
+    pack: PackParams | None = None
 
     def __post_init__(self) -> None:
         if self.dtype:
             _check_array(self.dtype, ())
+            if self.pack is not None:
+                _check_fill(self.dtype, self.pack.fill)
 
     @property
     def pinned(self) -> bool:

@@ -10,6 +10,7 @@ import structlog
 
 from feedd.batch.gather import gather, keys, shard_urls
 from feedd.batch.layout import drop_rows, lay_out, write_tables
+from feedd.batch.pack import Packed
 from feedd.decode.plain import plain_numbers
 from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
@@ -85,6 +86,7 @@ class _Work:
     parts: Sequence[_Part]
     shapes: Mapping[str, NDArray[np.int64]]
     texts: Mapping[str, Text]
+    packed: Packed | None = None
 
 
 class Assembler:
@@ -94,7 +96,8 @@ class Assembler:
         self._stages = stages
         self._recipes = recipes
         self._kinds = recipes.specs
-        self._specs = (*self._kinds, *(KEY_SPECS if options.keys else ()))
+        self._packing = recipes.packing
+        self._specs = (*recipes.given, *(KEY_SPECS if options.keys else ()))
         self._arena = arena
         self._options = options
         self._failures = FailureBudget(options.bad_samples_max)
@@ -172,9 +175,10 @@ class Assembler:
         parts = self._parts(rows, indexes)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
-        work = _Work(rows, indexes, files, parts, shapes, texts)
+        packed = None if self._packing is None else Packed.of(shapes[self._kinds[0].name], self._packing)
+        work = _Work(rows, indexes, files, parts, shapes, texts, packed)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        layout = lay_out(self._specs, len(rows.ordinal), lengths)
+        layout = lay_out(self._specs, len(rows.ordinal), lengths) if packed is None else packed.layout(self._specs)
         if layout.size_bytes > self._arena.slot_bytes:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
@@ -244,6 +248,9 @@ class Assembler:
         write_tables(view, layout, work.texts)
         bad = _bad_rows(work.parts, results)
         self._charge(rows, work.indexes, work.files, bad)
+        if work.packed is not None:
+            work.packed.finish(view, layout, [one.row for one in bad])
+            return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad))
         return _ready(rows, layout, bad, view)
 
     def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:

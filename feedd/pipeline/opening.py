@@ -182,7 +182,7 @@ def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
-    return recipes.specs + (KEY_SPECS if spec.keys else ())
+    return recipes.given + (KEY_SPECS if spec.keys else ())
 
 
 def _fixed_bytes(request: Request) -> int | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from feedd.decode.recipe import parse_field
 from feedd.pipeline.cuts import Cuts, cut_of
+from feedd.pipeline.recipes import check_packing
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
@@ -54,6 +55,7 @@ class Request:
         parse_uneven(spec.uneven)
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
         cuts = tuple(cut_of(one) for one in wanted)
         return cls(spec, wanted, spec.window_shards or window_shards, mix, cuts if any(cuts) else ())

@@ -12,6 +12,7 @@ import torch
 
 from feedd_client import FeedDataset, FeedError, Shuffle
 from tests.fakes.megatron import megatron
+from tests.fakes.tfrecords import example, tfrecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +93,22 @@ def test_what_cannot_be_cut_is_said_at_open(s3: S3Server, daemons: Callable[...,
     for url, message in (("s3://data/llmc/", r"tokens-llmc\+"), ("s3://data/mega/", "int32")):
         with pytest.raises(FeedError, match=message):
             next(iter(FeedDataset(url, batch_size=1, fields={"tokens": "tokens:uint16:9"}, address=daemon.address)))
+
+
+def test_documents_packed(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Documents of any length come as rows of one length, with what a mask and positions are made of."""
+    documents = [list(range(100 * n, 100 * n + size)) for n, size in enumerate((5, 3, 9, 2))]
+    s3.put("data", "d/0.tfrecord", tfrecord(*(example(ids=one) for one in documents)))
+    daemon = daemons()
+    recipe = {"decode": "array", "pack": {"length": 8, "how": "bins", "fill": -100}}
+    dataset = FeedDataset("s3://data/d/", batch_size=4, fields={"ids": recipe}, address=daemon.address, copy=True)
+    (batch,) = dataset
+    assert batch["ids"].shape == (3, 8)
+    assert batch["ids"].dtype == torch.int64
+    assert batch["ids.document"].dtype == batch["ids.position"].dtype == torch.int32
+    for number, document in enumerate(documents):
+        assert batch["ids"][batch["ids.document"] == number].tolist() == document
+    assert (batch["ids"][batch["ids.document"] < 0] == -100).all()
 
 
 def test_one_dataset_cut_in_two_ways(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
