@@ -45,7 +45,7 @@ def test_documents_one_after_another_are_cut_where_rows_end() -> None:
 
 
 def test_documents_go_where_they_fit_longest_first() -> None:
-    """Each lies in one row, the first that has room; one longer than a row takes rows of its own and shares its last."""
+    """Each lies in one row, the first that has room; a longer one takes rows of its own, its last shared."""
     tokens, document, position = packed([2, 3, 6, 1], 4, "bins")
     assert document.tolist() == [[2, 2, 2, 2], [2, 2, 0, 0], [1, 1, 1, 3]]
     assert tokens.tolist() == [[200, 201, 202, 203], [204, 205, 0, 1], [100, 101, 102, 300]]
