@@ -254,7 +254,9 @@ class BatchMaker(Protocol):
         """
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """Decode several batches, as ``produce`` does each; one that fails fails all: they are then asked for alone.
+        """Decode the first of several batches, one at least, as ``produce`` does each; the others are asked for again.
+
+        One that fails fails all: they are then asked for alone.
 
         Raises:
             As ``produce``.

@@ -113,33 +113,34 @@ class Session:
         return batch
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """Decode several batches: their shards are pinned, looked up and read together.
+        """Decode several batches of the same windows: their shards are pinned, looked up and read together.
 
         Raises:
             As ``produce``.
         """
         began_s = self._stages.clock.monotonic_s()
-        done: dict[int, BatchReady | EpochEnd] = {}
-        left: list[tuple[int, BatchRows, SlotRef]] = []
+        planned: list[tuple[BatchRows, SlotRef]] = []
+        ends: list[EpochEnd] = []
         ahead = self._parts.ahead
-        for number, (at, slot) in enumerate(jobs):
+        for at, slot in jobs:
             if ahead is not None and ahead.holds(at):
-                done[number] = await self.produce(at, slot)
-                continue
+                if not planned:
+                    return [await self.produce(at, slot)]
+                break
             rows = await self._planned(at)
             if isinstance(rows, EpochEnd):
-                done[number] = rows
+                ends.append(rows)
+            elif planned and rows.last_window != planned[0][0].last_window:
+                break  # its shards may not be here yet
             else:
-                left.append((number, rows, slot))
-        if left:
-            batches = await self._decode_together([(rows, slot) for _, rows, slot in left])
-            done |= {number: batch for (number, _, _), batch in zip(left, batches, strict=True)}
-            share_s = (self._stages.clock.monotonic_s() - began_s) / len(left)
-            for _ in left:
-                self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, share_s)
+                planned.append((rows, slot))
+        made = await self._decode_together(planned) if planned else []
         if ahead is not None:
             await ahead.settle(jobs[0][0])
-        return [done[number] for number in range(len(jobs))]
+        for _ in made:
+            took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
+            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+        return [*made, *ends]
 
     async def close(self) -> None:
         """Withdraw wishes, take the arena from the workers, free it."""

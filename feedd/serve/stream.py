@@ -168,6 +168,8 @@ class StreamCall:
             outcomes: Sequence[Outcome] = [None] * len(jobs)
             try:
                 outcomes = await self._produce(jobs)
+                while len(outcomes) < len(jobs):
+                    self._jobs.appendleft(jobs.pop())
             finally:
                 self.apply(
                     [

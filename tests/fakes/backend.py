@@ -47,6 +47,7 @@ class FakeScript:
         oversize: steps whose batch comes as a private buffer instead of in its slot.
         budget: bound on all arenas.
         at_once: batches that are asked for together; where one of them fails, all do.
+        alone: steps that are not made together with those before them.
     """
 
     steps: int = 8
@@ -63,6 +64,7 @@ class FakeScript:
     oversize: set[int] = field(default_factory=set)
     budget: ArenaBudget | None = None
     at_once: int = 1
+    alone: set[int] = field(default_factory=set)
 
 
 def expected_arrays(epoch: int, step: int, rank: int, rows: int) -> Arrays:
@@ -162,8 +164,9 @@ class FakeSession:
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
         """One after another."""
-        self.together.append(len(jobs))
-        return [await self.produce(*job) for job in jobs]
+        count = next((n for n, (at, _) in enumerate(jobs) if n and at.step in self.script.alone), len(jobs))
+        self.together.append(count)
+        return [await self.produce(*job) for job in jobs[:count]]
 
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Write the batch at ``at`` into the slot."""

@@ -33,3 +33,18 @@ async def test_where_one_of_several_fails_each_is_asked_for_alone(short_dir: Pat
         assert [b.cursor.step for b in stream.batches] == [0, 1]
         assert stream.error is not None
         assert stream.error.kind == "bad-shard"
+
+
+async def test_what_is_not_made_is_asked_for_again(short_dir: Path) -> None:
+    """A backend that makes only the first of several is asked for the others, and all come in order."""
+    async with serving(short_dir, FakeScript(at_once=4, steps=9, alone={1, 3, 6})) as rig:
+        opened = await rig.open(prefetch_batches=8)
+        stream = await rig.stream(opened.session_id, credits=16, inline_only=True)
+        await stream.finish()
+        assert [b.cursor.step for b in stream.batches] == list(range(9))
+        session = rig.backend.sessions[0]
+        assert sorted({at.step for at in session.produced}) == [
+            *range(9),
+            *range(9, max(a.step for a in session.produced) + 1),
+        ]
+        assert len([at for at in session.produced if at.step < 9]) == 9
