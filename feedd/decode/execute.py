@@ -16,15 +16,18 @@ from feedd.decode.codecs.array import pin_npy
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
 from feedd.decode.formats import registry as formats
+from feedd.decode.forms.make import make_shard
 from feedd.decode.kept import KeptFiles
 from feedd.decode.messages import (
     REASON_CHARS_MAX,
     Answer,
+    Asked,
     Decoded,
     DecodeRequest,
     Failed,
     Indexed,
     IndexRequest,
+    MakeRequest,
     Measured,
     MeasureRequest,
     Pinned,
@@ -37,6 +40,8 @@ from feedd.errors import BadSample, CacheUnavailable, FeeddError, Internal
 from feedd.values import FieldKind, FieldRecipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from feedd.decode.messages import FieldMessage
@@ -132,8 +137,13 @@ class Executor:
             with suppress(BufferError):
                 arena.close()
 
-    def run(self, request: IndexRequest | PinRequest | MeasureRequest | DecodeRequest) -> tuple[Answer, list[int]]:
-        """Return the reply and the descriptors that go with it (the caller closes them)."""
+    def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
+        """Return the reply and the descriptors that go with it (the caller closes them).
+
+        Args:
+            request: what is asked.
+            given: descriptors that came along; they stay the caller's.
+        """
         began_s = time.perf_counter()
         fds: list[int] = []
 
@@ -151,6 +161,8 @@ class Executor:
                     answer = Measured(request.id, busy_s(), shapes)
                 case IndexRequest():
                     answer = self._index(request, fds)
+                case MakeRequest():
+                    answer = make_shard(request, given)
                 case PinRequest():
                     with Shard(request.file) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))

@@ -59,13 +59,15 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
         BadRecipe: unknown codec or parameters.
     """
     params, stored = params_of(recipe), parse_stored(recipe.stored)
-    if not _LITTLE_ENDIAN or (stored is not None and stored.varint):
+    if not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
         return None
     if isinstance(params, TensorParams):
         return Plain(params.dtype, params.dtype, math.prod(params.shape))
     if isinstance(params, TokensParams):
         return Plain(params.dtype, params.dtype, params.count)
-    if isinstance(params, (IntParams, FloatParams)) and stored is not None and stored.dtype != "bool":
+    if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
+        return None
+    if stored is not None and stored.dtype != "bool":
         return Plain(stored.dtype, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
     return None
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"([a-z0-9]+)(?:\[([0-9,]*)\])?")
 _STEPS: Final = {"float32[][]": "float32", "varint[][]": "int64", "bytes[][]": "uint8", "lengths[][]": "int64"}
 _VARINT: Final = "varint"
-_FILES: Final = frozenset({"image", "json", "npy", "str"})
+_FILES: Final = frozenset({"audio", "image", "json", "npy", "str"})
 """Codecs of bytes that say themselves what they are."""
 _FILE_NAMES: Final = {
     "text": "str",

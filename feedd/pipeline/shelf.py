@@ -8,17 +8,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.decode.formats import registry as formats
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_named
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.columnar import counting
 from feedd.pipeline.cuts import Cuts, cut_files
+from feedd.pipeline.labels import LabelledIndexes
+from feedd.pipeline.making import formed
 from feedd.pipeline.megatron import check_types
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
+from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
@@ -56,6 +62,7 @@ class Shelf:
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
+        self._labelled = LabelledIndexes()
         self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
@@ -84,7 +91,7 @@ class Shelf:
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
-        for name in [name for name, held in self._listings.items() if held is listing]:
+        for name in [name for name, held in self._listings.items() if held is listing or held is listing.base]:
             del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
@@ -94,13 +101,13 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         ref = listing.refs[shard]
-        key = _Key(ref, listing.format_of(shard))
+        key = _key(listing, shard)
         index = self._indexes.get(key)
         if index is None:
             index = await self._index_flight.do(key, lambda: self._read_index(key))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
-        return index
+        return self._labelled.of(listing, shard, index)
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
         """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
@@ -109,20 +116,21 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        keys = {shard: _Key(listing.refs[shard], listing.format_of(shard)) for shard in wanted}
+        keys = {shard: _key(listing, shard) for shard in wanted}
         known = {shard: self._indexes.get(key) for shard, key in keys.items()}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
             self._learn(listing, shard, index)
         if len(held) == len(wanted):
-            return [held[shard] for shard in wanted]
+            return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
-        resolved = await self._stages.sources.resolve_all(urls)
+        found = await self._stages.sources.resolve_all(urls)
+        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs, found.named))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.named = _known_formats(resolved)
+        listing.packs, listing.named = resolved.packs, _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
         listing.formats = told.formats
@@ -143,13 +151,18 @@ class Shelf:
     async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
         whole = Resolved(
-            tuple(itertools.chain.from_iterable(one.refs for one in resolved)),
+            await asyncio.to_thread(formed, refs, named),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
-            {first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()},
+            tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
+            named,
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
-        listing.named = _known_formats(whole)
+        listing.packs, listing.named = whole.packs, _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
@@ -186,14 +199,35 @@ class Shelf:
             raise
 
     async def _read_index(self, key: _Key) -> ShardIndex:
-        name = key.format or format_for(key.ref.url)
-        index = await with_pinned(self._stages.cache, [key.ref], lambda files: self._stages.pool.index(files[0], name))
+        name = key.format or _format_of(key.ref)  # before it is fetched
+        index = await with_pinned(
+            self._stages.cache,
+            [key.ref],
+            lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
+        )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(key, index, weight)
         return index
 
 
+def _format_of(ref: ObjectRef) -> str:
+    if is_pack(ref):
+        return FilesFormat().name
+    return "" if ref.form else format_for(ref.url)
+
+
+def _key(listing: Listing, shard: int) -> _Key:
+    name = listing.format_of(shard)
+    return _Key(listing.refs[shard], "" if form_named(name) else name)
+
+
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    """Return what URLs name in the place of their shards' formats.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name.
+    """
     for name in set(resolved.named.values()):
-        formats.get(name)  # says so where there is none of that name
+        if not form_named(name):
+            formats.get(name)
     return resolved.named

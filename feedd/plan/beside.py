@@ -98,12 +98,8 @@ class _Info(msgspec.Struct):
     splits: dict[str, _Split]
 
 
-class _Either(msgspec.Struct):
-    chunks: msgspec.Raw | None = None
-
-
 def _index(data: bytes) -> Iterator[Claim]:
-    if decoded(data, _Either).chunks is None:
+    if "chunks" not in decoded(data, dict[str, msgspec.Raw]):
         yield from _mosaic(data)
         return
     claims, reader = litdata.chunks(data)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.objects.packs import Packs
     from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
 
@@ -39,6 +40,9 @@ class Listing:
         named: the format of shards whose URL names one, by dataset index.
         formats: how shards are to be read where what lies beside them says so, by dataset index.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
+        base: the listing that this one is a view of, see ``view_of``; None: it is none.
+        packs: what is in those shards that are packs of objects.
+        labels: of their samples, by column (see ``decode.labels``) and shard.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -50,6 +54,9 @@ class Listing:
     told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    base: Listing | None = field(default=None, repr=False)
+    packs: tuple[Packs, ...] = ()
+    labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     named: Mapping[int, str] = field(default_factory=dict)
     formats: Mapping[int, str] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
@@ -200,9 +207,15 @@ class Listing:
         return fingerprint(self.digest, facts)
 
 
+def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
+    """Return a listing with its objects in other forms; what either learns of them, both know."""
+    twins = _twins(refs) if listing.twins is not None else None
+    return replace(listing, refs=refs, twins=twins, base=listing)
+
+
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
-    first: dict[tuple[str, str], int] = {}
-    found = [first.setdefault((ref.root, ref.key), number) for number, ref in enumerate(refs)]
+    first: dict[tuple[str, str, str], int] = {}
+    found = [first.setdefault((ref.root, ref.key, ref.form), number) for number, ref in enumerate(refs)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
 
 

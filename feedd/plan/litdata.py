@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _DEPTH_MAX: Final = 16
 _LEAVES_MAX: Final = 4096
 _PLAIN_LOADERS: Final = {"", "PyTreeLoader"}
+_WHOLE: Final = ".zstd.bin"  # chunks compressed each as a whole, not item by item
 _TOKENS_LOADER: Final = "TokensLoader"
 
 
@@ -50,16 +51,17 @@ def chunks(data: bytes) -> tuple[list[tuple[str, int | None, int]], str]:
         if chunk.chunk_bytes is not None:
             found.append((chunk.filename, chunk.chunk_bytes, chunk.chunk_size))
             found.append((chunk.filename, chunk.chunk_bytes + 4 * (chunk.chunk_size + 2), chunk.chunk_size))
-    return found, f"litdata:{msgspec.json.encode(_params(file.config)).decode()}"
+    whole = all(chunk.filename.endswith(_WHOLE) for chunk in file.chunks)
+    return found, f"litdata:{msgspec.json.encode(_params(file.config, whole=whole)).decode()}"
 
 
-def _params(config: _Config) -> dict[str, object]:
+def _params(config: _Config, *, whole: bool) -> dict[str, object]:
     formats = config.data_format
     loader = config.item_loader or ""
     problem = ""
     if config.encryption:
         problem = "encrypted ones"
-    elif config.compression:
+    elif config.compression and not whole:
         problem = f"ones compressed with {config.compression[:20]}"
     elif loader not in {*_PLAIN_LOADERS, _TOKENS_LOADER}:
         problem = f"those of its {loader[:40]}"

@@ -141,18 +141,19 @@ def test_noise_is_refused(data: bytes) -> None:
 
 
 def test_the_registry_knows_formats_by_extension() -> None:
-    """``.tar`` is a tar in any case; what cannot be one is Unsupported and lists what there is; else bytes tell."""
-    assert registry.format_for("s3://b/dir.gz/a-000.TAR") == "tar"
+    """``.tar`` is a tar in any case, packed or not; what cannot be a shard is Unsupported; else first bytes tell."""
+    for name in ("dir.gz/a-000.TAR", "a.tar.gz", "a.TGZ", "a.tar.zst", "a.tar.bz2", "a.tar.xz"):
+        assert registry.format_for(f"s3://b/{name}") == "tar"
+    for name in ("a.tfrecord.gz", "a.tfrecord-00000-of-00010.gz", "a.tfrecord.gz-00000-of-00010"):
+        assert registry.format_for(f"s3://b/{name}") == "tfrecord"
+    for name in ("a.gz", "gz", "noext", "tar"):
+        assert registry.format_for(f"s3://b/{name}") == "auto"
     for url in (
-        "s3://b/a.tar.gz",
-        "s3://b/a.tgz",
-        "s3://b/a.tar.zst",
+        "s3://b/a.tar.lz4",
         "s3://b/a.beton",
         "s3://b/a.PTH",
-        "s3://b/chunk-0-0.zstd.bin",
     ):
         with pytest.raises(Unsupported, match=r"\.tar"):
             registry.format_for(url)
-    assert registry.format_for("s3://b/noext") == registry.format_for("s3://b/tar") == "auto"
     with pytest.raises(Unsupported, match="tar"):
         registry.get("beton")

@@ -1,6 +1,6 @@
 """A decode worker with a weakness: some samples kill it, stop it or keep it busy. Started in place of the real one.
 
-Only the ``bytes`` codec is replaced; everything else is the production worker.
+Only the ``bytes`` codec is replaced, and a form added; everything else is the production worker.
 """
 
 from __future__ import annotations
@@ -14,16 +14,40 @@ from typing import TYPE_CHECKING
 from feedd.decode import execute, worker
 from feedd.decode.codecs.registry import make
 from feedd.decode.codecs.text import BytesCodec
+from feedd.decode.forms import registry
+from feedd.decode.forms.streams import whole
 from feedd.decode.params import BytesParams
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.protocols import SampleCodec
-    from feedd.values import FieldRecipe
+    from feedd.protocols import Held, Out, SampleCodec
+    from feedd.values import ByteRange, FieldRecipe
 
 COMMAND = (sys.executable, "-m", "tests.fakes.poison_worker")
+
+
+class PoisonForm:
+    """Reacts to what an object says, half-way through writing it out."""
+
+    name = "poison"
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """All of it."""
+        return whole(held, params)
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write what is said, if it lives to."""
+        del url, params
+        half = held.size_bytes // 2
+        out.write(held.data[:half])
+        PoisonCodec._react(bytes(held.data))
+        out.write(held.data[half:])
+        return "tar"
+
+
+POISON = PoisonForm()
 
 
 class PoisonCodec(BytesCodec):
@@ -60,5 +84,6 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
 
 
 if __name__ == "__main__":
+    registry._FORMS["poison"] = ("tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the one seam of the worker
     sys.exit(worker.main(sys.argv[1:]))

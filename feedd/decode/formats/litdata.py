@@ -12,7 +12,7 @@ asked for.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -23,13 +23,16 @@ from feedd.decode.formats.rows import RowsReader
 from feedd.errors import Unsupported
 from feedd.values import ShardIndex
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _STORED: Final = {
     "int": "int64",
     "float": "float64",
     "bool": "bool",
     "str": "text",
     "text": "text",
-    "json": "json",
+    "json": "nested",
     "jpeg": "image",
     "image": "image",
     "pil": "pil",
@@ -38,6 +41,11 @@ _STORED: Final = {
     "pickle": "pickle",
 }
 _NO_HEADER: Final = {"no_header_numpy": NUMPY_DTYPES, "no_header_tensor": TORCH_DTYPES}
+_NESTED: Final = "nested"
+_NESTED_HEAD: Final = 5  # a byte that says what it is, u32 how long
+_TAG_JSON, _TAG_NONE = 0, 255
+_TAGS_OLD: Final = (ord("["), ord("{"))
+_TAGS_NUMBERS: Final = {2: "int64", 3: "float64"}
 _ARROW_END: Final = b"LDARW01\0"
 
 
@@ -110,14 +118,40 @@ class _Reader(RowsReader):
             starts, sizes = offsets[None, :-1], np.diff(offsets)[None]
         else:
             starts, sizes = self.columns([None] * len(params.names), offsets)
-        stored = tuple(map(_stored, params.formats))
+        stored = list(map(_stored, params.formats))
         for column, name in enumerate(stored):
-            self._check_sizes(column, name, starts[column], sizes[column])
-        return ShardIndex(
-            field_names(params.names, self._url), starts, sizes, *numbered(len(offsets) - 1), stored=stored
-        )
+            if name == _NESTED:
+                stored[column] = self._nested(starts[column], sizes[column])
+            else:
+                self._check_sizes(column, name, starts[column], sizes[column])
+        names = field_names(params.names, self._url)
+        return ShardIndex(names, starts, sizes, *numbered(len(offsets) - 1), stored=tuple(stored))
 
-    def _check_sizes(self, column: int, stored: str, starts: np.ndarray, sizes: np.ndarray) -> None:
+    def _nested(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> str:
+        """Move spans of lists and dicts behind their heads; return how they are stored, as the first one is.
+
+        One byte says what it is: JSON, numbers, or one of LitData's own packings, which come as bytes. Those that are
+        not what the first one is are missing.
+        """
+        raw = np.frombuffer(self._data, np.uint8)
+        tags = np.full(len(starts), _TAG_NONE, np.uint8)
+        tags[sizes > 0] = raw[starts[sizes > 0]]
+        old = np.isin(tags, _TAGS_OLD)  # JSON without a head, as earlier versions wrote it
+        headed = sizes >= _NESTED_HEAD
+        first = int(tags[0]) if len(tags) else _TAG_JSON
+        if first == _TAG_JSON or first in _TAGS_OLD:
+            kind, moved = "json", headed & (tags == _TAG_JSON)
+        elif first in _TAGS_NUMBERS:
+            kind, moved = f"{_TAGS_NUMBERS[first]}[]", headed & (tags == first)
+            old[:] = False
+        else:
+            return ""
+        starts[moved] += _NESTED_HEAD
+        sizes[moved] -= _NESTED_HEAD
+        sizes[~(moved | old)] = -1
+        return kind
+
+    def _check_sizes(self, column: int, stored: str, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Refuse numbers of other sizes: the index.json is not this chunk's."""
         width = {"int64": 8, "float64": 8, "bool": 1}.get(stored)
         if width is not None and (sizes != width).any():

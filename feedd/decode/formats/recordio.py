@@ -4,8 +4,8 @@ A part is ``u32 0xCED7230A, u32 kind << 29 | length, payload, zeros up to a mult
 include/dmlc/recordio.h]. Kind 0 is a whole record; a record in several parts is one of kind 1, any of kind 2, one of
 kind 3. There is no checksum and no index; an ``.idx`` beside the shard is not needed.
 
-Two kinds of writers split: dmlc's where the payload itself holds the magic at a multiple of four, which the reader puts
-back; SageMaker's anywhere. Neither lies in one piece, so that a shard with split records is refused here.
+A split record does not lie in one piece, so that a shard with such is refused here, and joined first (``forms.join``)
+where it is named ``recordio-join+`` before the URL.
 
 What a record is: an image with a label, as MXNet's ``im2rec`` packs them, or just bytes. A shard whose first record
 starts like the former and goes on like an encoded image is one of images; ``recordio-image+`` and ``recordio-raw+``
@@ -16,7 +16,7 @@ before the URL say it instead. Images are the fields ``label`` (one float32, or 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from feedd.errors import BadShard
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 MAGIC: Final = 0xCED7230A
@@ -37,64 +39,17 @@ _LENGTH_MASK: Final = (1 << _KIND_BITS) - 1
 _FIRST, _LAST = 1, 3  # 0 is a whole record, 2 a part between
 _IMAGE_HEAD: Final = 24  # u32 number of labels, f32 label, u64 id, u64 id2
 _LABELS_MAX: Final = 1 << 16
-_RECORDS_MAX: Final = 1 << 26
+_PARTS_MAX: Final = 1 << 26
 _IMAGE_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")
 
 
-class Parts(NamedTuple):
-    """Where the records of a shard lie.
-
-    Attributes:
-        starts: int64[records], first byte of the payload.
-        sizes: int64[records], bytes of it.
-        split_at: the first record that lies in several parts; None: none does.
-    """
-
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    split_at: int | None
+def head(length: int) -> bytes:
+    """Return the head of a record in one part."""
+    return _HEAD.pack(MAGIC, length)
 
 
 class PartsReader(ShardReader):
     """The parts of one shard, told apart by their heads."""
-
-    def parts(self) -> Parts:
-        """Follow the heads from the first to the last.
-
-        Raises:
-            BadShard: no head where one must be, one cut short, or parts in an order that makes no records.
-        """
-        data, at, total, unpack = self._data, 0, len(self._data), _HEAD.unpack_from
-        starts: list[int] = []
-        sizes: list[int] = []
-        open_at = split_at = None
-        while at < total:
-            if at + 8 > total:
-                self.fail(at, "the 8 bytes of a part's head", f"end of data after {total} bytes")
-            magic, word = unpack(data, at)
-            if magic != MAGIC:
-                self.fail(at, f"the magic {MAGIC:#x} of a part", f"{magic:#x}")
-            kind, length, body = word >> _KIND_BITS, word & _LENGTH_MASK, at + 8
-            if body + length > total:
-                self.fail(body, f"{length} bytes of payload", f"end of data after {total} bytes")
-            if kind <= _FIRST:
-                if open_at is not None:
-                    self.fail(at, "another part of the record", f"the start of the next one (kind {kind})")
-                starts.append(body)
-                sizes.append(length)
-                if kind == _FIRST:
-                    open_at = at
-                    split_at = at if split_at is None else split_at
-            elif open_at is None or kind > _LAST:
-                self.fail(at, "the start of a record", f"a part of kind {kind}")
-            elif kind == _LAST:
-                open_at = None
-            at = body + (length + 3 & ~3)
-        if open_at is not None:
-            self.fail(open_at, "a last part of the record", f"end of data after {total} bytes")
-        if len(starts) > _RECORDS_MAX:
-            self.fail(0, f"at most {_RECORDS_MAX} records", f"{len(starts)}")
-        return Parts(np.array(starts, np.int64), np.array(sizes, np.int64), split_at)
 
     def records(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where each record's payload begins, and its bytes.
@@ -102,15 +57,71 @@ class PartsReader(ShardReader):
         Raises:
             BadShard: see ``parts``; or a record lies in several.
         """
-        starts, sizes, split_at = self.parts()
+        starts: list[int] = []
+        sizes: list[int] = []
+        split_at = None
+        for kind, start, end in self.parts():
+            if kind and split_at is None:
+                split_at = start - 8
+            starts.append(start)
+            sizes.append(end - start)
         if split_at is not None:
             raise BadShard(
                 f"expected records in one part each, got one in several at byte {split_at}",
                 object=self._url,
-                hint="pack the shard anew, as tar, MDS or TFRecord",
+                hint="write recordio-join+ before the URL: such records are then joined, once per node",
                 stage="decode",
             )
-        return starts, sizes
+        return np.array(starts, np.int64), np.array(sizes, np.int64)
+
+    def records_in_parts(self) -> list[list[tuple[int, int]]]:
+        """Return where the parts of each record begin and end.
+
+        Raises:
+            BadShard: see ``parts``.
+        """
+        found: list[list[tuple[int, int]]] = []
+        for kind, start, end in self.parts():
+            if kind <= _FIRST:
+                found.append([(start, end)])
+            else:
+                found[-1].append((start, end))
+        return found
+
+    def parts(self) -> Iterator[tuple[int, int, int]]:
+        """Yield kind, start and end of each part's payload, from the first to the last.
+
+        Raises:
+            BadShard: no head where one must be, one cut short, or parts in an order that makes no records.
+        """
+        data, at, total, unpack = self._data, 0, len(self._data), _HEAD.unpack_from
+        open_at, count = -1, 0
+        while at < total:
+            if at + 8 > total:
+                self.fail(at, "the 8 bytes of a part's head", f"end of data after {total} bytes")
+            magic, word = unpack(data, at)
+            if magic != MAGIC:
+                self.fail(at, f"the magic {MAGIC:#x} of a part", f"{magic:#x}")
+            kind, body = word >> _KIND_BITS, at + 8
+            end = body + (word & _LENGTH_MASK)
+            if end > total:
+                self.fail(body, f"{end - body} bytes of payload", f"end of data after {total} bytes")
+            if kind <= _FIRST:
+                if open_at >= 0:
+                    self.fail(at, "another part of the record", f"the start of the next one (kind {kind})")
+                if kind:
+                    open_at = at
+            elif open_at < 0 or kind > _LAST:
+                self.fail(at, "the start of a record", f"a part of kind {kind}")
+            elif kind == _LAST:
+                open_at = -1
+            count += 1
+            if count > _PARTS_MAX:
+                self.fail(at, f"at most {_PARTS_MAX} parts", "one more")
+            yield kind, body, end
+            at = end + (-end % 4)
+        if open_at >= 0:
+            self.fail(open_at, "a last part of the record", f"end of data after {total} bytes")
 
 
 class RecordIoFormat:

@@ -24,7 +24,7 @@ class Refusal(NamedTuple):
     hint: str
 
 
-_UNPACK: Final = "unpack it: what is compressed as a whole cannot be read at random"
+_NAME: Final = "give it an ending that says so, such as .tar.gz or .jsonl.zst: it is unpacked then"
 _TORCH: Final = "nothing is unpickled here: save tensors as .npy members of tar shards, as MDS or as TFRecord"
 _ARRAY: Final = (
     'pack arrays as members of tar shards, one per sample; one of token ids is cut by {"tokens": "tokens:uint16:2049"}'
@@ -38,11 +38,11 @@ REFUSED: Final = (
     ),
     Refusal("a PyTorch file", (".pt", ".pth", ".ckpt"), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
     Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _TORCH),
-    Refusal("gzip", (".gz", ".tgz"), rb"\x1f\x8b\x08", _UNPACK),
-    Refusal("zstd", (".zst", ".zstd", ".zstd.bin"), rb"\x28\xb5\x2f\xfd", _UNPACK),
-    Refusal("bzip2", (".bz2",), rb"BZh[1-9]1AY", _UNPACK),
-    Refusal("xz", (".xz",), rb"\xfd7zXZ\x00", _UNPACK),
-    Refusal("lz4", (".lz4",), rb"\x04\x22\x4d\x18", _UNPACK),
+    Refusal("gzip", (), rb"\x1f\x8b\x08", _NAME),
+    Refusal("zstd", (), rb"\x28\xb5\x2f\xfd", _NAME),
+    Refusal("bzip2", (), rb"BZh[1-9]1AY", _NAME),
+    Refusal("xz", (), rb"\xfd7zXZ\x00", _NAME),
+    Refusal("lz4", (), rb"\x04\x22\x4d\x18", "unpack it, or compress it with gzip, zstd, bzip2 or xz instead"),
     Refusal("Parquet", (".parquet",), rb"PAR[1E]", "write the rows as tar, MDS, TFRecord or JSON Lines"),
     Refusal(
         "Arrow", (".arrow", ".feather"), rb"ARROW1|\xff{4}[\x00-\xff]{4}", "write the rows as JSON Lines, or as MDS"

@@ -6,6 +6,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.litdata import LitDataFormat
 from feedd.decode.formats.mds import MdsFormat
@@ -13,9 +14,12 @@ from feedd.decode.formats.recordio import RecordIoFormat
 from feedd.decode.formats.recordio_protobuf import RecordIoProtobufFormat
 from feedd.decode.formats.refused import refuse_name
 from feedd.decode.formats.sniffed import SniffedFormat
+from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
 from feedd.decode.formats.tokens import LLMC, NPY, RAW, TokensFormat
+from feedd.decode.forms.registry import EXTENSIONS as FORM_EXTENSIONS
+from feedd.decode.forms.suffixes import is_refused, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
     *(TokensFormat(kind) for kind in (RAW, LLMC, NPY)),
+    TableFormat(),
+    FilesFormat(),
 )
 _AUTO: Final = "auto"
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
@@ -62,18 +68,28 @@ _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number t
 
 
 def format_for(url: str) -> str:
-    """Return the name of the format of a shard, by its extension; ``auto``: its first bytes must tell.
+    """Return the name of the format of a shard, by its extension; of a compressed one, by that of what is in it.
+
+    Where the name does not say it is ``auto``: the first bytes must tell.
 
     Raises:
         Unsupported: one that this version does not read; the message lists those it does.
     """
-    file_name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
+    given_name = url.rsplit("/", 1)[-1].lower()
+    file_name = _PART_OF.sub("", uncompressed(_PART_OF.sub("", given_name))[0])
     if _CHUNK.fullmatch(file_name):
         return "litdata"
     for extension, name in _BY_EXTENSION.items():
         if file_name.endswith(extension):
             return name
     refuse_name(file_name, url, _known())
+    if is_refused(file_name):
+        raise Unsupported(
+            f"expected a shard ending in {_known()}, got {given_name!r}",
+            object=url,
+            hint="unpack it, or compress it with gzip, zstd, bzip2 or xz instead",
+            stage="decode",
+        )
     return _AUTO
 
 
@@ -112,4 +128,4 @@ def _with_params(kind: str, params: str) -> ShardFormat:
 
 
 def _known() -> str:
-    return " or ".join(_BY_EXTENSION)
+    return " or ".join((*_BY_EXTENSION, *FORM_EXTENSIONS))

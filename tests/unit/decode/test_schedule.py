@@ -139,3 +139,34 @@ def test_every_row_is_done_or_given_up_exactly_once(
     assert sorted(done + lost) == list(range(rows))
     assert poison <= set(lost)
     assert deaths <= 2 * len(poison) + 3
+
+
+def test_nothing_waits_behind_a_call_that_takes_long() -> None:
+    """A worker that holds a long chunk gets nothing more until it has answered; what it held before comes first."""
+    schedule, long, short = Schedule(depth=3), Call(alone=True), Call(1)
+    for worker in (0, 1):
+        schedule.join(worker)
+    schedule.submit(short, 2, 1)
+    schedule.submit(long, 1, 1)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, short), (1, short), (0, long)]
+    schedule.submit(short, 4, 1)
+    assert [worker for worker, _ in drain(schedule)] == [1, 1]
+    assert schedule.finish(0).call is short
+    assert not drain(schedule)
+    assert schedule.finish(0).call is long
+    assert [worker for worker, _ in drain(schedule)] == [0, 0]
+
+
+def test_a_long_call_that_kills_two_workers_is_given_up() -> None:
+    """It is replayed once like any other, on a worker of its own."""
+    schedule, long = Schedule(), Call(alone=True)
+    for worker in (0, 1):
+        schedule.join(worker)
+    schedule.submit(long, 1, 1)
+    ((first, _),) = drain(schedule)
+    assert schedule.leave(first, withdrawn=set()) == ([], {long})
+    ((second, chunk),) = drain(schedule)
+    assert chunk.suspect
+    given_up, _ = schedule.leave(second, withdrawn=set())
+    assert [one.call for one in given_up] == [long]
+    assert long.over
