@@ -149,7 +149,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             if self._plan.copy and lease.slot >= 0:
                 payload = payload.copy()
             batch = session.decoder.decode(payload, message.regions, message.rows)
-            if self._feeder.uneven == "pad":
+            if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:
             self.close()

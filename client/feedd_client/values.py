@@ -19,10 +19,13 @@ class Shuffle:
         window_shards: shards per window; None takes the daemon's default. More mixes better and
             needs as many shards in the cache before the first batch.
         window_bytes: as many shards per window as fit into so many bytes, at least one; instead of ``window_shards``.
+        bucket_by: field whose stored size decides which samples of a window come together in a step: similar ones, so
+            that padding them wastes little. Steps come in random order all the same.
     """
 
     window_shards: int | None = None
     window_bytes: int | None = None
+    bucket_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

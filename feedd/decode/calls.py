@@ -100,12 +100,13 @@ class DecodeCall:
 
 
 class MeasureCall:
-    """``DecodePool.measure``."""
+    """``DecodePool.measure`` and ``DecodePool.numbers``."""
 
     stream = 0
 
-    def __init__(self, files: Sequence[ShardFile], work: FieldWork, ndim: int) -> None:
+    def __init__(self, files: Sequence[ShardFile], work: FieldWork, ndim: int, *, values: bool = False) -> None:
         self._files = files
+        self._values = values
         self._work = work
         self.shapes: NDArray[np.int64] = np.full((len(work.size), ndim), -1, np.int64)
 
@@ -116,7 +117,7 @@ class MeasureCall:
 
     def packet(self, rows: range, request_id: int) -> bytes:
         """Return the request for ``rows``."""
-        return split.measure_packet(self._files, self._work, rows, request_id)
+        return split.measure_packet(self._files, self._work, rows, request_id, values=self._values)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
         """Note shapes."""

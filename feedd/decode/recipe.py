@@ -6,6 +6,7 @@ Short form ``codec[:argument...]``, or the long form as JSON object text::
     image  image:224x224  image:224x224:random
     npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
+    {"decode": "array", "pad": {"to": [64, 128]}}      (see ``decode.padding``)
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
 batch key is the first of them.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from feedd.decode.padding import pad_text, padded, parse_pad
 from feedd.decode.params import CODECS, ArrayParams, Params, canonical, params_of
 from feedd.decode.stored import check_stored, default_codec, parse_stored
 from feedd.errors import BadRecipe
@@ -60,6 +62,7 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
     codec = form.pop("decode")
     given = form.pop("from", None)
+    pad = pad_text(batch_key, form.pop("pad")) if "pad" in form else ""
     try:
         if given is not None:
             sources = tuple(part.lower() for part in msgspec.convert(given, tuple[str, ...]))
@@ -70,7 +73,10 @@ def parse_field(name: str, text: str) -> FieldRecipe:
         raise BadRecipe(message, object=name, hint=f"known: {_SHORT_FORMS}", stage="decode") from error
     if not sources or not all(sources) or len(set(sources)) != len(sources):
         raise BadRecipe(f"expected different extensions to decode from, got {sources}", object=name, stage="decode")
-    return FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params))
+    recipe = FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params), pad=pad)
+    if not needs_resolve(recipe):
+        spec_of(recipe)  # what cannot be padded is said before any data is looked at
+    return recipe
 
 
 def _check_codec(name: str, codec: object) -> None:
@@ -165,7 +171,8 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
         BadRecipe: unknown codec or parameters.
         Internal: an ``npy`` field that was not resolved yet.
     """
-    return params_of(recipe).spec(recipe.name)
+    spec, pad = params_of(recipe).spec(recipe.name), parse_pad(recipe.pad)
+    return spec if pad is None else padded(spec, pad)
 
 
 def needs_measure(recipe: FieldRecipe) -> bool:

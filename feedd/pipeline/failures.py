@@ -22,12 +22,18 @@ class Failure:
         key: its key.
         field: the first field that failed.
         reason: why.
+        row: its place in the batch.
+        ordinal: its number in the shard.
+        offset: first byte of that field in the shard, or of the sample where it lacks the field.
     """
 
     url: str
     key: str
     field: str
     reason: str
+    row: int = -1
+    ordinal: int = -1
+    offset: int = -1
 
 
 class FailureBudget:

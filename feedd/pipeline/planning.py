@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from feedd.decode.filters import Filter, filter_text, parse_filter
 from feedd.decode.recipe import parse_field
+from feedd.pipeline.policy import BadSamples, parse_policy
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
@@ -29,12 +31,16 @@ class Request:
         wanted: recipes of each source; empty ones are told by the data.
         window_shards: shards per shuffle window.
         mix: facts of the mixture; None: there is but one source.
+        filters: conditions samples must meet.
+        policy: what becomes of bad samples.
     """
 
     spec: OpenSpec
     wanted: tuple[tuple[FieldRecipe, ...], ...]
     window_shards: int
     mix: dict[str, object] | None
+    filters: tuple[Filter, ...] = ()
+    policy: BadSamples = BadSamples.SKIP
 
     @classmethod
     def of(cls, spec: OpenSpec, window_shards: int) -> Request:
@@ -52,7 +58,9 @@ class Request:
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
         mix = mix_facts(spec, wanted) if spec.sources else None
-        return cls(spec, wanted, spec.window_shards or window_shards, mix)
+        filters = tuple(map(parse_filter, spec.filters))
+        policy = parse_policy(spec.bad_samples)
+        return cls(spec, wanted, spec.window_shards or window_shards, mix, filters, policy)
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:
@@ -62,7 +70,8 @@ class Request:
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
-        return listing.fingerprint(self.spec, plain, self.window_shards, self.mix)
+        filters = sorted(map(filter_text, self.filters))
+        return listing.fingerprint(self.spec, plain, self.window_shards, self.mix, filters)
 
 
 @dataclass(frozen=True, slots=True)

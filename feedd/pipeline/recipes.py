@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.batch.layout import slot_bytes
+from feedd.batch.layout import sample_bytes, slot_bytes
+from feedd.decode.padding import Pad, batch_specs, mask_ndim, parse_pad
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
-from feedd.values import Cursor
+from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.decode.filters import Filter
     from feedd.pipeline.planning import AnyReader, Request
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.values import FieldRecipe, ShardIndex, TensorSpec
+    from feedd.values import ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]
 """Of all fields, in a batch's order."""
@@ -44,9 +46,23 @@ class Recipes:
     firsts: tuple[int, ...] = (0,)
 
     @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """What the fields look like in a batch."""
+    def kinds(self) -> tuple[TensorSpec, ...]:
+        """What each field of the recipes looks like in a batch."""
         return tuple(map(spec_of, self.distinct[0]))
+
+    @property
+    def pads(self) -> tuple[Pad | None, ...]:
+        """How each is padded; None: it is not."""
+        return tuple(parse_pad(field.pad) for field in self.distinct[0])
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """All fields of a batch, with what padding adds.
+
+        Raises:
+            BadRecipe: two have one name.
+        """
+        return batch_specs(zip(self.kinds, self.pads, strict=True))
 
     def rows(self, shards: NDArray[np.int64], shard_no: NDArray[np.int32]) -> list[tuple[Recipe, NDArray[np.intp]]]:
         """Return the rows of a batch that each recipe is for.
@@ -94,7 +110,14 @@ async def resolve(
     """
     orders = reader.orders(Cursor(request.spec.epoch))
     found = await run_all(
-        _resolve(stages, shelf, listing, request.wanted[source], _Candidates(order, listing.shards_of(source)))
+        _resolve(
+            stages,
+            shelf,
+            listing,
+            request.wanted[source],
+            request.filters,
+            _Candidates(order, listing.shards_of(source)),
+        )
         for source, order in enumerate(orders)
     )
     return agreed(request, [one.recipe for one in found], listing.firsts), found
@@ -102,7 +125,26 @@ async def resolve(
 
 def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
     """Return what a slot must hold so that the batches of any source fit, as far as first shards tell."""
-    return max(slot_bytes(specs, batch_size, one.index, one.recipe) for one in found if one.index is not None)
+    return max(
+        slot_bytes(specs, batch_size, one.index, one.recipe, dims=_likely_dims(one.recipe, one.index))
+        for one in found
+        if one.index is not None
+    )
+
+
+def _likely_dims(recipe: Recipe, index: ShardIndex) -> dict[str, tuple[int, ...]]:
+    """Return what padded fields and their masks may be as large as, by the largest sample of a first shard."""
+    found: dict[str, tuple[int, ...]] = {}
+    for field in recipe:
+        pad = parse_pad(field.pad)
+        if pad is None:
+            continue
+        spec = spec_of(field)
+        sizes = sample_bytes(spec, field, index, None)
+        most = int(sizes.max(initial=0)) // np.dtype(spec.dtype).itemsize
+        found[field.name] = pad.dims(np.array([[most], [0]])) if spec.ndim == 1 else (most, *(1,) * (spec.ndim - 1))
+        found[field.name + "_mask"] = found[field.name][: mask_ndim(spec.ndim)]
+    return found
 
 
 def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...]) -> Recipes:
@@ -135,7 +177,22 @@ class _Candidates:
     every: range
 
 
-async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, shards: _Candidates) -> Resolved:
+def _check_filters(filters: Sequence[Filter], recipe: Recipe, index: ShardIndex) -> None:
+    """Make sure that the data has what samples are filtered by, and that it can be read as that.
+
+    Raises:
+        BadRecipe: it has not, or cannot.
+    """
+    for one in filters:
+        for codec in one.codecs or ("bytes",):
+            field = FieldRecipe(one.field, one.sources(recipe), codec)
+            check_fields((field,), index.fields)
+            as_stored((field,), index)
+
+
+async def _resolve(
+    stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, filters: Sequence[Filter], shards: _Candidates
+) -> Resolved:
     told = bool(wanted) and not any(needs_resolve(field) for field in wanted)
     if told and not shards.order:
         return Resolved(wanted, None)
@@ -154,6 +211,7 @@ async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recip
         )
     if index.sample_count:
         check_fields(recipe, index.fields)
+        _check_filters(filters, recipe, index)
         recipe = as_stored(recipe, index)
     if any(needs_resolve(field) for field in recipe):
         ref = listing.refs[shard]

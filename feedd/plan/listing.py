@@ -164,6 +164,7 @@ class Listing:
         recipes: Sequence[FieldRecipe],
         window_shards: int,
         mix: Mapping[str, object] | None = None,
+        filters: Sequence[str] = (),
     ) -> bytes:
         """Return 16 bytes over everything that decides which samples a step of the run holds.
 
@@ -174,6 +175,7 @@ class Listing:
             recipes: of the fields; of several sources they are among the facts of ``mix``.
             window_shards: shards per shuffle window.
             mix: facts of a mixture.
+            filters: conditions samples must meet, as text.
         """
         facts: dict[str, object] = {
             "fields": recipe_facts(recipes),
@@ -185,6 +187,10 @@ class Listing:
         }
         if mix is not None:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
+        if filters:
+            facts["filters"] = list(filters)
+        if spec.bucket_by:
+            facts["bucket_by"] = spec.bucket_by
         return fingerprint(self.digest, facts)
 
 
@@ -196,4 +202,7 @@ def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
 
 def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
     """Return what of a recipe decides what a batch holds."""
-    return [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes]
+    return [
+        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
+        for recipe in recipes
+    ]

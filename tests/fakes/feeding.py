@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,11 +22,12 @@ from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.opening import Pipeline
+from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.memory import MemoryStore
 from feedd.source.options import SourceOptions
 from feedd.source.sources import Sources
-from feedd.values import BatchReady, Cursor, EpochEnd, OpenSpec, Topology
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import tar_bytes
 
@@ -120,6 +122,16 @@ class Taken:
         values = self.data[region.values_at : region.values_at + region.values_bytes]
         return [values[a:b] for a, b in itertools.pairwise(offsets)]
 
+    def rows(self, name: str) -> list[Any]:
+        """Return a DENSE or PADDED field as nested lists, one per row."""
+        at = next(n for n, spec in enumerate(self.specs) if spec.name == name)
+        spec, region = self.specs[at], self.ready.regions[at]
+        dims = region.dims if spec.kind is FieldKind.PADDED else spec.shape
+        shape = (self.ready.rows, *dims)
+        values = np.frombuffer(self.data, spec.dtype, math.prod(shape), region.values_at)
+        found: list[Any] = values.reshape(shape).tolist()
+        return found
+
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, give its slot back."""
@@ -156,7 +168,12 @@ def rank(rank_number: int, world_size: int) -> Topology:
 
 @asynccontextmanager
 async def feeding(
-    directory: Path, *, cache_bytes: int = 64 << 20, bypass_bytes: int = 0, options: PipelineOptions | None = None
+    directory: Path,
+    *,
+    cache_bytes: int = 64 << 20,
+    bypass_bytes: int = 0,
+    quarantine_bytes: int = 1 << 20,
+    options: PipelineOptions | None = None,
 ) -> AsyncIterator[Feeding]:
     """Open everything; at the end all sessions are closed and nothing is pinned, reserved or under way."""
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
@@ -174,7 +191,9 @@ async def feeding(
             await stack.enter_async_context(memory)
             front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        pipeline = Pipeline(Stages(sources, front, pool, recorder, clock), options or PipelineOptions(), group)
+        quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
+        stages = Stages(sources, front, pool, recorder, clock)
+        pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)
         rig = Feeding(store, pipeline, cache, pool, recorder)
         try:
