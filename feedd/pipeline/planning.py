@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from feedd.decode.filters import Filter, filter_text, parse_filter
 from feedd.decode.recipe import parse_field
+from feedd.errors import Unsupported
 from feedd.pipeline.policy import BadSamples, parse_policy
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
@@ -58,6 +59,13 @@ class Request:
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
         mix = mix_facts(spec, wanted) if spec.sources else None
+        if spec.bucket_by and (spec.sources or not spec.shuffle):
+            raise Unsupported(
+                "expected one dataset, shuffled, to put samples of similar length together",
+                object="bucket_by",
+                hint="leave bucket_by out, or use Shuffle(bucket_by=...) with one url",
+                stage="plan",
+            )
         filters = tuple(map(parse_filter, spec.filters))
         policy = parse_policy(spec.bad_samples)
         return cls(spec, wanted, spec.window_shards or window_shards, mix, filters, policy)
@@ -112,5 +120,13 @@ def planned(listing: Listing, request: Request) -> Planned:
         steps,
         wrap,
         spec.window_bytes,
+        _bucket_sources(request),
     )
     return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)
+
+
+def _bucket_sources(request: Request) -> tuple[str, ...]:
+    """Return what the data may call the field that samples are put together by."""
+    name = request.spec.bucket_by
+    decoded = (field.sources for field in request.wanted[0] if field.name == name)
+    return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))

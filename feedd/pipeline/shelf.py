@@ -13,6 +13,7 @@ from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
+from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
 from feedd.source.sources import Resolved
@@ -107,7 +108,9 @@ class Shelf:
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
         """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
         while isinstance(rows := reader.rows(at), NeedCounts):
-            await self.indexes(listing, rows.shards)
+            indexes = await self.indexes(listing, rows.shards)
+            if isinstance(rows, NeedLengths):
+                rows.learn(indexes)
         return rows
 
     async def close(self) -> None:
