@@ -46,6 +46,7 @@ class Script:
     faults: tuple[Fault, ...] = ()
     open_errors: tuple[dict[str, Any], ...] = ()
     major: int = 1
+    minor: int = 2
     uneven: str = ""
     again: dict[int, bytes] = field(default_factory=dict)
 
