@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batch.layout import Layout
+
+_BLOCK: Final = 1 << 16
 
 
 def own_lengths(shapes: NDArray[np.int64], dims: tuple[int, ...]) -> NDArray[np.int64]:
@@ -51,7 +53,10 @@ def write_mask(view: memoryview, layout: Layout, name: str, lengths: NDArray[np.
     mask = mask.reshape(layout.rows, *dims)
     mask[...] = True
     for axis, side in enumerate(dims):
-        own = np.arange(side) < lengths[:, axis, None]
-        mask &= own.reshape(layout.rows, *(1,) * axis, side, *(1,) * (len(dims) - axis - 1))
+        across = np.moveaxis(mask, axis + 1, 1)
+        for low in range(0, side, _BLOCK):  # a count of all places would be larger than the mask
+            high = min(low + _BLOCK, side)
+            own = np.arange(low, high) < lengths[:, axis, None]
+            across[:, low:high] &= own.reshape(layout.rows, high - low, *(1,) * (len(dims) - 1))
     if lengths.shape[1] > len(dims):
         mask[(lengths[:, len(dims) :] == 0).any(axis=1)] = False

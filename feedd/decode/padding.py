@@ -126,14 +126,17 @@ def padded(spec: TensorSpec, pad: Pad) -> TensorSpec:
             stage="decode",
         )
     dtype = np.dtype(spec.dtype)
-    with np.errstate(all="ignore"):
-        try:
-            held = np.array(pad.value).astype(dtype)
-        except OverflowError:
-            held = np.zeros((), dtype)
-    if held != pad.value and dtype.kind != "f":
+    if not _holds(dtype, pad.value):
         raise BadRecipe(f"expected a value that {dtype.name} has to pad with, got {pad.value}", object=spec.name)
     return replace(spec, kind=FieldKind.PADDED)
+
+
+def _holds(dtype: np.dtype[Any], value: float) -> bool:
+    """Tell whether a dtype has that value; floats may round it, integers may not."""
+    if dtype.kind == "f":
+        return abs(value) <= float(np.finfo(dtype.name).max)
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return low <= value <= high and value == int(value)
 
 
 def batch_specs(kinds: Iterable[tuple[TensorSpec, Pad | None]]) -> tuple[TensorSpec, ...]:

@@ -120,13 +120,13 @@ def planned(listing: Listing, request: Request) -> Planned:
         steps,
         wrap,
         spec.window_bytes,
-        _bucket_sources(request),
+        bucket_sources(request),
     )
     return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)
 
 
-def _bucket_sources(request: Request) -> tuple[str, ...]:
-    """Return what the data may call the field that samples are put together by."""
+def bucket_sources(request: Request) -> tuple[str, ...]:
+    """Return what the data may call the field that samples are put together by; nothing where by none."""
     name = request.spec.bucket_by
     decoded = (field.sources for field in request.wanted[0] if field.name == name)
     return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))

@@ -13,6 +13,7 @@ from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_r
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
+from feedd.pipeline.planning import bucket_sources
 from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.decode.filters import Filter
     from feedd.pipeline.planning import AnyReader, Request
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
@@ -115,7 +115,7 @@ async def resolve(
             shelf,
             listing,
             request.wanted[source],
-            request.filters,
+            request,
             _Candidates(order, listing.shards_of(source)),
         )
         for source, order in enumerate(orders)
@@ -177,21 +177,23 @@ class _Candidates:
     every: range
 
 
-def _check_filters(filters: Sequence[Filter], recipe: Recipe, index: ShardIndex) -> None:
-    """Make sure that the data has what samples are filtered by, and that it can be read as that.
+def _check_looked_at(request: Request, recipe: Recipe, index: ShardIndex) -> None:
+    """Make sure that the data has what samples are filtered and put together by, and that it can be read as that.
 
     Raises:
         BadRecipe: it has not, or cannot.
     """
-    for one in filters:
+    for one in request.filters:
         for codec in one.codecs or ("bytes",):
             field = FieldRecipe(one.field, one.sources(recipe), codec)
             check_fields((field,), index.fields)
             as_stored((field,), index)
+    if request.spec.bucket_by:
+        check_fields((FieldRecipe(request.spec.bucket_by, bucket_sources(request), "bytes"),), index.fields)
 
 
 async def _resolve(
-    stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, filters: Sequence[Filter], shards: _Candidates
+    stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, request: Request, shards: _Candidates
 ) -> Resolved:
     told = bool(wanted) and not any(needs_resolve(field) for field in wanted)
     if told and not shards.order:
@@ -211,7 +213,7 @@ async def _resolve(
         )
     if index.sample_count:
         check_fields(recipe, index.fields)
-        _check_filters(filters, recipe, index)
+        _check_looked_at(request, recipe, index)
         recipe = as_stored(recipe, index)
     if any(needs_resolve(field) for field in recipe):
         ref = listing.refs[shard]

@@ -47,7 +47,7 @@ def test_padded_fields(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """The same blocks through shared memory, inline and through a loader; each batch as wide as it must be."""
     _store(s3)
     daemon = daemons()
-    fields = {"cls": "int", "bin": {"decode": "bytes", "pad": {"to": [16, 32, 64], "value": 9}}}
+    fields: dict[str, Any] = {"cls": "int", "bin": {"decode": "bytes", "pad": {"to": [16, 32, 64], "value": 9}}}
     seen = []
     for batch in FeedDataset(URL, batch_size=5, fields=fields, shuffle=True, address=daemon.address):
         _check(batch, 9)
@@ -57,14 +57,13 @@ def test_padded_fields(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
         assert batch["bin_mask"].dtype == torch.bool
         seen += batch["cls"].tolist()
     assert sorted(seen) == list(range(40))
-    whole = {"cls": "int", "bin": {"decode": "bytes", "pad": {"to": "longest", "value": 9}}}
+    whole: dict[str, Any] = {"cls": "int", "bin": {"decode": "bytes", "pad": {"to": "longest", "value": 9}}}
     for batch in DeviceLoader(FeedDataset(URL, batch_size=8, fields=whole, address=daemon.address), device="cpu"):
         _check(batch, 9)
         assert batch["bin"].shape[1] == max(len(_text(n)) for n in batch["cls"].tolist())
     singles = list(FeedDataset(URL, batch_size=None, fields=whole, address=daemon.address, copy=True))
     assert [int(one["bin_mask"].sum()) for one in singles] == [len(_text(n)) for n in range(40)]
-    ragged = {"cls": "int", "bin": "bytes"}
-    (batch,) = FeedDataset(URL, batch_size=40, fields=ragged, address=daemon.address, copy=True)
+    (batch,) = FeedDataset(URL, batch_size=40, fields={"cls": "int", "bin": "bytes"}, address=daemon.address, copy=True)
     for length in (None, 16):
         block, mask = batch["bin"].padded(9, length)
         width = 40 if length is None else length
@@ -79,7 +78,10 @@ def test_padded_fields_inline(s3: S3Server, daemons: Callable[..., Daemon]) -> N
     """A client without shared memory gets the same."""
     _store(s3)
     daemon = daemons(tcp_only=True)
-    fields = {"cls": "int", "bin": {"decode": "bytes", "pad": {"truncate": True, "to": 12, "lengths": True}}}
+    fields: dict[str, Any] = {
+        "cls": "int",
+        "bin": {"decode": "bytes", "pad": {"truncate": True, "to": 12, "lengths": True}},
+    }
     for batch in FeedDataset(URL, batch_size=7, fields=fields, address=daemon.address):
         assert batch["bin"].shape[1] == 12
         texts = [_text(n)[:12] for n in batch["cls"].tolist()]
@@ -151,6 +153,8 @@ def test_filters(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     resumed.load_state_dict(stopped.state_dict())
     assert [batch["cls"].tolist() for batch in resumed] == steps[2:]
     assert daemon.metrics()["feedd_pipeline_filtered_samples_total"] >= 40 - len(kept)
+    with pytest.raises(BadRequestError, match="nothing"):
+        next(iter(FeedDataset(URL, batch_size=8, shuffle=Shuffle(bucket_by="nothing"), address=daemon.address)))
     with pytest.raises(BadRequestError, match="min_bytes"):
         next(iter(FeedDataset(URL, batch_size=8, filter={"field": "bin", "size": 1}, address=daemon.address)))
 
@@ -159,7 +163,7 @@ def test_buckets(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Batches of similar lengths: each sample once, far less padding, and a run goes on at any step on a new daemon."""
     _store(s3, shards=8, samples=25)
     daemon = daemons()
-    fields = {"cls": "int", "bin": {"decode": "bytes", "pad": {}}}
+    fields: dict[str, Any] = {"cls": "int", "bin": {"decode": "bytes", "pad": {}}}
 
     def dataset(bucket_by: str | None, address: str) -> FeedDataset:
         shuffle = Shuffle(window_shards=4, bucket_by=bucket_by)

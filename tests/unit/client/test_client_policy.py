@@ -14,7 +14,7 @@ from feedd_client.batch import BatchDecoder
 from feedd_client.errors import BadRecipeError, ProtocolError
 
 if TYPE_CHECKING:
-    from tests.unit.client.conftest import Bench
+    from tests.fakes.feed_client import Bench
 
 _UNLIMITED = (1 << 32) - 1
 
@@ -97,8 +97,10 @@ def test_padded_fields_are_views_of_their_batch() -> None:
     decoder = BatchDecoder([pb.TensorSpec(name="x", kind=pb.TensorSpec.PADDED, dtype="int16", ndim=2)])
     payload = np.arange(24, dtype=np.int16).view(np.uint8)
     batch = decoder.decode(payload, [pb.FieldRegion(values_at=0, values_bytes=48, dims=[4, 3])], 2)
-    assert torch.equal(batch["x"], torch.arange(24, dtype=torch.int16).view(2, 4, 3))
-    assert batch["x"].data_ptr() == payload.ctypes.data
+    block = batch["x"]
+    assert isinstance(block, torch.Tensor)
+    assert torch.equal(block, torch.arange(24, dtype=torch.int16).view(2, 4, 3))
+    assert block.data_ptr() == payload.ctypes.data
     empty = decoder.decode(payload, [pb.FieldRegion(values_at=48, dims=[0, 3])], 2)["x"]
     assert isinstance(empty, torch.Tensor)
     assert empty.shape == (2, 0, 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 import pytest
 
@@ -90,6 +91,25 @@ async def test_several_dimensions(tmp_path: Path) -> None:
         assert batch.rows("npy") == expected.tolist()
         assert batch.rows("npy_mask") == [[n < len(array) for n in range(4)] for array in arrays]
         assert batch.rows("npy_length") == [list(array.shape) for array in arrays]
+
+
+async def test_pictures_of_their_own_size(tmp_path: Path) -> None:
+    """Pictures are padded to the batch's highest and widest; the mask is over rows and columns."""
+    async with feeding(tmp_path) as rig:
+        draw = np.random.default_rng(3)
+        pictures = [draw.integers(0, 255, (*size, 3), np.uint8) for size in ((4, 9), (7, 2), (5, 5))]
+        encoded = [cv2.imencode(".png", picture[:, :, ::-1])[1].tobytes() for picture in pictures]
+        rig.store.shard(0, [{"png": data} for data in [*encoded, encoded[0][:60]]])
+        session = await rig.open(fields=(("png", _field({"value": 255}, "image")),), bad_samples_max=1)
+        (batch,) = await batches(session)
+        block, mask = np.array(batch.rows("png"), np.uint8), np.array(batch.rows("png_mask"))
+        assert (block.shape, mask.shape) == ((3, 7, 9, 3), (3, 7, 9))
+        for row, picture in enumerate(pictures):
+            height, width, _ = picture.shape
+            assert np.array_equal(block[row, :height, :width], picture)
+            assert mask[row, :height, :width].all()
+            assert mask[row].sum() == height * width
+            assert (block[row][~mask[row]] == 255).all()
 
 
 async def test_one_schema(tmp_path: Path) -> None:
