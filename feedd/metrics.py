@@ -73,6 +73,16 @@ SERVE_CREDIT_WAIT = Metric(
 )
 SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds", "time streams waited for a batch")
 PIPELINE_BATCH_SECONDS = Metric("feedd_pipeline_batch_seconds", _H, "seconds", "shards acquired to batch ready")
+PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards made of objects", ("form",))
+PIPELINE_MADE_BYTES = Metric(
+    "feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of shards made of objects", ("form",)
+)
+PIPELINE_MADE_SECONDS = Metric(
+    "feedd_pipeline_made_seconds_total", _C, "seconds", "time workers spent on making shards", ("form",)
+)
+PIPELINE_MAKING = Metric(
+    "feedd_pipeline_making_bytes", _G, "bytes", "memory held by objects shards are made of, and by shards just made"
+)
 PIPELINE_EPOCHS = Metric("feedd_pipeline_epochs_total", _C, "", "epochs finished, per session")
 PIPELINE_LEFT_OUT = Metric(
     "feedd_pipeline_left_out_samples_total", _C, "", "samples left out of finished epochs for equal steps, per rank"

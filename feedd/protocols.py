@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
     from feedd.metrics import Metric
     from feedd.values import (
@@ -138,6 +139,18 @@ class ShardFetcher(Protocol):
         """
 
 
+class SpanFetcher(ShardFetcher, Protocol):
+    """A fetcher that brings parts of objects too."""
+
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+    ) -> None:
+        """Fill these spans of ``target``, which is as long as the object; checksums of whole objects say nothing here.
+
+        Raises what ``ObjectStore.read_into`` raises.
+        """
+
+
 class PinnedShards(Protocol):
     """Shards that stay on disk until released. A context manager; releasing twice is harmless."""
 
@@ -198,6 +211,75 @@ class ShardFormat(Protocol):
 
         Raises:
             BadShard: broken framing, with url and byte offset in the message.
+        """
+
+
+class Held(Protocol):
+    """What is here of an object that a shard is made of."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the object."""
+
+    @property
+    def spans(self) -> tuple[ByteRange, ...]:
+        """Which of its bytes are here: in order, apart from each other."""
+
+    @property
+    def data(self) -> memoryview:
+        """The whole object, read-only; bytes outside of ``spans`` are zero."""
+
+
+class Out(Protocol):
+    """Where a made shard is written to, from its start to its end."""
+
+    @property
+    def at(self) -> int:
+        """Bytes written so far."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes it may have."""
+
+    def write(self, data: Buffer) -> None:
+        """Append; ``data`` may be used again at once.
+
+        Raises:
+            BadShard: more than ``limit_bytes``.
+        """
+
+
+class ShardForm(Protocol):
+    """Making a shard that can be read at random of an object that cannot. Runs in decode workers; stateless.
+
+    What it makes of the same bytes is always the same: where that changes, so does the name.
+    """
+
+    @property
+    def name(self) -> str:
+        """Registry name, such as ``gunzip``."""
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """Return what must be here, besides what is, before the shard can be made; empty: nothing more.
+
+        Asked again after each answer. With nothing held it is asked in the daemon, so that answer is arithmetic.
+
+        Raises:
+            BadShard, Unsupported: as ``make``.
+        """
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write the shard; return the name of the format by which it is indexed.
+
+        Args:
+            held: what was wanted is here.
+            url: of the object; named in errors.
+            params: what follows the name of the form.
+            out: takes it.
+
+        Raises:
+            BadShard: broken bytes.
+            Unsupported: a library is missing, or an object that this version cannot read.
         """
 
 

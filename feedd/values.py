@@ -37,12 +37,15 @@ class ObjectRef:
         key: key in the store, exactly as listed; for ``file://`` the absolute path.
         size_bytes: length of the object.
         etag: version tag without quotes; for files derived from size and mtime. Never empty.
+        form: how the shard is made of the object, ``name`` or ``name:parameters`` (see ``decode.forms``); empty: it is
+            the object. A made shard has its own ``size_bytes``.
     """
 
     root: str
     key: str
     size_bytes: int
     etag: str
+    form: str = ""
 
     @property
     def url(self) -> str:
@@ -92,11 +95,13 @@ class ShardFile:
         ref: the object it holds.
         path: file to open read-only.
         data_at: offset of the object's first byte in the file; a multiple of the page size.
+        format: by which a made shard is indexed; empty: its name tells.
     """
 
     ref: ObjectRef
     path: str
     data_at: int
+    format: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Books:
     def entries(self) -> list[CacheEntry]:
         """Return the whole entries, in no order."""
         return [
-            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins)
+            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, entry.ref.form)
             for entry in self._index
             if entry.state is EntryState.COMMITTED
         ]

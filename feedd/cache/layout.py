@@ -5,8 +5,8 @@ filled the file is called ``.tmp-<32 hex>`` in the same folder; its header is wr
 
 Header, little-endian: magic[8], version u32, crc32c u32 (of the whole header with this field zero), data_at u64,
 data_bytes u64, block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16, then root, key and
-etag as UTF-8, then one crc32c u32 per block of data, then zeros up to data_at. How many blocks there are, and with
-them data_at, follows from the object's size alone.
+etag as UTF-8 (of a made shard: etag, a zero byte, form), then one crc32c u32 per block of data, then zeros up to
+data_at. How many blocks there are, and with them data_at, follows from the object's size alone.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _MAGIC = b"feeddshd"
 _FIXED = struct.Struct("<8sIIQQI16s16sHHH")
 _CRC_AT = 12
 _SUM_BYTES = 4
+_FORM_MARK = "\0"  # no store's etag holds one
 _BLOCKS_MAX = 1 << 18  # 1 MiB of sums; a larger object than 256 GiB gets larger blocks
 _HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX  # three texts of at most 65,535 bytes, and the sums
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.shard")
@@ -68,8 +69,19 @@ class Header:
 
 def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
     # surrogatepass: names of local files need not be UTF-8 and must come back as they went in
-    root, key, etag = (text.encode("utf-8", "surrogatepass") for text in (ref.root, ref.key, ref.etag))
+    root, key, etag = (text.encode("utf-8", "surrogatepass") for text in (ref.root, ref.key, version_of(ref)))
     return root, key, etag
+
+
+def version_of(ref: ObjectRef) -> str:
+    """Return what tells an entry from others of the same key and size: the etag, and how it was made of the object."""
+    return f"{ref.etag}{_FORM_MARK}{ref.form}" if ref.form else ref.etag
+
+
+def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
+    """Return the ref that ``version_of`` was asked about."""
+    etag, _, form = version.partition(_FORM_MARK)
+    return ObjectRef(root, key, size_bytes, etag, form)
 
 
 def whole_pages(size_bytes: int) -> int:
@@ -92,7 +104,7 @@ def block_count(size_bytes: int) -> int:
 
 def data_at(ref: ObjectRef) -> int:
     """Return where the object's bytes start: one page in for objects below about 900 MiB, later for larger ones."""
-    texts = f"{ref.root}{ref.key}{ref.etag}"  # asked for a million times at a start: the usual case goes first
+    texts = f"{ref.root}{ref.key}{version_of(ref)}"  # asked for a million times at a start: the usual case goes first
     texts_bytes = len(texts) if texts.isascii() else sum(map(len, _texts(ref)))
     return whole_pages(_FIXED.size + texts_bytes + _SUM_BYTES * block_count(ref.size_bytes))
 
@@ -175,4 +187,4 @@ def unpack_header(page: bytes) -> Header | None:
         at += length
     root, key, etag = texts
     sums = page[at : at + _SUM_BYTES * block_count(size_bytes)]
-    return Header(ObjectRef(root, key, size_bytes, etag), start, boot, run, sums)
+    return Header(ref_of(root, key, size_bytes, etag), start, boot, run, sums)

@@ -14,12 +14,14 @@ class CacheEntry:
         etag: its version.
         size_bytes: length of the object; on disk it takes a header and block rounding more.
         pins: how many hold it now; 0 in listings made without the owner.
+        form: how it was made of the object; empty: it is the object.
     """
 
     url: str
     etag: str
     size_bytes: int
     pins: int = 0
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from feedd.values import ObjectRef
 from feedd.warming import Amount
 
 if TYPE_CHECKING:
-    from feedd.cache.tiers import AnyCache
     from feedd.config.models import CacheConfig
+    from feedd.pipeline.made import MadeCache
 
 
-def cache_state(config: CacheConfig, cache: AnyCache) -> CacheState:
+def cache_state(config: CacheConfig, cache: MadeCache) -> CacheState:
     """Return the cache of the moment."""
     stats = cache.stats
     return CacheState(
@@ -29,7 +29,7 @@ def cache_state(config: CacheConfig, cache: AnyCache) -> CacheState:
     )
 
 
-async def cache_remove(cache: AnyCache, pattern: str) -> tuple[Amount, Amount]:
+async def cache_remove(cache: MadeCache, pattern: str) -> tuple[Amount, Amount]:
     """Remove the whole objects that match and nobody holds; return what went, and what stayed in use."""
     removed, in_use = Amount(), Amount()
     for entry in cache.entries():
@@ -39,6 +39,6 @@ async def cache_remove(cache: AnyCache, pattern: str) -> tuple[Amount, Amount]:
             in_use = in_use.plus(entry.size_bytes)
             continue
         location = parse_url(entry.url)
-        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag))
+        await cache.discard(ObjectRef(location.root, location.key, entry.size_bytes, entry.etag, entry.form))
         removed = removed.plus(entry.size_bytes)
     return removed, in_use

@@ -159,7 +159,7 @@ def _stat_samples(recorder: PrometheusRecorder) -> Iterator[StatSample]:
 
 def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
     for entry in pipeline.cache.entries():
-        yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins)
+        yield CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins, entry.form)
 
 
 def _tell_start(effective: Effective, life: _Life) -> None:

@@ -49,6 +49,14 @@ class Work(Protocol):
     def rows(self) -> int:
         """How many rows it has."""
 
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that go along with its requests; they stay the call's."""
+
+    @property
+    def long_s(self) -> float:
+        """How much longer than others a row of it may take; above 0 its worker is given nothing else meanwhile."""
+
     def packet(self, rows: range, request_id: int) -> bytes:
         """Return the request for ``rows``."""
 
@@ -59,7 +67,14 @@ class Work(Protocol):
         """Do without ``rows``: they killed two workers. Raises where that leaves nothing."""
 
 
-class DecodeCall:
+class _Short:
+    """What most calls are: of plain requests that take as long as any other."""
+
+    fds: tuple[int, ...] = ()
+    long_s = 0.0
+
+
+class DecodeCall(_Short):
     """``DecodePool.decode``."""
 
     def __init__(self, task: DecodeTask) -> None:
@@ -99,7 +114,7 @@ class DecodeCall:
         self._bad.extend(BadRow(row, name, f"worker died: {reason}") for row in rows)
 
 
-class MeasureCall:
+class MeasureCall(_Short):
     """``DecodePool.measure`` and ``DecodePool.numbers``."""
 
     stream = 0
@@ -129,7 +144,7 @@ class MeasureCall:
         """Leave -1: decode meets the rows again and reports them."""
 
 
-class IndexCall:
+class IndexCall(_Short):
     """``DecodePool.index``."""
 
     rows, stream = 1, 0
@@ -161,7 +176,7 @@ class IndexCall:
         )
 
 
-class PinCall:
+class PinCall(_Short):
     """One ``npy`` field of ``DecodePool.resolve``."""
 
     rows, stream = 1, 0

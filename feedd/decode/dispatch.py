@@ -38,7 +38,7 @@ class Pending(Call):
     __slots__ = ("done", "error", "work")
 
     def __init__(self, work: Work) -> None:
-        super().__init__(work.stream)
+        super().__init__(work.stream, alone=work.long_s > 0)
         self.work = work
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: FeeddError | None = None
@@ -176,7 +176,7 @@ class Dispatch:
             number, chunk = assigned
             packet = self._packet(number, chunk)
             if packet:
-                self._children[number].send(packet)
+                self._children[number].send(packet, _pending(chunk.call).work.fds)
                 if self._schedule.running(number) is chunk:
                     self._arm(number)
 
@@ -203,8 +203,10 @@ class Dispatch:
         """Start the clock for what worker ``number`` is doing now, if anything."""
         if number in self._deadlines:
             self._deadlines.pop(number).cancel()
-        if self._schedule.running(number) is not None:
-            self._kill_later(number, self._options.task_deadline_s, f"ran past {self._options.task_deadline_s:g} s")
+        running = self._schedule.running(number)
+        if running is not None:
+            deadline_s = self._options.task_deadline_s + _pending(running.call).work.long_s
+            self._kill_later(number, deadline_s, f"ran past {deadline_s:g} s")
 
     def _kill_later(self, number: int, delay_s: float, reason: str) -> None:
         loop = asyncio.get_running_loop()

@@ -14,14 +14,17 @@ from feedd.decode import columns
 from feedd.decode.codecs.array import pin_npy
 from feedd.decode.codecs.registry import make
 from feedd.decode.formats import registry as formats
+from feedd.decode.forms.make import make_shard
 from feedd.decode.messages import (
     REASON_CHARS_MAX,
     Answer,
+    Asked,
     Decoded,
     DecodeRequest,
     Failed,
     Indexed,
     IndexRequest,
+    MakeRequest,
     Measured,
     MeasureRequest,
     Pinned,
@@ -33,6 +36,8 @@ from feedd.errors import BadSample, CacheUnavailable, FeeddError, Internal
 from feedd.values import FieldKind, FieldRecipe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feedd.decode.messages import FieldMessage
     from feedd.protocols import SampleCodec
 
@@ -118,8 +123,13 @@ class Executor:
             with suppress(BufferError):
                 arena.close()
 
-    def run(self, request: IndexRequest | PinRequest | MeasureRequest | DecodeRequest) -> tuple[Answer, list[int]]:
-        """Return the reply and the descriptors that go with it (the caller closes them)."""
+    def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
+        """Return the reply and the descriptors that go with it (the caller closes them).
+
+        Args:
+            request: what is asked.
+            given: descriptors that came along; they stay the caller's.
+        """
         began_s = time.perf_counter()
         fds: list[int] = []
 
@@ -137,6 +147,8 @@ class Executor:
                     answer = Measured(request.id, busy_s(), shapes)
                 case IndexRequest():
                     answer = self._index(request, fds)
+                case MakeRequest():
+                    answer = make_shard(request, given)
                 case PinRequest():
                     with Shard(request.file) as shard:
                         params = pin_npy(shard.read(request.start, request.size))

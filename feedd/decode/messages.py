@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -64,6 +64,19 @@ class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
     format_name: str
 
 
+class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
+    """Make the shard; descriptors of the object, as far as it is here, and of the file to write to come along."""
+
+    id: int
+    form: str
+    url: str
+    size_bytes: int
+    spans: tuple[tuple[int, int], ...]
+    out_at: int
+    limit_bytes: int
+    room_bytes: int
+
+
 class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     """Pin the parameters of an ``npy`` field by this first sample."""
 
@@ -110,6 +123,23 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     stored: tuple[str, ...] = ()
 
 
+class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
+    """The shard is written, so many bytes of it; it is indexed by this format."""
+
+    id: int
+    busy_s: float
+    size_bytes: int
+    format_name: str
+
+
+class NeedRanges(msgspec.Struct, frozen=True, array_like=True, tag="need"):
+    """These bytes of the object must be here before the shard can be made."""
+
+    id: int
+    busy_s: float
+    spans: tuple[tuple[int, int], ...]
+
+
 class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
     """Canonical parameters."""
 
@@ -145,8 +175,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     hint: str
 
 
-Request: TypeAlias = Attach | Detach | IndexRequest | PinRequest | MeasureRequest | DecodeRequest
-Answer: TypeAlias = Indexed | Pinned | Measured | Decoded | Failed
+Asked: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
+Request: TypeAlias = Attach | Detach | Asked
+Answer: TypeAlias = Indexed | Made | NeedRanges | Pinned | Measured | Decoded | Failed
 Reply: TypeAlias = Hello | Answer
 
 request_decoder: Final = msgspec.msgpack.Decoder(Request)

@@ -11,6 +11,7 @@ from feedd import metrics
 from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall
 from feedd.decode.crew import Crew
 from feedd.decode.dispatch import Dispatch, Packet
+from feedd.decode.make_call import MakeCall
 from feedd.decode.messages import Attach, Detach, encode
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.decode.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork
+    from feedd.decode.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork, MadeShard, MakeTask
     from feedd.protocols import Recorder
-    from feedd.values import FieldRecipe, ShardFile, ShardIndex
+    from feedd.values import ByteRange, FieldRecipe, ShardFile, ShardIndex
 
 _MEASURE_ROWS: Final = 256
 
@@ -73,6 +74,21 @@ class DecodePool:
         await self._dispatch.do(call, 1)
         assert call.index is not None
         return call.index
+
+    async def make(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+        """Make a shard of an object, or return which of its bytes are needed first.
+
+        A worker that makes one is given nothing else. When this returns, or raises, nobody writes to ``out_fd`` any
+        more.
+
+        Raises:
+            BadShard: broken bytes, more than the limit, or a worker died of them twice.
+            Unsupported: no such form, or a library is missing.
+            ResourceExhausted: no room for what is made.
+        """
+        call = MakeCall(task)
+        await self._dispatch.do(call, 1)
+        return call.outcome
 
     async def resolve(
         self, file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe]

@@ -12,9 +12,11 @@ class Call:
 
     Attributes:
         stream: whom it is for; streams take turns.
+        alone: each of its chunks takes long: nothing is sent to a worker that holds one, not to wait behind it.
     """
 
     stream: int = 0
+    alone: bool = field(default=False, kw_only=True)
     waiting_count: int = 0
     running_count: int = 0
 
@@ -42,6 +44,11 @@ class Chunk:
 @dataclass(slots=True)
 class _Worker:
     chunks: deque[Chunk] = field(default_factory=deque)  # sent, in order; the first is running
+
+    @property
+    def engaged(self) -> bool:
+        """Whether it holds a chunk that takes long: always the last one sent."""
+        return bool(self.chunks) and self.chunks[-1].call.alone
 
 
 class Schedule:
@@ -75,9 +82,12 @@ class Schedule:
 
     def assign(self) -> tuple[int, Chunk] | None:
         """Hand the next chunk to the worker that holds the fewest; None where nothing waits or all are full."""
-        if not self._waiting or not self._workers:
+        if not self._waiting:
             return None
-        worker = min(self._workers, key=lambda name: len(self._workers[name].chunks))
+        open_to_more = [name for name, held in self._workers.items() if not held.engaged]
+        if not open_to_more:
+            return None
+        worker = min(open_to_more, key=lambda name: len(self._workers[name].chunks))
         if len(self._workers[worker].chunks) >= self._depth:
             return None
         chunk = self._next()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.values import FieldRecipe, ShardFile
+    from feedd.values import ByteRange, FieldRecipe, ShardFile
 
 
 CHUNK_ROWS_MAX: Final = 64
@@ -86,6 +86,48 @@ class DecodeTask:
     slot_at: int
     fields: tuple[FieldWork, ...]
     seeds: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class MakeTask:
+    """One shard to be made of an object.
+
+    Attributes:
+        form: name, or name and parameters.
+        url: of the object.
+        size_bytes: of the object.
+        spans: what is here of it, in order.
+        source_fd: file that holds the object, as long as that; only ``spans`` of it are true.
+        out_fd: file to write to.
+        out_at: offset of the shard's first byte in it.
+        limit_bytes: most bytes it may have.
+        room_bytes: most bytes there is room for now.
+    """
+
+    form: str
+    url: str
+    size_bytes: int
+    spans: tuple[ByteRange, ...]
+    source_fd: int
+    out_fd: int
+    out_at: int
+    limit_bytes: int
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MadeShard:
+    """A shard that was made.
+
+    Attributes:
+        size_bytes: its length.
+        format_name: of the format by which it is indexed.
+        busy_s: time a worker spent on it.
+    """
+
+    size_bytes: int
+    format_name: str
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True, order=True)

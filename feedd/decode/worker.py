@@ -81,13 +81,14 @@ def serve(sock: socket.socket) -> None:
             if isinstance(request, Attach):
                 executor.attach(request.arena_id, fds[0], request.size_bytes)
                 continue
+            if isinstance(request, Detach):
+                executor.detach(request.arena_id)
+                continue
+            reply, answered = executor.run(request, fds)
         finally:
             for fd in fds:
                 os.close(fd)
-        if isinstance(request, Detach):
-            executor.detach(request.arena_id)
-        else:
-            _answer(sock, *executor.run(request))
+        _answer(sock, reply, answered)
 
 
 def main(arguments: list[str]) -> int:

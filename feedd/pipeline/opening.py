@@ -14,7 +14,9 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
+from feedd.pipeline.columnar import narrowed
 from feedd.pipeline.future import Crowd, Outlook
+from feedd.pipeline.labels import label, with_tables
 from feedd.pipeline.learned import Learned
 from feedd.pipeline.planning import Request, planned
 from feedd.pipeline.policy import BadSamples
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.cache.tiers import AnyCache
+    from feedd.pipeline.made import MadeCache
     from feedd.pipeline.quarantine import Quarantine
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
@@ -62,7 +64,7 @@ class Pipeline:
         self._numbers = itertools.count(1)
 
     @property
-    def cache(self) -> AnyCache:
+    def cache(self) -> MadeCache:
         """The cache, for listings of its entries."""
         return self.stages.cache
 
@@ -78,6 +80,7 @@ class Pipeline:
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
+        request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
         listing = await self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected)
         mark = request.fingerprint(listing)
@@ -89,7 +92,9 @@ class Pipeline:
                 stage="plan",
             )
         try:
-            return await self._open(request, listing, mark)
+            view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
+            await label(self.stages.sources, listing, request)  # views have its labels
+            return await self._open(request, view, mark)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise

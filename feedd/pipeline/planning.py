@@ -13,12 +13,13 @@ from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
 from feedd.plan.steps import Uneven, parse_uneven
+from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.plan.listing import Listing
-    from feedd.values import FieldRecipe, OpenSpec
+    from feedd.values import OpenSpec
 
 AnyReader = Reader | MixedReader
 
@@ -74,6 +75,16 @@ class Request:
     def sources(self) -> tuple[tuple[str, ...], ...]:
         """URLs of each source."""
         return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
+
+    @property
+    def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
+        """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
+        return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
+
+    def _looked_at(self, recipe: tuple[FieldRecipe, ...]) -> list[FieldRecipe]:
+        found = [FieldRecipe(one.field, one.sources(recipe), "bytes") for one in self.filters]
+        name = self.spec.bucket_by
+        return [*found, FieldRecipe(name, bucket_sources(self), "bytes")] if name else found
 
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""

@@ -18,6 +18,9 @@ from feedd.cache.watch import DiskWatch
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.made_facts import MadeFacts
+from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
+    from feedd.pipeline.making import Make
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
@@ -74,6 +78,19 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
+def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
+    """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
+    limit_bytes = max(config.cache.size, config.cache.memory) // 2
+    options = MakerOptions(limit_bytes=limit_bytes, makings=max(1, worker_count(config) - 1))
+    return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
+
+
+def decode_options(config: Config) -> DecodeOptions:
+    """Translate the ``decode`` section."""
+    decode = config.decode
+    return DecodeOptions(workers=worker_count(config), task_deadline_s=decode.task_deadline, nice=decode.nice)
+
+
 def worker_count(config: Config) -> int:
     """Return the decode workers to start; ``auto`` leaves one of the usable cores to the trainer."""
     if config.decode.workers == "auto":
@@ -89,19 +106,18 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
         ResourceExhausted: decode workers cannot be started.
     """
-    decode = DecodeOptions(
-        workers=worker_count(config), task_deadline_s=config.decode.task_deadline, nice=config.decode.nice
-    )
     options = PipelineOptions(
         window_shards=config.shuffle.window_shards,
         arena_bytes=config.arena.size,
         slots_max=config.arena.slots_max,
     )
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(DecodePool(decode, recorder))
+        pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
-        cache = node_cache(config, sources.fetcher, recorder, clock)
-        await stack.enter_async_context(cache)
+        maker = node_maker(config, sources, pool.make, recorder)
+        inner = node_cache(config, maker, recorder, clock)
+        await stack.enter_async_context(inner)
+        cache = await stack.enter_async_context(MadeCache(inner, maker))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
         await asyncio.to_thread(learned.load)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from feedd.cache.tiers import AnyCache
     from feedd.decode.pool import DecodePool
+    from feedd.pipeline.made import MadeCache
     from feedd.protocols import Clock, Recorder
     from feedd.source.sources import Sources
 
@@ -32,7 +32,7 @@ class Stages:
     """Open stages; the pipeline uses them and owns none."""
 
     sources: Sources
-    cache: AnyCache
+    cache: MadeCache
     pool: DecodePool
     recorder: Recorder
     clock: Clock

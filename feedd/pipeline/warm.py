@@ -14,7 +14,10 @@ from feedd.cache.layout import disk_bytes
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError
 from feedd.flow.budget import ByteBudget
 from feedd.flow.tasks import run_all
-from feedd.pipeline.run import cache_options, source_options
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.making import formed
+from feedd.pipeline.pool_on_demand import PoolOnDemand
+from feedd.pipeline.run import cache_options, decode_options, node_maker, source_options
 from feedd.plan.sharding import assign, check_mode
 from feedd.source.sources import Sources
 from feedd.units import format_size
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from feedd.cache.report import CacheStats
-    from feedd.cache.tiers import AnyCache
     from feedd.config import Config
     from feedd.protocols import Clock, Recorder
     from feedd.values import ObjectRef
@@ -54,7 +56,7 @@ class WarmBounds:
 class Warmer:
     """Warms one cache. An object there already is not touched, and no other one has to go for what is warmed."""
 
-    def __init__(self, sources: Sources, cache: AnyCache, bounds: WarmBounds) -> None:
+    def __init__(self, sources: Sources, cache: MadeCache, bounds: WarmBounds) -> None:
         """Bind; nothing is owned."""
         self._sources = sources
         self._cache = cache
@@ -76,10 +78,10 @@ class Warmer:
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
-        listed = await self._sources.resolve(spec.urls)
-        refs = await asyncio.to_thread(_assigned, listed, spec)  # balancing by size takes microseconds per object
+        listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
+        refs = await asyncio.to_thread(_assigned, formed(listed.refs), spec)  # balancing takes microseconds per object
         held = self._cache.entries()
-        missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag) for entry in held})
+        missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
         if not spec.fit:
             _check_room(missing, self._cache.stats)
         total, absent = _amount(refs), _amount(missing)
@@ -100,15 +102,20 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
     """
     async with (
         Sources(source_options(config), recorder, clock) as sources,
-        DiskCache(cache_options(config), sources.fetcher, recorder, clock) as cache,
+        PoolOnDemand(decode_options(config), recorder) as pool,
     ):
-        yield Warmer(sources, cache, WarmBounds.of(config))
+        maker = node_maker(config, sources, pool.make, recorder)
+        async with (
+            DiskCache(cache_options(config), maker, recorder, clock) as disk,
+            MadeCache(disk, maker) as cache,
+        ):
+            yield Warmer(sources, cache, WarmBounds.of(config))
 
 
 class _Run:
     """One warming under way."""
 
-    def __init__(self, cache: AnyCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
+    def __init__(self, cache: MadeCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
         self.progress = progress
         self._cache = cache
         self._tell = tell
@@ -125,9 +132,10 @@ class _Run:
         failure: FeeddError | None = None
         try:
             # Acquiring evicts where it must; it reserves before it first waits, so what fits now does not have to.
-            fits = _room_bytes(self._cache.stats) >= disk_bytes(ref)
-            if fits:
-                (await self._cache.acquire([ref])).release()
+            async with self._cache.sized(ref) as shard:
+                fits = _room_bytes(self._cache.stats) >= disk_bytes(shard)
+                if fits:
+                    (await self._cache.acquire([ref])).release()
         except (CacheUnavailable, Draining):
             raise  # the next object would fare no better
         except CacheTooSmall:
@@ -151,8 +159,8 @@ def _assigned(listed: Sequence[ObjectRef], spec: WarmSpec) -> list[ObjectRef]:
     return list(dict.fromkeys(listed[index] for index in chosen.tolist()))
 
 
-def _missing(refs: Sequence[ObjectRef], held: set[tuple[str, str]]) -> list[ObjectRef]:
-    return [ref for ref in refs if (ref.url, ref.etag) not in held]
+def _missing(refs: Sequence[ObjectRef], held: set[tuple[str, str, str]]) -> list[ObjectRef]:
+    return [ref for ref in refs if (ref.url, ref.etag, ref.form) not in held]
 
 
 def _amount(refs: Sequence[ObjectRef]) -> Amount:

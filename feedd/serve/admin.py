@@ -101,7 +101,7 @@ class AdminService:
         except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
             await abort(context, as_feedd_error(error, "listing the cache"))
         for row in rows:
-            yield pb.CacheEntry(url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins)
+            yield pb.CacheEntry(url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.form)
 
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
         """Remove what matches and is not in use. Only this machine may."""

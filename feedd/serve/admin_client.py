@@ -75,7 +75,7 @@ class AdminClient:
         """Return the whole objects in the cache."""
         with self._translated():
             answers = self._stub.CacheList(pb.CacheListRequest(), timeout=_DEADLINE_S)
-            return [CacheRow(entry.url, entry.etag, entry.size_bytes, entry.pins) async for entry in answers]
+            return [CacheRow(row.url, row.etag, row.size_bytes, row.pins, row.form) async for row in answers]
 
     async def remove(self, pattern: str) -> tuple[Amount, Amount]:
         """Remove what matches; return what went, and what stayed because it is in use."""

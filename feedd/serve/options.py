@@ -91,6 +91,7 @@ class CacheRow:
     etag: str
     size_bytes: int
     pins: int
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)

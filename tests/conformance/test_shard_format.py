@@ -141,13 +141,16 @@ def test_noise_is_refused(data: bytes) -> None:
 
 
 def test_the_registry_knows_formats_by_extension() -> None:
-    """``.tar`` is a tar in any case; everything else is Unsupported and lists what there is."""
-    assert registry.format_for("s3://b/dir.gz/a-000.TAR") == "tar"
+    """``.tar`` is a tar in any case, packed or not; everything else is Unsupported and lists what there is."""
+    for name in ("dir.gz/a-000.TAR", "a.tar.gz", "a.TGZ", "a.tar.zst", "a.tar.bz2", "a.tar.xz"):
+        assert registry.format_for(f"s3://b/{name}") == "tar"
+    for name in ("a.tfrecord.gz", "a.tfrecord-00000-of-00010.gz", "a.tfrecord.gz-00000-of-00010"):
+        assert registry.format_for(f"s3://b/{name}") == "tfrecord"
     for url in (
-        "s3://b/a.tar.gz",
-        "s3://b/a.tgz",
-        "s3://b/a.tar.zst",
-        "s3://b/a.parquet",
+        "s3://b/a.tar.lz4",
+        "s3://b/a.gz",
+        "s3://b/gz",
+        "s3://b/a.beton",
         "s3://b/noext",
         "s3://b/tar",
     ):

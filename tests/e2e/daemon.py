@@ -107,6 +107,7 @@ class Daemon:
             "feedd_cache_reserved_bytes",
             "feedd_fetch_reserved_bytes",
             "feedd_fetch_parts",
+            "feedd_pipeline_making_bytes",
             "feedd_decode_tasks",
         )
         deadline = time.monotonic() + timeout_s

@@ -21,6 +21,9 @@ from feedd.cache.watch import DiskWatch
 from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.made_facts import MadeFacts
+from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
@@ -182,17 +185,19 @@ async def feeding(
         pool = await stack.enter_async_context(DecodePool(DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
-        cache = await stack.enter_async_context(DiskCache(cache_options, sources.fetcher, recorder, clock))
+        maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
+        cache = await stack.enter_async_context(DiskCache(cache_options, maker, recorder, clock))
         front: AnyCache = cache
         if bypass_bytes:
             watch = DiskWatch(partial(try_directory, cache_options.directory), HealthOptions(), recorder, clock)
-            memory = MemoryCache(bypass_bytes, sources.fetcher, recorder, clock)
+            memory = MemoryCache(bypass_bytes, maker, recorder, clock)
             await stack.enter_async_context(watch)
             await stack.enter_async_context(memory)
             front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
         group = await stack.enter_async_context(asyncio.TaskGroup())
         quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
-        stages = Stages(sources, front, pool, recorder, clock)
+        made = await stack.enter_async_context(MadeCache(front, maker))
+        stages = Stages(sources, made, pool, recorder, clock)
         pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)
         rig = Feeding(store, pipeline, cache, pool, recorder)

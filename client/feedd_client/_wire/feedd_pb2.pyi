@@ -427,16 +427,18 @@ class CacheListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class CacheEntry(_message.Message):
-    __slots__ = ("url", "etag", "size_bytes", "pins")
+    __slots__ = ("url", "etag", "size_bytes", "pins", "form")
     URL_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     url: str
     etag: str
     size_bytes: int
     pins: int
-    def __init__(self, url: _Optional[str] = ..., etag: _Optional[str] = ..., size_bytes: _Optional[int] = ..., pins: _Optional[int] = ...) -> None: ...
+    form: str
+    def __init__(self, url: _Optional[str] = ..., etag: _Optional[str] = ..., size_bytes: _Optional[int] = ..., pins: _Optional[int] = ..., form: _Optional[str] = ...) -> None: ...
 
 class CacheRemoveRequest(_message.Message):
     __slots__ = ("pattern",)

@@ -51,4 +51,4 @@ def _walk(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
     for found in files.walk(directory):
         if found.header is not None and ledger.believes(found.header):
             ref = found.header.ref
-            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes)
+            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, form=ref.form)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.mds import MdsFormat
+from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
+from feedd.decode.forms.registry import EXTENSIONS as FORM_EXTENSIONS
+from feedd.decode.forms.suffixes import is_refused, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -20,6 +24,8 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     MdsFormat(),
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
+    TableFormat(),
+    FilesFormat(),
 )
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
@@ -35,19 +41,21 @@ _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number t
 
 
 def format_for(url: str) -> str:
-    """Return the name of the format of a shard, by its extension.
+    """Return the name of the format of a shard, by its extension; of a compressed one, by that of what is in it.
 
     Raises:
         Unsupported: none that this version reads; the message lists those it does.
     """
-    file_name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
+    given_name = url.rsplit("/", 1)[-1].lower()
+    file_name = _PART_OF.sub("", uncompressed(_PART_OF.sub("", given_name))[0])
     for extension, name in _BY_EXTENSION.items():
         if file_name.endswith(extension):
             return name
-    compressed = file_name.endswith((".gz", ".tgz", ".zst", ".bz2", ".xz", ".lz4"))
-    hint = "unpack it: a compressed tar cannot be read at random" if compressed else "name a prefix that holds shards"
+    hint = "name a prefix that holds shards"
+    if is_refused(file_name):
+        hint = "unpack it, or compress it with gzip, zstd, bzip2 or xz instead"
     raise Unsupported(
-        f"expected a shard ending in {' or '.join(_BY_EXTENSION)}, got {file_name!r}",
+        f"expected a shard ending in {' or '.join((*_BY_EXTENSION, *FORM_EXTENSIONS))}, got {given_name!r}",
         object=url,
         hint=hint,
         stage="decode",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from feedd.errors import BadRecipe, BadSample
@@ -104,6 +107,21 @@ async def test_stored_numbers(tmp_path: Path) -> None:
         rig.store.put("train/00.mds", mds(columns, samples))
         assert _numbers(await _read(rig, {"field": "score", "min": 0.25, "max": 0.75}, batch_size=6)) == [[1, 2, 3]]
         assert _numbers(await _read(rig, {"field": "cls", "min": 4}, batch_size=6)) == [[4, 5]]
+
+
+async def test_columns_that_are_not_decoded(tmp_path: Path) -> None:
+    """Of columnar objects the columns that samples are filtered and put together by are read as well."""
+    async with feeding(tmp_path) as rig:
+        table = pa.table(
+            {"cls": range(12), "score": [n / 10 for n in range(12)], "txt": ["t" * (n % 4) for n in range(12)]}
+        )
+        sink = io.BytesIO()
+        pq.write_table(table, sink)
+        rig.store.put("train/00.parquet", sink.getvalue())
+        wanted = ({"field": "score", "min": 0.2}, {"field": "txt", "min_bytes": 1, "max_bytes": 2})
+        made = await _read(rig, *wanted, shuffle=True, bucket_by="txt", batch_size=3)
+        assert sorted(n for batch in _numbers(made) for n in batch) == [2, 5, 6, 9, 10]
+        assert [len({n % 4 for n in batch}) <= 1 for batch in _numbers(made)] == [True] * 4
 
 
 async def test_filters_decide_what_a_run_is(tmp_path: Path) -> None:

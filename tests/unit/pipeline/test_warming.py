@@ -14,10 +14,15 @@ from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
 from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
+from feedd.decode.pool import DecodePool
+from feedd.decode.work import DecodeOptions
 from feedd.errors import BadRequest, CacheTooSmall, FeeddError, NotFound
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.made_facts import MadeFacts
+from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.warm import WarmBounds, Warmer
 from feedd.source.options import SourceOptions
-from feedd.source.sources import Sources
+from feedd.source.sources import Resolved, Sources
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from tests.fakes.feeding import ROOT, GatedStore
@@ -72,8 +77,10 @@ async def warming(
     options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with Sources(SourceOptions(), recorder, clock) as sources:
         sources._stores[ROOT] = sources._wrapped(store)
-        async with DiskCache(options, sources.fetcher, recorder, clock) as cache:
-            yield Rig(store, cache, Warmer(sources, cache, bounds or WarmBounds()))
+        async with DecodePool(DecodeOptions(), recorder) as pool:
+            maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
+            async with DiskCache(options, maker, recorder, clock) as cache, MadeCache(cache, maker) as front:
+                yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
             stats = cache.stats
             assert (stats.pin_count, stats.reserved_bytes, stats.waiting_count) == (0, 0, 0)
 
@@ -158,15 +165,15 @@ async def test_each_error_is_named_and_the_rest_comes(tmp_path: Path) -> None:
     async with warming(tmp_path) as rig:
         rig.put("a", "b", "c")
 
-        async def vanish(*_: object) -> list[ObjectRef]:
-            refs = await resolve([PREFIX])
+        async def vanish(*_: object) -> Resolved:
+            found = await resolve([PREFIX])
             for name in ("a", "c"):
                 rig.store.delete(f"train/{name}")
-            return list(refs)
+            return found
 
         sources = rig.warmer._sources
-        resolve = sources.resolve
-        sources.resolve = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        resolve = sources.resolve_all
+        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
         done = await rig.warm()
         assert (done.failed, done.warmed) == (_amount(2), _amount(1))
         assert sorted(error.object for error in rig.errors) == [f"{PREFIX}a", f"{PREFIX}c"]

@@ -1,0 +1,51 @@
+"""A worker's answer to a request to make a shard."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from feedd.decode.forms.making import FileOut, HeldObject
+from feedd.decode.forms.registry import get, split
+from feedd.decode.messages import Made, NeedRanges
+from feedd.errors import BadShard
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.decode.messages import MakeRequest
+
+
+def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
+    """Make a shard of what is held, or say what else is needed.
+
+    Raises:
+        BadShard: broken bytes. Unsupported: no such form, or a library is missing.
+        ResourceExhausted: no room for what is made.
+    """
+    began_s = time.perf_counter()
+    source, target = fds
+    name, params = split(request.form)
+    form = get(name)
+    spans = [ByteRange(*span) for span in request.spans]
+    with HeldObject(source, request.size_bytes, spans) as held:
+        wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
+        if wanted:
+            _check(wanted, request)
+            spans_wanted = tuple((span.start, span.end) for span in wanted)
+            return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
+        out = FileOut(target, request.out_at, request.limit_bytes, request.room_bytes, request.url)
+        format_name = form.make(held, request.url, params, out)
+    return Made(request.id, time.perf_counter() - began_s, out.at, format_name)
+
+
+def _check(wanted: Sequence[ByteRange], request: MakeRequest) -> None:
+    """Refuse ranges outside of the object: a broken one may say so."""
+    for span in wanted:
+        if span.end > request.size_bytes:
+            raise BadShard(
+                f"expected what is needed within {request.size_bytes} bytes, got bytes {span.start} to {span.end}",
+                object=request.url,
+                stage="decode",
+            )

@@ -1,0 +1,120 @@
+"""Anonymous memory that others can be given as a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from feedd.flow.mapping import FileMapping, file_of
+from feedd.flow.tasks import to_its_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.flow.mapping import FilePlace
+
+    _Work = Callable[[threading.Event], None]
+
+_PIECE_BYTES: Final = 256 << 10  # stays in the processor's cache
+
+
+class MemoryFile:
+    """A memfd, gone when closed; a context manager.
+
+    Args:
+        name: for people who look into ``/proc``.
+        size_bytes: its length; pages are taken as they are written.
+    """
+
+    def __init__(self, name: str, size_bytes: int = 0) -> None:
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        self._mapping: FileMapping | None = None
+        try:
+            if size_bytes:
+                os.ftruncate(self.fd, size_bytes)
+                self._mapping = FileMapping(self.fd, size_bytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def view(self) -> memoryview:
+        """Return all of it, writable."""
+        return memoryview(b"" if self._mapping is None else self._mapping)
+
+    def close(self) -> None:
+        """Give the memory back; idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._mapping is not None:
+            with suppress(BufferError):  # views in a traceback: unmapped when they are gone
+                self._mapping.close()
+
+
+async def copy_into(target: memoryview, fd: int) -> None:
+    """Fill ``target`` with the start of a file, in a thread; where it is a view of a file, through its descriptor.
+
+    Raises:
+        OSError: either cannot be reached.
+    """
+    await _in_thread(lambda stop: _copy(fd, target, file_of(target), stop))
+
+
+async def tell_landed(place: FilePlace, size_bytes: int) -> None:
+    """Tell whoever wants to know of bytes that somebody else wrote there.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if place.landed is not None:
+        await _in_thread(lambda stop: _tell(place, size_bytes, stop))
+
+
+async def _in_thread(work: _Work) -> None:
+    stop = threading.Event()
+    job = asyncio.get_running_loop().run_in_executor(None, work, stop)
+    await to_its_end(job, stop)
+
+
+def _copy(fd: int, target: memoryview, place: FilePlace | None, stop: threading.Event) -> None:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    at, size_bytes = 0, target.nbytes
+    while at < size_bytes and not stop.is_set():
+        piece = buffer[: size_bytes - at]
+        count = _read(fd, piece, at)
+        if place is None:
+            target[at : at + count] = piece[:count]
+        else:
+            done = 0
+            while done < count:
+                done += os.pwrite(place.fd, piece[done:count], place.at + at + done)
+            if place.landed is not None:
+                place.landed(place.at + at, piece[:count])
+        at += count
+
+
+def _tell(place: FilePlace, size_bytes: int, stop: threading.Event) -> None:
+    assert place.landed is not None
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    at = 0
+    while at < size_bytes and not stop.is_set():
+        piece = buffer[: size_bytes - at]
+        count = _read(place.fd, piece, place.at + at)
+        place.landed(place.at + at, piece[:count])
+        at += count
+
+
+def _read(fd: int, piece: memoryview, at: int) -> int:
+    count = os.preadv(fd, [piece], at)
+    if not count:
+        raise OSError(f"expected {piece.nbytes} more bytes at {at}, got the end of the file")
+    return count

@@ -1,0 +1,60 @@
+"""Decode workers for whoever may not need them: started by the first call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+from feedd.decode.pool import DecodePool
+
+if TYPE_CHECKING:
+    from feedd.decode.work import DecodeOptions, MadeShard, MakeTask
+    from feedd.protocols import Recorder
+    from feedd.values import ByteRange
+
+
+class PoolOnDemand:
+    """Makes shards as a ``DecodePool`` does; an async context manager."""
+
+    def __init__(self, options: DecodeOptions, recorder: Recorder) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._group = asyncio.TaskGroup()
+        self._pool: asyncio.Future[DecodePool] | None = None
+        self._closing = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End the workers, if there are any."""
+        self._closing.set()
+        await self._group.__aexit__(None, None, None)
+
+    async def make(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+        """Make a shard; see ``DecodePool.make``.
+
+        Raises besides:
+            ResourceExhausted, WorkerLost: workers cannot be started.
+        """
+        if self._pool is None:
+            self._pool = asyncio.get_running_loop().create_future()
+            self._group.create_task(self._employ(self._pool))
+        await asyncio.wait([self._pool])
+        return await self._pool.result().make(task)
+
+    async def _employ(self, ready: asyncio.Future[DecodePool]) -> None:
+        """Open and close the pool in one task."""
+        try:
+            async with DecodePool(self._options, self._recorder) as pool:
+                ready.set_result(pool)
+                await self._closing.wait()
+        except Exception as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+            ready.exception()  # whoever waits raises it
+        except BaseException:
+            ready.cancel()
+            raise
