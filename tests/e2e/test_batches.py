@@ -145,6 +145,10 @@ def test_filters(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     assert len(steps) == 5
     assert whole.stats()["filtered_samples"] == 40 - len(kept)
     assert whole.stats()["bad_samples"] == 0
+    none = FeedDataset(
+        URL, batch_size=None, fields={"cls": "int"}, filter={"field": "cls", "min": 39}, address=daemon.address
+    )
+    assert [int(one["cls"]) for one in none] == [39]
     stopped = dataset()
     passing = iter(stopped)
     for _ in range(2):

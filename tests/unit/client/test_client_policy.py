@@ -92,6 +92,14 @@ def test_filters_are_mappings(bench: Bench, given: list[Any]) -> None:
         bench.dataset("unix:///nowhere/feedd.sock", filter=given)
 
 
+def test_many_batches_may_be_empty(bench: Bench) -> None:
+    """Single samples go on past any number of batches that filters left nothing of."""
+    server = bench.server(steps=1500, last_rows=2, hollow=True, specs="ids", slot_count=16)
+    singles = bench.dataset(server, batch_size=None)
+    assert [int(sample["cls"]) for sample in singles] == [1499 * 64, 1499 * 64 + 1]
+    assert singles.stats()["samples"] == 2
+
+
 def test_padded_fields_are_views_of_their_batch() -> None:
     """Each batch says how large its rows are; one that does not, or a kind nobody knows, is an error and no guess."""
     decoder = BatchDecoder([pb.TensorSpec(name="x", kind=pb.TensorSpec.PADDED, dtype="int16", ndim=2)])

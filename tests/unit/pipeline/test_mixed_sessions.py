@@ -169,7 +169,11 @@ async def test_filters_padding_and_policies_of_a_mixture(tmp_path: Path) -> None
         wanted = asked(source("a", 1, one), source("b", 1, other))
         filters = ('{"field":"bin","max_bytes":6}',)
         made = await batches(await rig.open(**wanted, filters=filters, bad_samples="replace", bad_samples_max=1))
-        shown = [(n, row, mask) for b in made for n, row, mask in zip(b.ints(), b.rows("bin"), b.rows("bin_mask"))]
+        shown = [
+            (n, row, mask)
+            for b in made
+            for n, row, mask in zip(b.ints(), b.rows("bin"), b.rows("bin_mask"), strict=True)
+        ]
         again = [flag for b in made for flag in b.ready.again or bytes(b.ready.rows)]
         for number, row, mask in shown:
             length = number % 100
