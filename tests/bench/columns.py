@@ -96,7 +96,7 @@ def run(plan: Plan) -> Result:
                 result.verdicts.append(Verdict(f"{_OURS} / {peer.name}", ratio, _TARGET))
     result.notes = [
         f"feedd: a daemon with {WORKERS} decode workers, an empty cache, and its client in one trainer process.",
-        f"datasets: streamed over HTTP from the same server, {WORKERS} torch workers; it keeps nothing for a 2nd epoch.",
+        f"datasets: streamed over HTTP from the same server, {WORKERS} torch workers; nothing is kept for later epochs.",
         f"Fetched bytes: at most {_BYTES_TARGET} times those of the columns is what is asked of feedd.",
     ]
     return result
@@ -112,9 +112,7 @@ def _arms(plan: Plan, shape: _Shape, server: BenchServer) -> list[Arm]:
     }
     imports = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}  # this tree's, wherever it lies
     ours = {**shared, "url": f"s3://{BUCKET}/parquet/"}
-    arms = [
-        Arm(_OURS, "tests.bench.arms.columns_feedd", Path(sys.executable), {**imports, **server.environment}, ours)
-    ]
+    arms = [Arm(_OURS, "tests.bench.arms.columns_feedd", Path(sys.executable), {**imports, **server.environment}, ours)]
     if plan.peers is None:
         return arms
     urls = [f"{server.url}/{BUCKET}/parquet/{_name(shard)}" for shard in range(shape.shard_count)]
