@@ -12,6 +12,7 @@ import numpy as np
 
 from feedd.decode import columns
 from feedd.decode.codecs.array import pin_npy
+from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
 from feedd.decode.formats import registry as formats
 from feedd.decode.forms.make import make_shard
@@ -144,7 +145,7 @@ class Executor:
                     answer = make_shard(request, given)
                 case PinRequest():
                     with Shard(request.file) as shard:
-                        params = pin_npy(shard.read(request.start, request.size))
+                        params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))
                     answer = Pinned(request.id, busy_s(), params)
         except FeeddError as error:
             answer = Failed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.decode.recipe import parse_field
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, OpenSpec
 
 AnyReader = Reader | MixedReader
+PACKS_PER_WINDOW: Final = 16  # some 320 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,15 @@ class Request:
         """URLs of each source."""
         return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
 
+    def window(self, listing: Listing) -> int:
+        """Return the shards per shuffle window. Packs hold neighbours, often of one class: more of them unless told."""
+        told = self.spec.window_shards or not listing.packs
+        return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
+
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
-        return listing.fingerprint(self.spec, plain, self.window_shards, self.mix)
+        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ def planned(listing: Listing, request: Request) -> Planned:
     spec = request.spec
     uneven = parse_uneven(spec.uneven)
     if request.mix is not None:
-        plan = MixedPlan.of(listing, spec, request.window_shards)  # its ranks have as many whole steps by themselves
+        plan = MixedPlan.of(listing, spec, request.window(listing))  # its ranks have as many whole steps by themselves
         return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
     uneven = listing.settled(uneven)
     shares, steps = listing.shares(spec), listing.steps(spec, uneven)
@@ -97,7 +103,7 @@ def planned(listing: Listing, request: Request) -> Planned:
     options = ReaderOptions(
         spec.seed,
         spec.shuffle,
-        request.window_shards,
+        request.window(listing),
         spec.batch_size,
         spec.topology,
         steps,

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
+from feedd.decode.formats import registry as formats
+from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_named
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.columnar import counting
+from feedd.pipeline.labels import LabelledIndexes
 from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
-from feedd.plan.listing import Listing
+from feedd.plan.listing import Listing, format_of
+from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
@@ -36,6 +42,13 @@ _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
 
 
+class _Key(NamedTuple):
+    """What an index is of: an object, read as what it was named."""
+
+    ref: ObjectRef
+    format: str
+
+
 class Shelf:
     """Listings by their URLs, indexes by their object; each fetched once however many sessions ask."""
 
@@ -45,8 +58,9 @@ class Shelf:
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
         self._listings: dict[tuple[_Urls, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
-        self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
-        self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
+        self._labelled = LabelledIndexes()
+        self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
@@ -76,12 +90,13 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         ref = listing.refs[shard]
-        index = self._indexes.get(ref)
+        key = _key(listing, shard)
+        index = self._indexes.get(key)
         if index is None:
-            index = await self._index_flight.do(ref, lambda: self._read_index(ref))
+            index = await self._index_flight.do(key, lambda: self._read_index(listing, key))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
-        return index
+        return self._labelled.of(listing, shard, index)
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
         """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
@@ -90,21 +105,24 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        known = {shard: self._indexes.get(listing.refs[shard]) for shard in wanted}
+        keys = {shard: _key(listing, shard) for shard in wanted}
+        known = {shard: self._indexes.get(key) for shard, key in keys.items()}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
             self._learn(listing, shard, index)
         if len(held) == len(wanted):
-            return [held[shard] for shard in wanted]
+            return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = Resolved(await asyncio.to_thread(counting, found.refs), found.beside)
+        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs, found.named))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.packs, listing.named = resolved.packs, _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
@@ -122,14 +140,22 @@ class Shelf:
     async def _list(self, sources: _Urls) -> Listing:
         resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
         whole = Resolved(
-            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
+            await asyncio.to_thread(formed, refs, named),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
+            tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
+            named,
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        listing.packs, listing.named = whole.packs, _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         held = self._listings.pop((sources, listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (
@@ -151,11 +177,39 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        name = "" if ref.form else format_for(ref.url)  # before it is fetched
-        index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
-        )
+    async def _read_index(self, listing: Listing, key: _Key) -> ShardIndex:
+        if is_pack(key.ref):
+            index = await asyncio.to_thread(_index_of_pack, listing, key.ref)
+        else:
+            name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
+            index = await with_pinned(
+                self._stages.cache,
+                [key.ref],
+                lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
+            )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
-        self._indexes.put(ref, index, weight)
+        self._indexes.put(key, index, weight)
         return index
+
+
+def _key(listing: Listing, shard: int) -> _Key:
+    name = format_of(listing, shard)
+    return _Key(listing.refs[shard], "" if form_named(name) else name)
+
+
+def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    """Return what URLs name in the place of their shards' formats.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name.
+    """
+    for name in set(resolved.named.values()):
+        if not form_named(name):
+            formats.get(name)
+    return resolved.named
+
+
+def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
+    """Return what the pack itself would say, which the listing knows as well."""
+    packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
+    return index_of(packs.table(number))

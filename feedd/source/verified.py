@@ -29,7 +29,10 @@ class Arrivals:
         ref: the object.
         watch: whoever the fetch is for.
         target: the object's bytes.
+        many: its parts are objects of their own.
     """
+
+    many = False
 
     def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None) -> None:
         self.ref = ref
@@ -63,6 +66,10 @@ class Arrivals:
             return
         if expected is not None:
             self._verification = Verification(self.ref, expected)
+
+    def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
+        """Return which bytes of which object belong there."""
+        return self.ref, span
 
     def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
         """Take note of a part, and of who sent it."""

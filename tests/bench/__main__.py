@@ -22,7 +22,9 @@ from tests.bench import (
     first_batch,
     handoff,
     ingest,
+    jpeg,
     machine,
+    objects,
     plan_speed,
     s3_bytes,
 )
@@ -42,7 +44,11 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "faults": fault_table.run,
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
+    "objects": objects.run,
     "boundary": boundary.run,
+    "jpeg": jpeg.run,
+    "shared": jpeg.run_shared,
+    "memory": jpeg.run_memory,
     "columns": columns.run,
 }
 _QUICK_ROUNDS = 1

@@ -96,7 +96,7 @@ def run(plan: Plan) -> Result:
                 result.verdicts.append(Verdict(f"{_OURS} / {peer.name}", ratio, _TARGET))
     result.notes = [
         f"feedd: a daemon with {WORKERS} decode workers, an empty cache, and its client in one trainer process.",
-        f"datasets: streamed over HTTP from the same server, {WORKERS} torch workers; nothing is kept for later epochs.",
+        f"datasets: streamed by HTTP from the same server, {WORKERS} torch workers; it keeps nothing for a 2nd epoch.",
         f"Fetched bytes: at most {_BYTES_TARGET} times those of the columns is what is asked of feedd.",
     ]
     return result

@@ -13,15 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode import tokenizers
 from feedd.decode.codecs.registry import make
 from feedd.decode.params import CODECS
 from feedd.decode.recipe import as_stored, parse_field, spec_of
 from feedd.errors import BadSample
 from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
+from tests.fakes.sounds import sines, sound
 from tests.fakes.tars import jpeg, natural_image
+from tests.fakes.texts import word_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
@@ -39,12 +44,24 @@ def npy(array: NDArray[Any]) -> bytes:
 
 def png(image: NDArray[np.uint8]) -> bytes:
     """Return an RGB image as PNG."""
-    ok, encoded = cv2.imencode(".png", image[:, :, ::-1])
+    ok, data = cv2.imencode(".png", image[:, :, ::-1])
     assert ok
-    return encoded.tobytes()
+    return data.tobytes()
 
 
 PICTURE = natural_image(np.random.default_rng(5), 60, 80)
+
+
+def encoded(extension: str) -> bytes:
+    """Return the picture in another format."""
+    ok, data = cv2.imencode(extension, PICTURE[:, :, ::-1])
+    assert ok
+    return data.tobytes()
+
+
+TONES = (sines(900, 8000, 300, 200) * 30_000).astype(np.int16)
+WAVE, FLAC, OGG, MP3 = (sound(TONES, 8000, kind) for kind in ("WAV", "FLAC", "OGG", "MP3"))
+WORDS = '{"decode": "tokenize", "tokenizer": "words.json"}'
 VARINTS = b"\x01\xac\x02" + b"\xff" * 9 + b"\x01"  # 1, 300, -1
 FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -110,7 +127,64 @@ CASES = {
     "image-fitted": Case("image:32x24", jpeg(PICTURE), None, (b"", jpeg(PICTURE)[:-2], jpeg(PICTURE)[:900])),
     "image-same": Case("image:60x80", png(PICTURE), PICTURE, (png(PICTURE)[:-20], png(PICTURE)[:30])),
     "image-random": Case("image:32x24:random", png(PICTURE), None, (png(PICTURE)[:200],)),
+    "image-tiff": Case("image", encoded(".tiff"), PICTURE, (encoded(".tiff")[:-20], b"II*\0", b"MM\0+" + bytes(9))),
+    "image-jp2": Case("image:32x24", encoded(".jp2"), None, (encoded(".jp2")[:60], encoded(".jp2")[:120])),
+    "image-avif": Case("image:32x24", encoded(".avif"), None, (encoded(".avif")[:40], encoded(".avif")[:300])),
+    "image-webp": Case('{"decode": "image", "mode": "unchanged", "orient": true}', encoded(".webp"), None, (b"RIFF",)),
+    "image-deep": Case(
+        '{"decode": "image", "dtype": "uint16", "orient": true}',
+        png(PICTURE),
+        PICTURE.astype(np.uint16) * 257,
+        (png(PICTURE)[:-20], jpeg(PICTURE)[:-2]),
+    ),
+    "image-transforms": Case(
+        '{"decode": "image", "orient": true, "mode": "gray", "transforms": [{"op": "random_resized_crop", "size": 16}, '
+        '"horizontal_flip", {"op": "rand_augment"}, {"op": "normalize", "mean": [0.5], "std": [0.5]}]}',
+        jpeg(PICTURE),
+        None,
+        (b"", jpeg(PICTURE)[:-2]),
+    ),
+    "image-resized": Case(
+        '{"decode": "image", "mode": "unchanged", "transforms": [{"op": "resize", "size": 20}, "channels_first"]}',
+        encoded(".tiff"),
+        None,
+        (encoded(".tiff")[:90],),
+    ),
+    "audio": Case('{"decode": "audio", "dtype": "int16"}', WAVE, TONES.T, (WAVE[:-1], WAVE[:20], b"")),
+    "audio-flac": Case(
+        '{"decode": "audio", "rate": 4000, "mono": true, "dtype": "int16"}', FLAC, None, (FLAC[:-60], FLAC[:30])
+    ),
+    "audio-cut": Case(
+        '{"decode": "audio", "rate": 8000, "channels": 2, "seconds": 0.05, "random": true}', OGG, None, (OGG[:99],)
+    ),
+    "audio-mp3": Case('{"decode": "audio", "mono": true}', MP3, None, (b"\xff\xfb",)),
+    "tokenize": Case(WORDS, b"a b c", np.array([1, 2, 0], np.int32), (b"\xff", b"a \xc3")),
+    "tokenize-padded": Case(
+        WORDS[:-1] + ', "max_length": 4, "pad": 8}', b"b", np.array([2, 8, 8, 8], np.int32), (b"a\xffb",)
+    ),
+    "int-one-hot": Case(
+        '{"decode": "int", "transforms": [{"op": "one_hot", "classes": 3, "dtype": "int8"}]}',
+        b"1",
+        np.array([0, 1, 0], np.int8),
+        (b"3", b"-1", b"x"),
+    ),
+    "int-cast": Case(
+        '{"decode": "int", "transforms": [{"op": "cast", "dtype": "uint8"}]}',
+        b"\x07\0",
+        np.uint8(7),
+        (b"\0\1",),
+        "int16",
+    ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Offer the tokenizer of the cases."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    word_tokenizer(folder / "words.json", ["a", "b"])
+    with tokenizers.offered(folder):
+        yield
 
 
 @pytest.fixture(params=CASES)

@@ -16,6 +16,8 @@ from feedd.errors import BadSample
 from feedd.values import FieldKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from feedd.decode.params import Params
@@ -98,8 +100,8 @@ def read_npy_header(data: memoryview) -> NpyHeader:
         what = f"shape {header.shape!r} of {header.dtype}"
         raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got {what}")
     if len(data) - header.data_at != expected:
-        got = len(data) - header.data_at
-        raise BadSample(f"expected {expected} bytes for {header.dtype}{list(header.shape)}, got {got}")
+        left = len(data) - header.data_at
+        raise BadSample(f"expected {expected} bytes for {header.dtype}{list(header.shape)}, got {left}")
     return header
 
 
@@ -149,10 +151,16 @@ def _parse_header(text: bytes, data_at: int, dtypes: tuple[str, ...]) -> NpyHead
 
 
 class NpyCodec:
-    """``npy``: any byte and memory order in the file, native C order in the batch."""
+    """``npy``: any byte and memory order in the file, native C order in the batch.
 
-    def __init__(self, params: NpyParams) -> None:
+    Args:
+        params: of the field.
+        header: reads what the array says of itself in front of its numbers.
+    """
+
+    def __init__(self, params: NpyParams, header: Callable[[memoryview], NpyHeader] = read_npy_header) -> None:
         self._params = params
+        self._read = header
 
     def spec(self, name: str) -> TensorSpec:
         """DENSE with a shape in the recipe, else RAGGED."""
@@ -179,7 +187,7 @@ class NpyCodec:
         out[...] = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
 
     def _header(self, data: memoryview) -> NpyHeader:
-        header = read_npy_header(data)
+        header = self._read(data)
         params = self._params
         ndim = params.ndim if params.shape is None else len(params.shape)
         name = header.dtype.newbyteorder("=").name
@@ -188,14 +196,18 @@ class NpyCodec:
         return header
 
 
-def pin_npy(data: memoryview) -> str:
+def pin_npy(data: memoryview, header: Callable[[memoryview], NpyHeader] = read_npy_header) -> str:
     """Return canonical parameters for arrays like this first one: its dtype and number of dimensions.
+
+    Args:
+        data: the first one.
+        header: see ``NpyCodec``.
 
     Raises:
         BadSample: not .npy.
     """
-    header = read_npy_header(data)
-    dtype = header.dtype.newbyteorder("=").name
-    if not header.shape:
+    found = header(data)
+    dtype = found.dtype.newbyteorder("=").name
+    if not found.shape:
         return canonical(NpyParams(dtype=dtype, shape=()))
-    return canonical(NpyParams(dtype=dtype, ndim=len(header.shape)))
+    return canonical(NpyParams(dtype=dtype, ndim=len(found.shape)))

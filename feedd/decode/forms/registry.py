@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, cast
 
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, uncompressed
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, endings, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ _FORMS: Final = {
     BUNZIP2: ("feedd.decode.forms.streams", "BUNZIP2_FORM"),
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
+    "join": ("feedd.decode.forms.join", "JOIN_FORM"),
+    "litdata-arrow": ("feedd.decode.forms.litdata_arrow", "LITDATA_ARROW_FORM"),
     "arrow": ("feedd.decode.forms.arrow", "ARROW_FORM"),
     "csv": ("feedd.decode.forms.arrow", "CSV_FORM"),
     "hdf5": ("feedd.decode.forms.arrays", "HDF5_FORM"),
@@ -28,7 +30,15 @@ _FORMS: Final = {
 }
 """Module and name of each form; loaded where it is first met."""
 
-COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
+_BY_FORMAT: Final = {
+    "litdata-arrow": "litdata-arrow",
+    "recordio-join": "join",
+    "recordio-join-dmlc": "join:dmlc",
+    "recordio-join-concat": "join:concat",
+}
+"""Form by what a URL names in the place of a format: what is made says its format itself."""
+
+COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv"})
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
@@ -49,6 +59,11 @@ def form_for(url: str) -> str:
     return form
 
 
+def form_named(name: str) -> str:
+    """Return the form that a URL names in the place of a format; empty: that is no form."""
+    return _BY_FORMAT.get(name, "")
+
+
 def split(form: str) -> tuple[str, str]:
     """Return name and parameters of a form."""
     name, _, params = form.partition(":")
@@ -67,3 +82,18 @@ def get(name: str) -> ShardForm:
         known = ", ".join(_FORMS)
         raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardForm", getattr(importlib.import_module(module), attribute))
+
+
+def names() -> dict[str, tuple[str, ...]]:
+    """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
+    for extension, name in MADE.items():
+        found[name] = (*found[name], extension)
+    for name, form in _BY_FORMAT.items():
+        found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
+    return found | endings()
+
+
+def module_of(name: str) -> str:
+    """Return the module of a form."""
+    return _FORMS[name][0]

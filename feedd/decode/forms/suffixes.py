@@ -12,6 +12,7 @@ UNXZ: Final = "unxz"
 _COMPRESSED: Final = {
     ".gz": ("", GUNZIP),
     ".tgz": (".tar", GUNZIP),
+    ".zstd.bin": (".bin", UNZSTD),  # LitData's
     ".zst": ("", UNZSTD),
     ".zstd": ("", UNZSTD),
     ".tzst": (".tar", UNZSTD),
@@ -52,3 +53,11 @@ def uncompressed(name: str) -> tuple[str, str]:
 def is_refused(name: str) -> bool:
     """Whether a lower-case file name is that of an archive, or compressed in a way that is not read."""
     return name.endswith(_REFUSED)
+
+
+def endings() -> dict[str, tuple[str, ...]]:
+    """Return the endings of names by which each way of compressing is known, by its form."""
+    found: dict[str, tuple[str, ...]] = {}
+    for ending, (_, form) in _COMPRESSED.items():
+        found[form] = (*found.get(form, ()), ending)
+    return found
