@@ -149,14 +149,19 @@ def test_arrays(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) ->
 
     def read(prefix: str, fields: dict[str, str], **options: Any) -> Any:
         (batch,) = FeedDataset(
-            f"s3://data/{prefix}/", batch_size=4, fields=fields, address=daemon.address, copy=True, **options
+            prefix if "+" in prefix else f"s3://data/{prefix}/",
+            batch_size=4,
+            fields=fields,
+            address=daemon.address,
+            copy=True,
+            **options,
         )
         return batch
 
     for prefix in ("npz", "h5", "st"):
         batch = read(prefix, {"x": "tensor:float32:3", "y": "int"})
         assert (batch["x"].tolist(), batch["y"].tolist()) == (x.tolist(), y.tolist())
-    assert read("npy", {"data": "tensor:float32:3"})["data"].tolist() == x.tolist()
+    assert read("npy+s3://data/npy/", {"data": "tensor:float32:3"})["data"].tolist() == x.tolist()
     batch = read("svm", {"label": "float", "indices": "array", "values": "array"})
     assert (batch["label"].tolist(), [row.tolist() for row in batch["indices"]]) == ([1.0, 0.0], [[1, 7], [2]])
     assert [row.tolist() for row in batch["values"]] == [[0.5, 2.0], [1.0]]
