@@ -34,7 +34,7 @@ demo: $(STAMP)
 	@$(BIN)/feedd demo $(if $(URL),--url '$(URL)') $(if $(NODES),--nodes '$(NODES)')
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # Two halves side by side: the type checker is one long process, and so are the tests.
 check: $(STAMP)

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
+from feedd.decode import plugins
+from feedd.decode.transforms.installed import installed_outcome
+from feedd.decode.transforms.params import ImageTransform, Installed, NumberTransform, of_number
+from feedd.decode.transforms.picture import SIDE_MAX, Picture
 from feedd.errors import BadRecipe, Internal
 from feedd.values import FieldKind, FieldRecipe, TensorSpec
 
@@ -33,7 +37,6 @@ DTYPES: Final = (
 SAMPLE_BYTES_MAX: Final = 1 << 30
 """No single decoded field may be larger; a recipe or header that asks for more is refused before allocation."""
 
-SIDE_MAX: Final = 16384
 DIMS_MAX: Final = 8
 
 Augment: TypeAlias = Literal["random_resized_crop", "flip"]
@@ -85,20 +88,35 @@ class JsonParams(_Params, frozen=True):
         return TensorSpec(name=name, kind=FieldKind.JSON, dtype="uint8")
 
 
-class IntParams(_Params, frozen=True):
-    """``int``: an ASCII integer."""
+class _NumberParams(_Params, frozen=True):
+    """One number; ``transforms`` are done to it in order (``one_hot``, ``cast``)."""
+
+    transforms: tuple[NumberTransform, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_array(*of_number(self.own_dtype, self.transforms))
+
+    @property
+    def own_dtype(self) -> str:
+        """What it is read as."""
+        return "int64"
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE int64 scalar."""
-        return _dense(name, "int64", ())
+        """DENSE; a scalar unless a transform makes more of it."""
+        return _dense(name, *of_number(self.own_dtype, self.transforms))
 
 
-class FloatParams(_Params, frozen=True):
+class IntParams(_NumberParams, frozen=True):
+    """``int``: an ASCII integer, int64."""
+
+
+class FloatParams(_NumberParams, frozen=True):
     """``float``: an ASCII number, kept as float32 because that is what a loss wants."""
 
-    def spec(self, name: str) -> TensorSpec:
-        """DENSE float32 scalar."""
-        return _dense(name, "float32", ())
+    @property
+    def own_dtype(self) -> str:
+        """What it is read as."""
+        return "float32"
 
 
 class TensorParams(_Params, frozen=True):
@@ -194,39 +212,99 @@ class NpyParams(_Params, frozen=True):
 
 
 class ImageParams(_Params, frozen=True):
-    """``image``: 8-bit RGB, rows x columns x 3. EXIF orientation is ignored for now.
+    """``image``: 8-bit RGB, rows x columns x 3, unless the options say otherwise.
 
     Attributes:
         size: height and width of the result; None keeps each image's own size (RAGGED).
         augment: ``random_resized_crop`` (scale 0.08..1, ratio 3/4..4/3) in place of the centre crop; ``flip``
             mirrors half of the samples. Both are functions of the sample's seed only.
         raw: leave the bytes encoded (RAGGED uint8), for decoding on the GPU.
+        orient: apply EXIF orientation. Off by default, as in torchvision's ImageFolder and timm.
+        mode: ``gray`` has one channel; ``unchanged`` has 1, 3 or 4 (alpha), as the file does.
+        dtype: ``uint16`` keeps 16 bits; what has 8 is spread over them.
+        transforms: what is done then, in order (see ``decode.transforms.params``).
     """
 
     size: tuple[int, int] | None = None
     augment: tuple[Augment, ...] = ()
     raw: bool = False
+    orient: bool = False
+    mode: Literal["rgb", "gray", "unchanged"] = "rgb"
+    dtype: Literal["uint8", "uint16"] = "uint8"
+    transforms: tuple[ImageTransform, ...] = ()
 
     def __post_init__(self) -> None:
         if self.size is not None and not all(1 <= side <= SIDE_MAX for side in self.size):
             raise ValueError(f"expected sides of 1 to {SIDE_MAX} pixels, got {list(self.size)}")
-        if self.raw and (self.size is not None or self.augment):
-            raise ValueError("expected raw alone, got raw together with size or augment")
+        if self.raw and (self.size is not None or self.augment or not self.plain):
+            raise ValueError("expected raw alone, got raw together with size, augment or other options")
         if self.augment and self.size is None:
             raise ValueError("expected size beside augment, got augment alone")
         if self.augment not in {(), ("flip",), ("random_resized_crop",), ("random_resized_crop", "flip")}:
             raise ValueError(f"expected each augment once, random_resized_crop before flip, got {list(self.augment)}")
+        shape = self._result.shape
+        if shape is not None:
+            _check_array(self._result.dtype, shape)
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is wanted but size and augment."""
+        return not (self.orient or self.transforms) and self.mode == "rgb" and self.dtype == "uint8"
+
+    def outcome(self, picture: Picture) -> Picture:
+        """Return what the transforms make of an image.
+
+        Raises:
+            ValueError: one of them cannot take it.
+        """
+        for one in self.transforms:
+            picture = installed_outcome(one, picture) if isinstance(one, Installed) else one.outcome(picture)
+        return picture
+
+    @property
+    def _result(self) -> Picture:
+        height, width = self.size or (None, None)
+        channels = {"rgb": 3, "gray": 1}.get(self.mode)
+        return self.outcome(Picture(height, width, channels, self.dtype))
 
     @property
     def measured(self) -> bool:
-        """Images that keep their own size are measured from their headers."""
-        return self.size is None and not self.raw
+        """Images that keep a size of their own are measured from their headers."""
+        return not self.raw and self._result.shape is None
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE [H, W, 3] with a size, else RAGGED."""
-        if self.size is not None:
-            return _dense(name, "uint8", (*self.size, 3))
-        return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype="uint8", ndim=1 if self.raw else 3)
+        """DENSE where all images come out alike, else RAGGED."""
+        result = self._result
+        if self.raw:
+            return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype="uint8", ndim=1)
+        if result.shape is not None:
+            return _dense(name, result.dtype, result.shape)
+        return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype=result.dtype, ndim=3)
+
+
+class InstalledParams(_Params, frozen=True):
+    """A codec that the operator installed (see ``decode.plugins``): its name, and its options as JSON."""
+
+    name: str
+    options: str = "{}"
+
+    @property
+    def measured(self) -> bool:
+        """Whatever is not DENSE is measured."""
+        return self.spec("").kind is not FieldKind.DENSE
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return what the codec says.
+
+        Raises:
+            BadRecipe: it does not load, does not take its options, or says nonsense.
+        """
+        spec = plugins.codec(self.name, self.options).spec(name)
+        try:
+            _check_array(spec.dtype, spec.shape)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise BadRecipe(f"installed codec {self.name!r}: {error}", object=name, stage="decode") from error
+        return spec
 
 
 Params: TypeAlias = (
@@ -240,6 +318,7 @@ Params: TypeAlias = (
     | ArrayParams
     | NpyParams
     | ImageParams
+    | InstalledParams
 )
 
 CODECS: Final[Mapping[str, type[Params]]] = {
@@ -254,7 +333,12 @@ CODECS: Final[Mapping[str, type[Params]]] = {
     "tensor": TensorParams,
     "tokens": TokensParams,
 }
-"""Every codec there is, by its name in a recipe."""
+"""Every codec of our own, by its name in a recipe."""
+
+
+def known_codecs() -> tuple[str, ...]:
+    """Return all names there are: ours, and those of installed plug-ins."""
+    return (*CODECS, *(name for name in plugins.names(plugins.CODECS) if name not in CODECS))
 
 
 def canonical(params: Params) -> str:
@@ -269,9 +353,13 @@ def params_of(recipe: FieldRecipe) -> Params:
         BadRecipe: unknown codec, or parameters it does not have.
     """
     kind = CODECS.get(recipe.codec)
+    if kind is None and recipe.codec in plugins.names(plugins.CODECS):
+        kind = InstalledParams
     if kind is None:
         raise BadRecipe(
-            f"expected one of the codecs {', '.join(CODECS)}, got {recipe.codec!r}", object=recipe.name, stage="decode"
+            f"expected one of the codecs {', '.join(known_codecs())}, got {recipe.codec!r}",
+            object=recipe.name,
+            stage="decode",
         )
     try:
         return msgspec.json.decode(recipe.params.encode(), type=kind)

@@ -5,6 +5,7 @@ Short form ``codec[:argument...]``, or the long form as JSON object text::
     bytes  str  int  float  json  image:raw
     image  image:224x224  image:224x224:random
     npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
+    folder  table:labels.csv  (see decode.labels)
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
@@ -18,8 +19,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from feedd.decode.params import CODECS, ArrayParams, Params, canonical, params_of
+from feedd.decode import plugins
+from feedd.decode.labels import is_label, label_source
+from feedd.decode.params import (
+    CODECS,
+    ArrayParams,
+    ImageParams,
+    InstalledParams,
+    Params,
+    canonical,
+    known_codecs,
+    params_of,
+)
 from feedd.decode.stored import check_stored, default_codec, parse_stored
+from feedd.decode.transforms.params import FOR_IMAGES, FOR_NUMBERS, spelled_out
 from feedd.errors import BadRecipe
 from feedd.values import FieldRecipe, TensorSpec
 
@@ -30,10 +43,10 @@ if TYPE_CHECKING:
 
 _SHORT_FORMS: Final = (
     "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
-    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array"
+    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, folder, table:FILE, table:FILE:COLUMN"
 )
 _DEFAULTS: Final = {
-    "image": ("jpg", "jpeg", "png", "webp", "bmp"),
+    "image": ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "avif", "jp2", "j2k"),
     "int": ("cls", "cls2", "index", "inx", "id", "int"),
     "str": ("txt", "text", "transcript"),
     "json": ("json", "jsn"),
@@ -56,26 +69,65 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     batch_key = name.split(";", 1)[0].strip()
     if not all(sources) or batch_key.startswith("__"):
         raise BadRecipe(f"expected a field name like 'jpg' or 'jpg;png', got {name!r}", object=name, stage="decode")
+    label = label_source(batch_key, text)
+    if label:
+        return FieldRecipe(name=batch_key, sources=(label,), codec="int")
     text = text.strip()
     form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
     codec = form.pop("decode")
     given = form.pop("from", None)
+    batch_key = _renamed(batch_key, form)
     try:
         if given is not None:
             sources = tuple(part.lower() for part in msgspec.convert(given, tuple[str, ...]))
-        params: Params = msgspec.convert(form, CODECS[codec])
+        params = _params(codec, form)
     except msgspec.ValidationError as error:
         problem = str(error)
         message = f"{problem[:1].lower()}{problem[1:]} in {text!r}"
-        raise BadRecipe(message, object=name, hint=f"known: {_SHORT_FORMS}", stage="decode") from error
+        raise BadRecipe(message, object=name, hint=_known(codec), stage="decode") from error
     if not sources or not all(sources) or len(set(sources)) != len(sources):
         raise BadRecipe(f"expected different extensions to decode from, got {sources}", object=name, stage="decode")
     return FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params))
 
 
+def _renamed(batch_key: str, form: dict[str, Any]) -> str:
+    """Return the key in the batch: the field's name, or what ``as`` says."""
+    given = form.pop("as", batch_key)
+    if not isinstance(given, str) or not given.strip() or given.startswith("__"):
+        raise BadRecipe(f'expected a batch key like "image" in "as", got {given!r}', object=batch_key, stage="decode")
+    return given.strip()
+
+
+def _params(codec: str, form: dict[str, Any]) -> Params:
+    """Return the checked parameters.
+
+    Raises:
+        msgspec.ValidationError: they are not what the codec takes.
+    """
+    kind = CODECS.get(codec)
+    if kind is None:
+        params = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
+        params.spec("")  # says whether it loads and takes the options
+        return params
+    if "transforms" in form and "transforms" in kind.__struct_fields__:
+        images = kind is ImageParams
+        known, installed = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
+        try:
+            form["transforms"] = spelled_out(form["transforms"], known, installed)
+        except ValueError as error:
+            raise msgspec.ValidationError(str(error)) from error
+    return msgspec.convert(form, kind)
+
+
+def _known(codec: str) -> str:
+    options = CODECS[codec].__struct_fields__
+    return f"known: {_SHORT_FORMS}; {codec} takes {', '.join((*options, 'from', 'as'))}"
+
+
 def _check_codec(name: str, codec: object) -> None:
-    if not isinstance(codec, str) or codec not in CODECS:
-        raise BadRecipe(f"expected one of the codecs {', '.join(CODECS)}, got {codec!r}", object=name, stage="decode")
+    if not isinstance(codec, str) or (codec not in CODECS and codec not in known_codecs()):
+        known = ", ".join(known_codecs())
+        raise BadRecipe(f"expected one of the codecs {known}, got {codec!r}", object=name, stage="decode")
 
 
 def _long_form(name: str, text: str) -> dict[str, Any]:
@@ -84,7 +136,9 @@ def _long_form(name: str, text: str) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise BadRecipe(f"expected a JSON object, got {text!r}: {error}", object=name, stage="decode") from error
     if "decode" not in form:
-        raise BadRecipe(f'expected "decode": one of {", ".join(CODECS)}, got {text!r}', object=name, stage="decode")
+        raise BadRecipe(
+            f'expected "decode": one of {", ".join(known_codecs())}, got {text!r}', object=name, stage="decode"
+        )
     _check_codec(name, form["decode"])
     return form
 
@@ -127,6 +181,7 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
         extensions: all that the data has.
         stored: how it stores each (see ``decode.stored``); empty: as files.
     """
+    extensions = [extension for extension in extensions if not is_label(extension)]  # come last: others keep places
     how = {name: codec for name, text in zip(extensions, stored, strict=False) if (codec := default_codec(text))}
     recipes: list[FieldRecipe] = []
     spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
@@ -193,9 +248,13 @@ def check_fields(recipes: Iterable[FieldRecipe], available_extensions: Sequence[
         seen.add(recipe.name)
         if not any(source in available_extensions for source in recipe.sources):
             raise BadRecipe(
-                f"expected one of {', '.join(available_extensions) or 'no fields at all'}, "
+                f"expected one of {', '.join(filter(_named, available_extensions)) or 'no fields at all'}, "
                 f"got {' or '.join(recipe.sources)}",
                 object=recipe.name,
                 hint="name fields by the extensions the shards hold",
                 stage="decode",
             )
+
+
+def _named(extension: str) -> bool:
+    return not is_label(extension)

@@ -12,6 +12,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
+from feedd.decode.labels import NUMBER_BYTES, number_of
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class Shard:
 
         The view is good until the next call: callers that need two samples at once must copy.
         """
+        number = number_of(start)
+        if number is not None:
+            return memoryview(number.to_bytes(NUMBER_BYTES, "little", signed=True))
         size = min(size, self._file.size_bytes - start)
         if not 0 < size <= _COPIED_BYTES_MAX:
             return self.whole()[start : start + max(size, 0)]

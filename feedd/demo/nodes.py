@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
+import tempfile
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,10 +19,10 @@ from feedd.demo.processes import failed, start
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
-    from pathlib import Path
 
 _START_S = 60.0
 _POLL_S = 0.05
+_HOME_BYTES_MAX = 88  # what a socket's path may have, less the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,19 @@ async def start_server(stack: AsyncExitStack, home: Path) -> str:
     return endpoint
 
 
+def _for_sockets(stack: AsyncExitStack, home: Path) -> Path:
+    """Return ``home``, or a folder with a shorter path: a socket's may have 101 bytes, and ``TMPDIR`` may be long."""
+    if len(os.fsencode(home)) <= _HOME_BYTES_MAX:
+        return home
+    short = Path(tempfile.mkdtemp(prefix="feedd-demo-", dir="/tmp"))
+    stack.callback(shutil.rmtree, short, ignore_errors=True)
+    return short
+
+
 async def start_node(stack: AsyncExitStack, home: Path, index: int, env: dict[str, str]) -> Node:
     """Start one ``feedd serve`` with its own socket, cache and status port; return when it is ready."""
     port, log = free_port(), home / f"node-{index}.log"
-    address = f"unix://{home}/node-{index}.sock"
+    address = f"unix://{_for_sockets(stack, home)}/node-{index}.sock"
     arguments = ["serve", "--listen", address, "--cache-dir", str(home / f"cache-{index}")]
     arguments += ["--cache-size", "4GiB", "--status", f"127.0.0.1:{port}", "--log", "text"]
     process = await start(stack, "feedd", arguments, env, log)

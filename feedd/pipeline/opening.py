@@ -14,7 +14,9 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
+from feedd.pipeline.columnar import narrowed
 from feedd.pipeline.future import Crowd, Outlook
+from feedd.pipeline.labels import label, with_tables
 from feedd.pipeline.learned import Learned
 from feedd.pipeline.planning import Request, planned
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
@@ -67,6 +69,7 @@ class Pipeline:
             ResourceExhausted: no memory for the arena.
         """
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
         listing = await self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected)
         mark = request.fingerprint(listing)
@@ -78,7 +81,9 @@ class Pipeline:
                 stage="plan",
             )
         try:
-            return await self._open(request, listing, mark)
+            view = await asyncio.to_thread(narrowed, listing, request.wanted)  # microseconds per shard
+            await label(self.stages.sources, listing, request)  # views have its labels
+            return await self._open(request, view, mark)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise

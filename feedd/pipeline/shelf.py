@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.registry import format_for
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.pipeline.columnar import counting
+from feedd.pipeline.labels import LabelledIndexes
 from feedd.pipeline.making import formed
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
+from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ class Shelf:
         self._listings: dict[tuple[_Urls, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
         self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._labelled = LabelledIndexes()
         self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
@@ -65,7 +71,7 @@ class Shelf:
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
-        for name in [name for name, held in self._listings.items() if held is listing]:
+        for name in [name for name, held in self._listings.items() if held is listing or held is listing.base]:
             del self._listings[name]
 
     async def index(self, listing: Listing, shard: int) -> ShardIndex:
@@ -80,7 +86,7 @@ class Shelf:
             index = await self._index_flight.do(ref, lambda: self._read_index(ref))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
-        return index
+        return self._labelled.of(listing, shard, index)
 
     async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
         """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
@@ -94,14 +100,15 @@ class Shelf:
         for shard, index in held.items():
             self._learn(listing, shard, index)
         if len(held) == len(wanted):
-            return [held[shard] for shard in wanted]
+            return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = Resolved(await asyncio.to_thread(formed, found.refs), found.beside)
+        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.packs = resolved.packs
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
         return listing
@@ -124,8 +131,10 @@ class Shelf:
         whole = Resolved(
             await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
+            tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        listing.packs = whole.packs
         told = await read_told(self._stages.sources, whole)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
@@ -151,7 +160,7 @@ class Shelf:
             raise
 
     async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        name = "" if ref.form else format_for(ref.url)  # before it is fetched
+        name = "" if ref.form else FilesFormat().name if is_pack(ref) else format_for(ref.url)  # before it is fetched
         index = await with_pinned(
             self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
         )

@@ -12,6 +12,7 @@ from feedd.errors import FeeddError
 from feedd.flow.tasks import run_all
 from feedd.plan.beside import CLAIMS_BYTES_MAX, Surroundings, is_claim, parse_claims
 from feedd.plan.counts import INDEX_BYTES_MAX, folder_of, is_index, known, parse
+from feedd.plan.objects.packs import pack_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +32,7 @@ class Told:
     """What files beside the data tell, by the index of the shard.
 
     Attributes:
-        exact: of feedd's own index: counted in this very version of the object.
+        exact: counted in this very version of the object, by feedd's own index; of packs, known from the listing.
         claimed: of others, where feedd's own says nothing: may turn out wrong.
         by: URLs of the files these are from.
     """
@@ -51,18 +52,18 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     """
     indexes = await _own(sources, [ref for ref in resolved.beside if is_index(ref.key)])
     others = await _others(sources, [ref for ref in resolved.beside if is_claim(ref.key)]) if claims else {}
-    if not indexes and not others:
+    if not indexes and not others and not resolved.packs:
         return Told({}, {}, ())
-    told = await asyncio.to_thread(_weigh, resolved.refs, indexes, others)
+    told = await asyncio.to_thread(_weigh, resolved, indexes, others)
     _log.info("sample counts known", shards=len(resolved.refs), known=len(told.exact), claimed=len(told.claimed))
     return told
 
 
-def _weigh(
-    refs: Sequence[ObjectRef], indexes: dict[ObjectRef, list[Row]], others: dict[ObjectRef, list[Claim]]
-) -> Told:
+def _weigh(resolved: Resolved, indexes: dict[ObjectRef, list[Row]], others: dict[ObjectRef, list[Claim]]) -> Told:
+    refs = resolved.refs
     by = [ref.url for ref in indexes]
     exact = known(refs, {(ref.root, folder_of(ref.key)): rows for ref, rows in indexes.items()})
+    exact |= pack_counts(refs, resolved.packs)
     claimed: dict[int, int] = {}
     around = Surroundings(refs) if others else None
     # those that know the bytes of what they counted go first

@@ -78,8 +78,8 @@ class Warmer:
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
-        listed = await self._sources.resolve(spec.urls)
-        refs = await asyncio.to_thread(_assigned, formed(listed), spec)  # balancing takes microseconds per object
+        listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
+        refs = await asyncio.to_thread(_assigned, formed(listed.refs), spec)  # balancing takes microseconds per object
         held = self._cache.entries()
         missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
         if not spec.fit:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.objects.packs import Packs
     from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
 
@@ -37,6 +38,9 @@ class Listing:
         told_by: URLs of the files beside the data that counts are from.
         firsts: the first dataset index of each source; of several, one lies behind another.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
+        base: the listing that this one is a view of, see ``viewed``; None: it is none.
+        packs: what is in those shards that are packs of objects.
+        labels: of their samples, by column (see ``decode.labels``) and shard.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -48,6 +52,9 @@ class Listing:
     told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    base: Listing | None = field(default=None, repr=False)
+    packs: tuple[Packs, ...] = ()
+    labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
 
     @classmethod
@@ -56,6 +63,11 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
+
+    def viewed(self, refs: tuple[ObjectRef, ...]) -> Listing:
+        """Return this listing with its objects in other forms; what either learns of them, both know."""
+        twins = _twins(refs) if self.twins is not None else None
+        return replace(self, refs=refs, twins=twins, base=self)
 
     def shards_of(self, source: int) -> range:
         """Return the dataset indices of one source."""
@@ -189,8 +201,8 @@ class Listing:
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
-    first: dict[tuple[str, str], int] = {}
-    found = [first.setdefault((ref.root, ref.key), number) for number, ref in enumerate(refs)]
+    first: dict[tuple[str, str, str], int] = {}
+    found = [first.setdefault((ref.root, ref.key, ref.form), number) for number, ref in enumerate(refs)]
     return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
 
 

@@ -12,6 +12,7 @@ import structlog
 
 from feedd.errors import BadRequest, FeeddError
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
+from feedd.plan.objects.layout import is_pack
 from feedd.source.urls import parse_url
 
 if TYPE_CHECKING:
@@ -214,7 +215,11 @@ class _Saving:
 
 
 def _rows(refs: Sequence[ObjectRef], counts: Mapping[int, int], folder: str) -> dict[str, Row]:
-    found = (Row(refs[n].key.removeprefix(folder), refs[n].size_bytes, refs[n].etag, c) for n, c in counts.items())
+    found = (
+        Row(refs[n].key.removeprefix(folder), refs[n].size_bytes, refs[n].etag, c)
+        for n, c in counts.items()
+        if not is_pack(refs[n])  # a listing tells those
+    )
     return {row.key: row for row in found}
 
 

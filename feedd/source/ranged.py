@@ -81,14 +81,13 @@ class RangeFetcher:
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops its siblings."""
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
-        store = self._store_of(ref.root)
         arrivals = Arrivals(ref, target, watch)
         spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
         part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)  # once: what comes again is cut as it was before
         fetch_count = 0
         while spans:
             ask = self._limits.verified and not fetch_count
-            await self._fetch_spans(store, arrivals, spans, part_bytes, ask=ask)
+            await self._fetch_spans(arrivals, spans, part_bytes, ask=ask)
             fetch_count += 1
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
@@ -97,16 +96,20 @@ class RangeFetcher:
     ) -> None:
         """Fill parts of ``target``; see ``SpanFetcher.fetch_spans``."""
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
-        part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)
+        await self.fetch_to(Arrivals(ref, target, watch), spans)
+
+    async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
+        """Fill spans of what arrives, each of the object that belongs there; nothing is held against checksums.
+
+        Raises what ``ObjectStore.read_into`` raises.
+        """
+        part_bytes = self._sizes_of(arrivals.ref.root).of(arrivals.ref.size_bytes)
         wanted = [span for span in spans if span.size_bytes]
         if wanted:
-            await self._fetch_spans(
-                self._store_of(ref.root), Arrivals(ref, target, watch), wanted, part_bytes, ask=False
-            )
+            await self._fetch_spans(arrivals, wanted, part_bytes, ask=False)
 
-    async def _fetch_spans(
-        self, store: ObjectStore, arrivals: Arrivals, spans: Iterable[ByteRange], part_bytes: int, *, ask: bool
-    ) -> None:
+    async def _fetch_spans(self, arrivals: Arrivals, spans: Iterable[ByteRange], part_bytes: int, *, ask: bool) -> None:
+        store = self._store_of(arrivals.ref.root)
         me = asyncio.current_task()
         assert me is not None
         cancels_before = me.cancelling()
@@ -186,7 +189,8 @@ class _Parts(Standing):
         arrivals, progress = self._arrivals, ReadProgress()
         asked_s = time.monotonic()  # the clock of ``ReadProgress``
         with arrivals.target[span.start : span.end] as piece:
-            await self._store.read_into(arrivals.ref, span, piece, progress)
+            ref, wanted = arrivals.locate(span)
+            await self._store.read_into(ref, wanted, piece, progress)
             if progress.first_byte_s is not None:
                 self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
             arrivals.arrived(span, piece, progress.answered_by)

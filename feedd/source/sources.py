@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.retry import RetryPolicy
-from feedd.plan.beside import is_beside
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.local import LocalStore, write_file
 from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
 from feedd.source.metered import MeteredStore
+from feedd.source.packed import ObjectsFetcher, PackBook
 from feedd.source.pages import closing_pages
 from feedd.source.ranged import FetchLimits, RangeFetcher
 from feedd.source.retry import RetryLimits, RetryStore
 from feedd.source.s3.client import warm
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
+from feedd.source.taking import Taking
 from feedd.source.tempo import Tempo
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.plan.objects.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.options import SourceOptions
     from feedd.values import ObjectRef
@@ -40,10 +43,12 @@ class Resolved:
     Attributes:
         refs: the data.
         beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
+        packs: what is in those of the refs that are packs, which can be fetched as long as these are held.
     """
 
     refs: tuple[ObjectRef, ...]
     beside: tuple[ObjectRef, ...]
+    packs: tuple[Packs, ...] = ()
 
 
 class Sources:
@@ -62,7 +67,8 @@ class Sources:
         self._stores: dict[str, ObjectStore] = {}
         self._tempos: dict[str, Tempo] = {}
         self._closed = False
-        self._fetcher = RangeFetcher(
+        self._book = PackBook()
+        plain = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
             recorder,
@@ -70,6 +76,7 @@ class Sources:
             pace_of=lambda root: self.tempo(root).pace,
             sizes_of=lambda root: self.tempo(root).sizes,
         )
+        self._fetcher = ObjectsFetcher(plain, self._book)
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,7 +117,10 @@ class Sources:
         return found
 
     async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
-        """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``."""
+        """Return the current versions of the objects that ``urls`` name, in order; see ``resolve_all``.
+
+        Packs among them cannot be fetched: nobody holds what is in them.
+        """
         return (await self.resolve_all(urls)).refs
 
     async def resolve_all(self, urls: Sequence[str]) -> Resolved:
@@ -126,15 +136,19 @@ class Sources:
         """
         found: list[ObjectRef] = []
         beside: dict[ObjectRef, None] = {}
+        packs: list[Packs] = []
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
-            for ref in await (self._manifest(location) if location.manifest else self._plain(location)):
-                if is_beside(ref.key) and ref.key != location.key:
-                    beside[ref] = None
-                else:
-                    found.append(ref)
+            taking = Taking(location)
+            await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
+            beside.update(taking.beside)
+            for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
+                found += grouped.refs
+                if grouped.packs is not None:
+                    packs.append(grouped.packs)
+                    self._book.note(grouped.packs)
         if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(beside))
+        return Resolved(tuple(found), tuple(beside), tuple(packs))
 
     async def head(self, url: str) -> ObjectRef:
         """Return the current version of one object, or file.
@@ -189,27 +203,24 @@ class Sources:
         limits = RetryLimits(policy, self._options.whole_deadline_s, tempo.quota, tempo.pace.throttled)
         return RetryStore(inner, limits, self._clock, self._recorder)
 
-    async def _plain(self, location: Location) -> list[ObjectRef]:
+    async def _plain(self, location: Location, taking: Taking) -> None:
         store = self.store(location.root)
         if location.root == FILE_ROOT and location.key[-1:] != "/":
             location = await _directory_or_file(store, location)
+            taking.within(location.key)
         try:
-            found = await self._listed(store, location)
+            async with closing_pages(store.list(location.key)) as pages:
+                async for page in pages:
+                    if not taking.count and page[0].key == location.key:
+                        taking.take(page[:1])  # byte order puts the exact key first
+                        return
+                    taking.take(page)
         except PermissionDenied as denied:
-            found = await self._without_listing(store, location, denied)
-        if not found:
+            if taking.count:
+                raise
+            taking.take(await self._without_listing(store, location, denied))
+        if not taking.count:
             raise _nothing(location.url)
-        return found
-
-    @staticmethod
-    async def _listed(store: ObjectStore, location: Location) -> list[ObjectRef]:
-        found: list[ObjectRef] = []
-        async with closing_pages(store.list(location.key)) as pages:
-            async for page in pages:
-                if not found and page[0].key == location.key:
-                    return page[:1]  # byte order puts the exact key first
-                found += page
-        return found
 
     @staticmethod
     async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:
@@ -221,7 +232,7 @@ class Sources:
         except FeeddError:
             raise denied from None
 
-    async def _manifest(self, location: Location) -> list[ObjectRef]:
+    async def _manifest(self, location: Location, taking: Taking) -> None:
         ref = await self.store(location.root).head(location.key)
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
@@ -230,7 +241,9 @@ class Sources:
         await self._fetcher.fetch(ref, memoryview(data))
         # a manifest may name millions of objects: parsing that must not hold the loop
         names = await asyncio.to_thread(_names, bytes(data), location.url)
-        return await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
+        refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
+        for _, page in itertools.groupby(refs, lambda ref: ref.root):
+            taking.take_named(list(page))
 
 
 def _nothing(url: str) -> NotFound:

@@ -39,12 +39,21 @@ def npy(array: NDArray[Any]) -> bytes:
 
 def png(image: NDArray[np.uint8]) -> bytes:
     """Return an RGB image as PNG."""
-    ok, encoded = cv2.imencode(".png", image[:, :, ::-1])
+    ok, data = cv2.imencode(".png", image[:, :, ::-1])
     assert ok
-    return encoded.tobytes()
+    return data.tobytes()
 
 
 PICTURE = natural_image(np.random.default_rng(5), 60, 80)
+
+
+def encoded(extension: str) -> bytes:
+    """Return the picture in another format."""
+    ok, data = cv2.imencode(extension, PICTURE[:, :, ::-1])
+    assert ok
+    return data.tobytes()
+
+
 VARINTS = b"\x01\xac\x02" + b"\xff" * 9 + b"\x01"  # 1, 300, -1
 FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -110,6 +119,42 @@ CASES = {
     "image-fitted": Case("image:32x24", jpeg(PICTURE), None, (b"", jpeg(PICTURE)[:-2], jpeg(PICTURE)[:900])),
     "image-same": Case("image:60x80", png(PICTURE), PICTURE, (png(PICTURE)[:-20], png(PICTURE)[:30])),
     "image-random": Case("image:32x24:random", png(PICTURE), None, (png(PICTURE)[:200],)),
+    "image-tiff": Case("image", encoded(".tiff"), PICTURE, (encoded(".tiff")[:-20], b"II*\0", b"MM\0+" + bytes(9))),
+    "image-jp2": Case("image:32x24", encoded(".jp2"), None, (encoded(".jp2")[:60], encoded(".jp2")[:120])),
+    "image-avif": Case("image:32x24", encoded(".avif"), None, (encoded(".avif")[:40], encoded(".avif")[:300])),
+    "image-webp": Case('{"decode": "image", "mode": "unchanged", "orient": true}', encoded(".webp"), None, (b"RIFF",)),
+    "image-deep": Case(
+        '{"decode": "image", "dtype": "uint16", "orient": true}',
+        png(PICTURE),
+        PICTURE.astype(np.uint16) * 257,
+        (png(PICTURE)[:-20], jpeg(PICTURE)[:-2]),
+    ),
+    "image-transforms": Case(
+        '{"decode": "image", "orient": true, "mode": "gray", "transforms": [{"op": "random_resized_crop", "size": 16}, '
+        '"horizontal_flip", {"op": "rand_augment"}, {"op": "normalize", "mean": [0.5], "std": [0.5]}]}',
+        jpeg(PICTURE),
+        None,
+        (b"", jpeg(PICTURE)[:-2]),
+    ),
+    "image-resized": Case(
+        '{"decode": "image", "mode": "unchanged", "transforms": [{"op": "resize", "size": 20}, "channels_first"]}',
+        encoded(".tiff"),
+        None,
+        (encoded(".tiff")[:90],),
+    ),
+    "int-one-hot": Case(
+        '{"decode": "int", "transforms": [{"op": "one_hot", "classes": 3, "dtype": "int8"}]}',
+        b"1",
+        np.array([0, 1, 0], np.int8),
+        (b"3", b"-1", b"x"),
+    ),
+    "int-cast": Case(
+        '{"decode": "int", "transforms": [{"op": "cast", "dtype": "uint8"}]}',
+        b"\x07\0",
+        np.uint8(7),
+        (b"\0\1",),
+        "int16",
+    ),
 }
 
 

@@ -58,12 +58,15 @@ def test_one_epoch_is_no_failure() -> None:
 @pytest.mark.parametrize("after_s", [0.5, 3.0, 6.0])
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None:
     """Ctrl-C at any moment leaves no process, no file and no socket behind."""
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "feedd", "demo"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
+    said, home = tmp_path / "said", tmp_path / "home"
+    home.mkdir()
+    with said.open("w") as sink:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "feedd", "demo"],
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, "TMPDIR": str(home)},
+        )
     children: set[psutil.Process] = set()
     until = time.monotonic() + after_s
     while time.monotonic() < until and demo.poll() is None:
@@ -71,6 +74,6 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None
             children |= set(psutil.Process(demo.pid).children(recursive=True))
         time.sleep(0.05)
     demo.send_signal(signal.SIGINT)
-    assert demo.wait(40) in {0, 130, -signal.SIGINT}  # the last: before our first line ran
+    assert demo.wait(40) in {0, 130, -signal.SIGINT}, said.read_text()  # the last: before our first line ran
     assert not psutil.wait_procs(children, timeout=5)[1]
-    assert not list(tmp_path.iterdir())
+    assert not list(home.iterdir())

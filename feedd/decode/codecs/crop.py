@@ -13,17 +13,13 @@ If none fits: the largest centred crop within the ratios. The flip is u[63] < 0.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Final, NamedTuple
 
 _MASK: Final = (1 << 64) - 1
 _ATTEMPTS: Final = 10
 _FLIP_DRAW: Final = 63
-_SCALE_MIN: Final = 0.08
-_RATIO_MIN: Final = 3 / 4
-_RATIO_MAX: Final = 4 / 3
-_LOG_RATIO_MIN: Final = math.log(_RATIO_MIN)
-_LOG_RATIO_SPAN: Final = math.log(_RATIO_MAX / _RATIO_MIN)
 
 
 class Box(NamedTuple):
@@ -33,6 +29,28 @@ class Box(NamedTuple):
     left: int
     height: int
     width: int
+
+
+class Window(NamedTuple):
+    """Bounds of random boxes."""
+
+    scale_min: float
+    scale_span: float
+    ratio_min: float
+    ratio_max: float
+    log_ratio_min: float
+    log_ratio_span: float
+
+
+_USUAL: Final = Window(0.08, 1 - 0.08, 3 / 4, 4 / 3, math.log(3 / 4), math.log((4 / 3) / (3 / 4)))
+
+
+def bits(seed: int, draw: int) -> int:
+    """Return number ``draw`` of the stream of ``seed``, 64 bits."""
+    z = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
 
 
 def uniform(seed: int, draw: int) -> float:
@@ -57,14 +75,33 @@ def centred(height: int, width: int, ratio: float) -> Box:
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
-def random_resized(height: int, width: int, seed: int) -> Box:
-    """Return a random box: 8 to 100 % of the area, ratio 3/4 to 4/3."""
+@functools.lru_cache(maxsize=256)
+def window(scale: tuple[float, float], ratio: tuple[float, float]) -> Window:
+    """Return the bounds of random boxes: their share of the area and their width over height."""
+    log_least = math.log(ratio[0])
+    return Window(scale[0], scale[1] - scale[0], ratio[0], ratio[1], log_least, math.log(ratio[1]) - log_least)
+
+
+def random_resized(height: int, width: int, seed: int, within: Window = _USUAL) -> Box:
+    """Return a random box: by default 8 to 100 % of the area, ratio 3/4 to 4/3."""
+    scale, scale_span, ratio_min, ratio_max, log_ratio, log_ratio_span = within
     for first in range(0, 4 * _ATTEMPTS, 4):
-        area = (_SCALE_MIN + (1 - _SCALE_MIN) * uniform(seed, first)) * height * width
-        ratio = math.exp(_LOG_RATIO_MIN + uniform(seed, first + 1) * _LOG_RATIO_SPAN)
+        area = (scale + scale_span * uniform(seed, first)) * height * width
+        ratio = math.exp(log_ratio + uniform(seed, first + 1) * log_ratio_span)
         box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < box_width <= width and 0 < box_height <= height:
             left = int(uniform(seed, first + 2) * (width - box_width + 1))
             top = int(uniform(seed, first + 3) * (height - box_height + 1))
             return Box(top, left, box_height, box_width)
-    return centred(height, width, min(max(width / height, _RATIO_MIN), _RATIO_MAX))
+    return centred(height, width, min(max(width / height, ratio_min), ratio_max))
+
+
+def shrunk(box: Box, scale: int, rows: int, columns: int) -> Box:
+    """Return ``box`` in an image of ``rows`` x ``columns`` that was decoded at 1 / ``scale``.
+
+    Edges are rounded to the nearest scaled pixel: cutting them off would shift the picture.
+    """
+    top, left = (box.top + scale // 2) // scale, (box.left + scale // 2) // scale
+    bottom = min((box.top + box.height + scale // 2) // scale, rows)
+    right = min((box.left + box.width + scale // 2) // scale, columns)
+    return Box(top, left, bottom - top, right - left)

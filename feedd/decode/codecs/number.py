@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.decode.codecs.varint import unpack_varints
+from feedd.decode.transforms.numbers import of_number
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from feedd.decode.params import FloatParams, IntParams
     from feedd.decode.stored import Stored
+    from feedd.protocols import SampleCodec
     from feedd.values import TensorSpec
 
 _DIGITS_MAX: Final = 64
@@ -113,3 +115,31 @@ class FloatCodec(_NumberCodec):
         if abs(value) >= 3.4028235677973366e38:  # float32's largest plus half a step; numpy would warn
             value *= float("inf")
         out[()] = value
+
+
+class TransformedNumberCodec(_NumberCodec):
+    """``int`` and ``float`` with ``transforms``.
+
+    Args:
+        params: the recipe's.
+        inner: reads the number itself.
+    """
+
+    def __init__(self, params: IntParams | FloatParams, inner: SampleCodec) -> None:
+        super().__init__(params)
+        self._inner = inner
+        self._shape = params.spec("").shape
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
+        """Return the shape the recipe says."""
+        return self._shape
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
+        """Write what becomes of the number into ``out``.
+
+        Raises:
+            BadSample: not a number, or one that a transform cannot take.
+        """
+        value = np.empty((), self._params.own_dtype)
+        self._inner.decode(data, value, seed)
+        out[...] = of_number(value, self._params.transforms)

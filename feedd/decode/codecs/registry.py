@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from feedd.decode import plugins
 from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
-from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, VarintCodec
+from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.decode.params import (
     ArrayParams,
     BytesParams,
     FloatParams,
     ImageParams,
+    InstalledParams,
     IntParams,
     JsonParams,
     NpyParams,
@@ -55,13 +57,23 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         return _over(params, stored)
     if isinstance(params, ImageParams):
         return _image(params)
-    return _CODECS[type(params)](params)
+    if isinstance(params, InstalledParams):
+        return plugins.codec(params.name, params.options)
+    return _plain(params)
+
+
+def _plain(params: Params) -> SampleCodec:
+    codec = _CODECS[type(params)](params)
+    if isinstance(params, (IntParams, FloatParams)) and params.transforms:
+        return TransformedNumberCodec(params, codec)
+    return codec
 
 
 def _over(params: Params, stored: Stored) -> SampleCodec:
     """Return the codec that reads numbers which are stored as numbers."""
     if isinstance(params, (IntParams, FloatParams)):
-        return VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
+        codec = VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
+        return TransformedNumberCodec(params, codec) if params.transforms else codec
     if stored.varint and not isinstance(params, BytesParams):
         return VarintsCodec(params)
     return _CODECS[type(params)](params)
@@ -71,6 +83,10 @@ def _image(params: ImageParams) -> SampleCodec:
     if params.raw:
         return BytesCodec(params)
     # Importing OpenCV costs 0.1 s and 40 MB: only workers that see images pay for it.
+    if not params.plain:
+        from feedd.decode.codecs.picture import PictureCodec  # noqa: PLC0415 - lazy on purpose
+
+        return PictureCodec(params)
     from feedd.decode.codecs.image import FittedImageCodec, WholeImageCodec  # noqa: PLC0415 - lazy on purpose
 
     return WholeImageCodec(params) if params.size is None else FittedImageCodec(params, params.size)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from feedd.decode.codecs import boxes, tiff
+from feedd.decode.codecs.boxes import Header
 from feedd.errors import BadSample
 
 PIXELS_MAX: Final = 1 << 27
 """Larger images are refused: 400 MB decoded is a decompression bomb or a mistake."""
+
+_PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 3, 4: 4, 6: 4}
 
 
 def is_jpeg(data: memoryview) -> bool:
@@ -27,34 +31,63 @@ def check_pixels(height: int, width: int) -> None:
 
 
 def size_of(data: memoryview) -> tuple[int, int]:
-    """Return height and width of a PNG, WebP or BMP image.
+    """Return height and width; see ``header_of``."""
+    return header_of(data)[:2]
+
+
+def header_of(data: memoryview) -> Header:
+    """Return what a PNG, WebP, TIFF, AVIF, JPEG 2000 or BMP image says of itself.
 
     Raises:
         BadSample: none of these (JPEGs are asked about elsewhere), cut short, or too large.
     """
     head = bytes(data[:32])
-    if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR" and len(head) >= 24:
-        width, height = struct.unpack(">II", head[16:24])
+    if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR" and len(head) >= 26:
+        width, height, depth, colour = struct.unpack(">IIBB", head[16:26])
+        header = Header(height, width, _PNG_CHANNELS.get(colour, 0), depth)
     elif head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
-        height, width = _webp(head)
+        header = _webp(head)
     elif head.startswith(b"BM") and len(head) >= 26 and int.from_bytes(head[14:18], "little") >= 40:
         width, height = struct.unpack("<ii", head[18:26])
-        height = abs(height)  # negative: rows from top to bottom
+        header = Header(abs(height), width)  # negative: rows from top to bottom
+    elif tiff.is_tiff(data):
+        header = _tiff(data)
+    elif boxes.is_jpeg2000(head):
+        header = boxes.jpeg2000(data)
+    elif boxes.is_avif(head):
+        header = boxes.avif(data)
     else:
-        raise BadSample(f"expected a JPEG, PNG, WebP or BMP image, got {len(data)} bytes {head[:12]!r}")
-    check_pixels(height, width)
-    return height, width
+        kinds = "a JPEG, PNG, WebP, TIFF, AVIF, JPEG 2000 or BMP image"
+        raise BadSample(f"expected {kinds}, got {len(data)} bytes {head[:12]!r}")
+    check_pixels(header.height, header.width)
+    return header
 
 
-def _webp(head: bytes) -> tuple[int, int]:
+def _webp(head: bytes) -> Header:
     match head[12:16]:
         case b"VP8 ":
             width, height = struct.unpack("<HH", head[26:30])
-            return height & 0x3FFF, width & 0x3FFF
+            return Header(height & 0x3FFF, width & 0x3FFF)
         case b"VP8L":
             bits = int.from_bytes(head[21:25], "little")
-            return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+            return Header((bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1, 4 if bits >> 28 & 1 else 3)
         case b"VP8X":
-            return int.from_bytes(head[27:30], "little") + 1, int.from_bytes(head[24:27], "little") + 1
+            width, height = int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+            return Header(height, width, 4 if head[20] & 0x10 else 3)
         case other:
             raise BadSample(f"expected a WebP image, got chunk {other!r}")
+
+
+def _tiff(data: memoryview) -> Header:
+    found = tiff.tags(data)
+
+    def number(tag: int, default: int) -> int:
+        return found[tag].value if tag in found else default
+
+    samples, photometric = number(tiff.SAMPLES, 1), number(tiff.PHOTOMETRIC, 1)
+    if photometric in {3, 5, 6}:  # palette, ink, luma and chroma: all come out as colours
+        samples = 3
+    height, width = number(tiff.HEIGHT, 0), number(tiff.WIDTH, 0)
+    # A decoder has one tile in memory, whatever the size of the image.
+    check_pixels(number(tiff.TILE_HEIGHT, 1), number(tiff.TILE_WIDTH, 1))
+    return Header(height, width, samples, number(tiff.BITS, 1))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.files import FilesFormat
 from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.mds import MdsFormat
+from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
+from feedd.decode.forms.registry import EXTENSIONS as FORM_EXTENSIONS
 from feedd.decode.forms.suffixes import is_refused, uncompressed
 from feedd.errors import Unsupported
 
@@ -21,6 +24,8 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     MdsFormat(),
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
+    TableFormat(),
+    FilesFormat(),
 )
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
@@ -50,7 +55,7 @@ def format_for(url: str) -> str:
     if is_refused(file_name):
         hint = "unpack it, or compress it with gzip, zstd, bzip2 or xz instead"
     raise Unsupported(
-        f"expected a shard ending in {' or '.join(_BY_EXTENSION)}, got {given_name!r}",
+        f"expected a shard ending in {' or '.join((*_BY_EXTENSION, *FORM_EXTENSIONS))}, got {given_name!r}",
         object=url,
         hint=hint,
         stage="decode",

@@ -18,20 +18,43 @@ _FORMS: Final = {
     BUNZIP2: ("feedd.decode.forms.streams", "BUNZIP2_FORM"),
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
+    "arrow": ("feedd.decode.forms.arrow", "ARROW_FORM"),
+    "csv": ("feedd.decode.forms.arrow", "CSV_FORM"),
+    "hdf5": ("feedd.decode.forms.arrays", "HDF5_FORM"),
+    "libsvm": ("feedd.decode.forms.libsvm", "LIBSVM_FORM"),
+    "npz": ("feedd.decode.forms.arrays", "NPZ_FORM"),
+    "parquet": ("feedd.decode.forms.parquet", "PARQUET_FORM"),
+    "tsv": ("feedd.decode.forms.arrow", "TSV_FORM"),
 }
 """Module and name of each form; loaded where it is first met."""
 
-_BY_EXTENSION: Final[dict[str, str]] = {}
+_BY_EXTENSION: Final[dict[str, str]] = {
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".csv": "csv",
+    ".feather": "arrow",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".libsvm": "libsvm",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".svm": "libsvm",
+    ".tsv": "tsv",
+}
 """Form by the end of a lower-case file name, for what is not compressed."""
 
+COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
+"""Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
-_EXTENSIONS: Final = tuple(_BY_EXTENSION)
+EXTENSIONS: Final = tuple(_BY_EXTENSION)
+"""Of objects that need a form though they are not compressed."""
 
 
 def form_for(url: str) -> str:
     """Return the form in which a shard is read, by its extension; empty: as it is."""
     name = url.rsplit("/", 1)[-1].lower()
-    if name.endswith(_EXTENSIONS):
+    if name.endswith(EXTENSIONS):
         return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
     inside, form = uncompressed(_PART_OF.sub("", name))
     if form:

@@ -36,7 +36,7 @@ class Feedd(Protocol):
 @pytest.fixture
 def feedd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Feedd:
     """Run ``feedd`` with arguments, on a wide terminal, reading no configuration of the machine."""
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr("feedd.config.loading.DEFAULT_FILE", tmp_path / "no-such.toml")
 

@@ -22,7 +22,7 @@ from feedd.pipeline.made_facts import MadeFacts
 from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.warm import WarmBounds, Warmer
 from feedd.source.options import SourceOptions
-from feedd.source.sources import Sources
+from feedd.source.sources import Resolved, Sources
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from tests.fakes.feeding import ROOT, GatedStore
@@ -165,15 +165,15 @@ async def test_each_error_is_named_and_the_rest_comes(tmp_path: Path) -> None:
     async with warming(tmp_path) as rig:
         rig.put("a", "b", "c")
 
-        async def vanish(*_: object) -> list[ObjectRef]:
-            refs = await resolve([PREFIX])
+        async def vanish(*_: object) -> Resolved:
+            found = await resolve([PREFIX])
             for name in ("a", "c"):
                 rig.store.delete(f"train/{name}")
-            return list(refs)
+            return found
 
         sources = rig.warmer._sources
-        resolve = sources.resolve
-        sources.resolve = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        resolve = sources.resolve_all
+        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
         done = await rig.warm()
         assert (done.failed, done.warmed) == (_amount(2), _amount(1))
         assert sorted(error.object for error in rig.errors) == [f"{PREFIX}a", f"{PREFIX}c"]

@@ -1,0 +1,115 @@
+"""Which columns of an object are asked for, and errors of the libraries that read them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+Asked = tuple[tuple[str, ...], ...]
+"""For each field the names it may have, as recipes spell them. None at all: every column."""
+
+ROWS_ONLY: Final = "rows"
+"""Parameters of a form that makes no column at all: how many rows there are is all that is asked for."""
+
+_NAMES_SHOWN: Final = 60
+
+
+def params_of(asked: Iterable[Iterable[str]]) -> str:
+    """Return the parameters of a form that makes only some columns; the same for the same columns in any order."""
+    return msgspec.json.encode(sorted({tuple(sorted(names)) for names in asked})).decode()
+
+
+def asked_by(params: str) -> Asked:
+    """Return what ``params_of`` was given.
+
+    Raises:
+        Internal: it was not.
+    """
+    try:
+        return msgspec.json.decode(params.encode(), type=Asked) if params else ()
+    except msgspec.DecodeError as error:
+        raise Internal(f"expected names of columns, got {params[:80]!r}", stage="decode") from error
+
+
+def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str) -> list[str]:
+    """Return those of an object's columns that are asked for, in the object's order.
+
+    Args:
+        params: of the form.
+        usable: columns that can be fields.
+        others: columns that cannot.
+        url: named in errors.
+
+    Raises:
+        BadRecipe: there is none of the names that a field may have; lists those there are.
+        Unsupported: there is, but it cannot be a field.
+        BadShard: two columns that are asked for differ by case only.
+    """
+    if params == ROWS_ONLY:
+        return []
+    asked = asked_by(params)
+    by_name = _by_lower(usable, url, {name for names in asked for name in names} if asked else None)
+    if not asked:
+        return list(usable)
+    refused = {name.lower() for name in others}
+    wanted: set[str] = set()
+    for names in asked:
+        found = [by_name[name] for name in names if name in by_name]
+        if found:
+            wanted.update(found)
+            continue
+        got, hint = " or ".join(names), f"there are {_some(usable)}"
+        if not refused.isdisjoint(names):
+            expected = "a column of numbers, text or bytes, or of lists of numbers"
+            raise Unsupported(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
+        raise BadRecipe(f"expected the name of a column, got {got}", object=url, hint=hint, stage="decode")
+    return [name for name in usable if name in wanted]
+
+
+def _by_lower(usable: Iterable[str], url: str, only: set[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in usable:
+        lower = name.lower()
+        if lower in found and (only is None or lower in only):
+            message = f"expected names of columns that differ, got {name!r} and {found[lower]!r}"
+            raise BadShard(message, object=url, stage="decode")
+        found[lower] = name
+    return found
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:_NAMES_SHOWN])
+    return (f"{shown} and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else shown) or "none"
+
+
+@contextlib.contextmanager
+def refusing(what: str, url: str) -> Iterator[None]:
+    """Turn whatever a library raises into BadShard.
+
+    Args:
+        what: the object should be.
+        url: named in errors.
+
+    Raises:
+        BadShard: the library raised something.
+    """
+    try:
+        yield
+    except FeeddError:
+        raise
+    except Exception as error:  # a library has errors of many kinds for broken bytes
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BadShard(f"expected {what}, got: {text}", object=url, stage="decode") from error
+
+
+def needs(extra: str, url: str, error: ImportError) -> Unsupported:
+    """Return the error for a library that is not installed."""
+    message = f"expected the library {error.name or extra} to read this, got none"
+    return Unsupported(message, object=url, hint=f"install feedd[{extra}]", stage="decode")

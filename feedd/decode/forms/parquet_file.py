@@ -1,0 +1,141 @@
+"""What pyarrow tells of Parquet files, and their columns as pieces of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedd.decode.forms.arrow_pieces import ColumnReader
+from feedd.decode.forms.arrow_types import Kept, file_of, kept, leaf_count, plain
+from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.parquet_footer import read_footer
+from feedd.decode.forms.table_writer import TableWriter
+from feedd.errors import BadShard
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.decode.forms.table_writer import Piece
+    from feedd.protocols import Out
+
+_WHAT: Final = "a Parquet file"
+_END_BYTES: Final = 8
+_BATCH_BYTES: Final = 32 << 20
+_BATCH_ROWS_MAX: Final = 64 << 10
+_PADDED_BYTES: Final = 100
+"""Writers of old wrote chunks a little longer than they say; readers have forgiven that ever since."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A wanted one.
+
+    Attributes:
+        leaves: numbers of the columns that Parquet keeps it in.
+    """
+
+    name: str
+    how: Kept
+    leaves: range
+
+
+def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
+    """Return where the values of wanted columns lie.
+
+    Args:
+        data: the file, of which the footer is here.
+        params: see ``columns.params_of``.
+        footer: where it lies, its last 8 bytes included.
+    """
+    with refusing(_WHAT, ""):
+        file = _File(data, footer, "")
+        return list(file.places(file.columns(params)))
+
+
+def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) -> str:
+    """Write the wanted columns as a table; return the name of its format."""
+    with refusing(_WHAT, url):
+        file = _File(data, footer, url)
+        columns = file.columns(params)
+        list(file.places(columns))  # where one is wrong, pyarrow would read anything, or end the process
+        writer = TableWriter(out, file.footer.rows, url)
+        for column in columns:
+            reader = ColumnReader(column.name, column.how, url)
+            writer.add(column.name, column.how.stored, column.how.width, file.pieces(column, reader, out.limit_bytes))
+        return writer.finish()
+
+
+class _File:
+    """One file.
+
+    Args:
+        data: see ``chunks``.
+        footer: see ``chunks``.
+        url: named in errors.
+    """
+
+    def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
+        self._end = footer.start
+        self._url = url
+        self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
+        source = pa.BufferReader(pa.py_buffer(data))
+        self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+    def columns(self, params: str) -> list[_Column]:
+        """Return the wanted ones."""
+        usable: dict[str, _Column] = {}
+        others: list[str] = []
+        at = 0
+        for field in self._file.schema_arrow:
+            count = leaf_count(field.type)
+            how = kept(field.type)
+            if how is None or field.name in usable:
+                others.append(field.name)
+            else:
+                usable[field.name] = _Column(field.name, how, _leaves(plain(field.type), at, count))
+            at += count
+        wrong = next((len(group.chunks) for group in self.footer.groups if len(group.chunks) != at), at)
+        if wrong != at or len(self._file.schema) != at:
+            raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
+        return [usable[name] for name in chosen(params, usable, others, self._url)]
+
+    def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
+        """Yield where the values of columns lie."""
+        padded = _PADDED_BYTES if b"parquet-mr" in self.footer.created_by else 0
+        for group in self.footer.groups:
+            for column in columns:
+                for leaf in column.leaves:
+                    chunk = group.chunks[leaf]
+                    stop = chunk.start + chunk.size
+                    if chunk.elsewhere or min(chunk.start, chunk.size, chunk.raw_size) < 0 or stop > self._end:
+                        got = f"{chunk.size} bytes at {chunk.start}"
+                        raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
+                    yield ByteRange(chunk.start, min(self._end, stop + padded))
+
+    def pieces(self, column: _Column, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+        """Yield a column, some rows at a time."""
+        paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
+        for number, group in enumerate(self.footer.groups):
+            size = sum(group.chunks[leaf].raw_size for leaf in column.leaves)
+            rows = max(1, min(_BATCH_ROWS_MAX, _BATCH_BYTES * group.rows // max(1, size)))
+            for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
+                place = batch.schema.get_field_index(column.name)
+                if place < 0:
+                    raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
+                yield from reader.pieces(batch.column(place), room_bytes)
+
+    def _bad(self, expected: str, got: str) -> BadShard:
+        return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
+
+
+def _leaves(type_: pa.DataType, at: int, count: int) -> range:
+    """Return which of Parquet's columns a column needs."""
+    child = file_of(type_)
+    if not child:
+        return range(at, at + count)
+    names = [type_.field(number).name for number in range(type_.num_fields)]
+    return range(at + names.index(child), at + names.index(child) + 1)

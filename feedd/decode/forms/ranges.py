@@ -1,0 +1,72 @@
+"""Ranges of an object worth a request each."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from feedd.protocols import Held
+
+_GAP_BYTES_MAX: Final = 1 << 20
+"""A request costs about as much as this many bytes."""
+
+_SPARE_SHARE: Final = 32
+"""One in so many of the bytes that are wanted may be fetched besides."""
+
+
+def coalesced(wanted: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
+    """Return ascending ranges that hold all that is wanted, in few requests.
+
+    Ranges that touch become one. Those with a gap between do while all gaps together, the smallest first, are at most
+    a 32nd of what is wanted.
+    """
+    joined = _touching(wanted)
+    spare = sum(one.size_bytes for one in joined) // _SPARE_SHARE
+    gaps = sorted((after.start - before.end, place) for place, (before, after) in enumerate(pairwise(joined)))
+    bridged: set[int] = set()
+    for gap, place in gaps:
+        if gap > min(spare, _GAP_BYTES_MAX):
+            break
+        spare -= gap
+        bridged.add(place)
+    return tuple(_touching(_with(joined, bridged)))
+
+
+def lacking(held: Held, span: ByteRange) -> tuple[ByteRange, ...]:
+    """Return which parts of a range are not here."""
+    missing: list[ByteRange] = []
+    at = span.start
+    for here in held.spans:
+        if here.end <= at:
+            continue
+        if here.start >= span.end:
+            break
+        if here.start > at:
+            missing.append(ByteRange(at, here.start))
+        at = here.end
+    return (*missing, ByteRange(at, span.end)) if at < span.end else tuple(missing)
+
+
+def everything(held: Held) -> tuple[ByteRange, ...]:
+    """Return what is not here of the whole object."""
+    return lacking(held, ByteRange(0, held.size_bytes))
+
+
+def _touching(ranges: Iterable[ByteRange]) -> list[ByteRange]:
+    found: list[ByteRange] = []
+    for one in sorted(one for one in ranges if one.size_bytes):
+        if found and one.start <= found[-1].end:
+            found[-1] = ByteRange(found[-1].start, max(one.end, found[-1].end))
+        else:
+            found.append(one)
+    return found
+
+
+def _with(ranges: Sequence[ByteRange], bridged: set[int]) -> list[ByteRange]:
+    gaps = [ByteRange(ranges[place].end, ranges[place + 1].start) for place in bridged]
+    return [*ranges, *gaps]

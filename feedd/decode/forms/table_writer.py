@@ -1,0 +1,153 @@
+"""Writes tables (see ``decode.formats.table``), column after column, of pieces that come one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from feedd.decode.formats.table import ALIGN_BYTES, MAGIC, NOWHERE, TableColumn, TableFoot
+from feedd.errors import BadShard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from feedd.protocols import Out
+
+_ROWS_MAX: Final = 1 << 26
+"""What an index has room for, see ``framing.ShardReader.check_cells``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of one column.
+
+    Attributes:
+        values: their bytes, back to back, in C order and little-endian.
+        sizes: int64[rows], bytes of each; None where the column has a fixed width.
+        valid: bool[rows], which have the column; None: all.
+    """
+
+    values: NDArray[np.generic]
+    sizes: NDArray[np.int64] | None = None
+    valid: NDArray[np.bool_] | None = None
+
+
+class TableWriter:
+    """One table being written.
+
+    Args:
+        out: where to.
+        rows: of every column; None: as many as the first one has.
+        url: named in errors.
+    """
+
+    def __init__(self, out: Out, rows: int | None, url: str) -> None:
+        self._out, self._rows, self._url = out, rows, url
+        self._check_count(rows or 0)
+        self._columns: list[TableColumn] = []
+        out.write(MAGIC)
+
+    def add(self, name: str, stored: str, width: int | None, pieces: Iterable[Piece]) -> None:
+        """Write a column of fixed width, or where there is none of any; see below."""
+        if width is None:
+            self.variable(name, stored, pieces)
+        else:
+            self.fixed(name, stored, width, pieces)
+
+    def fixed(self, name: str, stored: str, width: int, pieces: Iterable[Piece]) -> None:
+        """Write a column whose values all take ``width`` bytes, at least 1.
+
+        Raises:
+            BadShard: the pieces are not as many rows as the table has, or there is no room for them.
+        """
+        at, rows, marks = self._align(), 0, _Marks()
+        for piece in pieces:
+            count, rest = divmod(piece.values.nbytes, width)
+            if rest:
+                raise self._uneven(name, f"values of {width} bytes", f"{rest} bytes too many")
+            self._out.write(_bytes(piece.values))
+            marks.add(piece.valid, rows, count)
+            rows += count
+            self._check_count(rows)
+        self._check_rows(name, rows)
+        self._columns.append(TableColumn(name, stored, at, width, valid_at=self._marks(marks)))
+
+    def variable(self, name: str, stored: str, pieces: Iterable[Piece]) -> None:
+        """Write a column whose values take as many bytes as their pieces say.
+
+        Raises:
+            BadShard: see ``fixed``.
+        """
+        at, rows, marks = self._align(), 0, _Marks()
+        every: list[NDArray[np.int64]] = []
+        for piece in pieces:
+            assert piece.sizes is not None, "a piece of a column of variable width says the sizes"
+            self._out.write(_bytes(piece.values))
+            every.append(piece.sizes)
+            marks.add(piece.valid, rows, len(piece.sizes))
+            rows += len(piece.sizes)
+            self._check_count(rows)
+        written = self._out.at - at
+        self._check_rows(name, rows)
+        ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *every]), dtype="<i8")
+        if (int(ends[-1]) if rows else 0) != written:
+            raise self._uneven(name, f"{written} bytes of values", f"sizes of {int(ends[-1]) if rows else 0}")
+        ends_at = self._align()
+        self._out.write(_bytes(ends))
+        self._columns.append(TableColumn(name, stored, at, ends_at=ends_at, valid_at=self._marks(marks)))
+
+    def finish(self) -> str:
+        """Write the foot; return the name of the format."""
+        self._align()
+        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns)))
+        self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
+        return "table"
+
+    def _marks(self, marks: _Marks) -> int:
+        if not marks.holes:
+            return NOWHERE
+        at = self._align()
+        valid = np.ones(self._rows or 0, np.uint8)
+        for start, one in marks.holes:
+            valid[start : start + len(one)] = one
+        self._out.write(_bytes(valid))
+        return at
+
+    def _align(self) -> int:
+        self._out.write(bytes(-self._out.at % ALIGN_BYTES))
+        return self._out.at
+
+    def _check_count(self, rows: int) -> None:
+        if not 0 <= rows <= _ROWS_MAX:
+            raise BadShard(f"expected at most {_ROWS_MAX} rows, got {rows}", object=self._url, stage="decode")
+
+    def _check_rows(self, name: str, rows: int) -> None:
+        if self._rows is None:
+            self._rows = rows
+        if rows != self._rows:
+            raise self._uneven(name, f"{self._rows} rows", str(rows))
+
+    def _uneven(self, name: str, expected: str, got: str) -> BadShard:
+        return BadShard(f"expected {expected} of column {name!r}, got {got}", object=self._url, stage="decode")
+
+
+class _Marks:
+    """Which rows have a column: only what differs from all."""
+
+    def __init__(self) -> None:
+        self.holes: list[tuple[int, NDArray[np.bool_]]] = []
+
+    def add(self, valid: NDArray[np.bool_] | None, at: int, count: int) -> None:
+        """Take note of a piece."""
+        if valid is not None and not valid.all():
+            assert len(valid) == count, f"{len(valid)} marks for {count} rows"
+            self.holes.append((at, valid))
+
+
+def _bytes(values: NDArray[np.generic]) -> memoryview:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

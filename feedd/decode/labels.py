@@ -1,0 +1,118 @@
+"""Labels that no sample holds: the number of its folder, or what a table beside the data says of it. Pure.
+
+In a recipe ``folder``, ``table:FILE`` and ``table:FILE:COLUMN``; or as JSON ``{"decode": "table", "file":
+"labels.csv", "column": "breed"}``. FILE is a URL, or lies in the folder that the dataset's first URL names. All are
+numbers (``int``): what is text counts by its place among all texts of the column, in order.
+
+Such a field comes from no file: what an index says of where it starts is the number itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from feedd.errors import BadRecipe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.values import ObjectRef
+
+FOLDER: Final = "__folder__"
+_TABLE: Final = "__table__"
+_NUMBER_AT: Final = 1 << 62
+_NUMBER_MAX: Final = 1 << 60
+NUMBER_BYTES: Final = 8
+"""Of each, stored as int64."""
+
+_TABLES: Final = (".csv", ".tsv", ".jsonl", ".ndjson")
+
+
+class TableLabel(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        file: URL, or path below the dataset's folder.
+        column: the labels'; where the table has none of that name, the only one beside that of paths.
+        version: etag of the file; empty: not asked yet.
+    """
+
+    file: str
+    column: str
+    version: str = ""
+
+
+class _Long(msgspec.Struct, forbid_unknown_fields=True, tag_field="decode", tag="table"):
+    file: str
+    column: str = ""
+
+
+def label_source(name: str, text: str) -> str:
+    """Return what a field's recipe takes its values from; empty: it is no label of this kind.
+
+    Args:
+        name: key in the batch.
+        text: of the recipe.
+
+    Raises:
+        BadRecipe: a table that is not understood.
+    """
+    text = text.strip()
+    if text in {"folder", '{"decode":"folder"}', '{"decode": "folder"}'}:
+        return FOLDER
+    if text.startswith("table:"):
+        return _table(name, *_split(text.removeprefix("table:")))
+    if text.startswith("{") and '"table"' in text:
+        try:
+            found = msgspec.json.decode(text.encode(), type=_Long)
+        except msgspec.DecodeError as error:
+            raise BadRecipe(f"table: {error}", object=name, stage="decode") from error
+        return _table(name, found.file, found.column)
+    return ""
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Take ``FILE:COLUMN`` apart: a URL has a colon of its own."""
+    file, colon, column = text.rpartition(":")
+    return (file, column) if colon and not column.startswith("//") else (text, "")
+
+
+def _table(name: str, file: str, column: str) -> str:
+    if not file.lower().endswith(_TABLES):
+        raise BadRecipe(f"expected a table ending in {' or '.join(_TABLES)}, got {file!r}", object=name, stage="decode")
+    return f"{_TABLE}{msgspec.json.encode([file, column or name]).decode()}"
+
+
+def table_of(source: str) -> TableLabel | None:
+    """Return the table that a recipe's source names; None: it names none."""
+    if not source.startswith(_TABLE):
+        return None
+    return TableLabel(*msgspec.json.decode(source.removeprefix(_TABLE), type=list[str]))
+
+
+def versioned(table: TableLabel, ref: ObjectRef) -> str:
+    """Return the source of a column of that version of a table."""
+    return f"{_TABLE}{msgspec.json.encode([ref.url, table.column, ref.etag]).decode()}"
+
+
+def is_label(source: str) -> bool:
+    """Whether a field's source is a label of this kind."""
+    return source == FOLDER or source.startswith(_TABLE)
+
+
+def number_at(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where numbers "start", as an index says it."""
+    return values + np.int64(_NUMBER_AT)
+
+
+def number_of(start: int) -> int | None:
+    """Return the number that starts there; None: that is a place in a file."""
+    return start - _NUMBER_AT if start >= _NUMBER_AT - _NUMBER_MAX else None
+
+
+def fits(value: int) -> bool:
+    """Whether a number can be a label."""
+    return -_NUMBER_MAX <= value < _NUMBER_MAX

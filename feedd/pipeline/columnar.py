@@ -1,0 +1,50 @@
+"""Which columns of columnar objects a session reads: that is part of the form in which they are its shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from feedd.decode.forms.columns import ROWS_ONLY, params_of
+from feedd.decode.forms.registry import COLUMNAR
+from feedd.pipeline.making import formed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.plan.listing import Listing
+    from feedd.values import FieldRecipe, ObjectRef
+
+_PARAMS_BYTES_MAX: Final = 4096
+"""Who names more columns than that gets all: a form is part of every entry's identity."""
+
+_CHEAP_TO_COUNT: Final = frozenset({"parquet"})
+
+
+def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listing:
+    """Return a listing whose columnar objects are shards of those columns only that recipes name.
+
+    Sessions that name other columns of the same objects have shards of their own.
+
+    Args:
+        listing: as all sessions share it.
+        wanted: recipes of each source; of one without any all columns are.
+    """
+    if not any(ref.form in COLUMNAR for ref in listing.refs):
+        return listing
+    refs: list[ObjectRef] = []
+    for source, recipe in enumerate(wanted):
+        params = params_of(field.sources for field in recipe) if recipe else ""
+        params = params if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
+        refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
+    return listing.viewed(tuple(refs))
+
+
+def counting(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards of which only samples are counted: without columns where that is less."""
+    found = formed(refs)
+    return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
+
+
+def _of_columns(ref: ObjectRef, params: str) -> ObjectRef:
+    return replace(ref, form=f"{ref.form}:{params}") if params and ref.form in COLUMNAR else ref

@@ -1,0 +1,44 @@
+"""Which objects are samples, or files of samples, by their extension. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PRIMARY: Final = 1
+"""A sample by itself: a picture, a sound, a film, an array."""
+COMPANION: Final = 2
+"""Says something of a sample: with a primary object of its name it is part of that."""
+SHARD: Final = 3
+"""Holds many samples."""
+LINES: Final = 4
+"""A companion too; where nothing is that it could belong to, a shard of lines."""
+OTHER: Final = 0
+"""A table about samples, a note, or nothing we know: among samples, no data."""
+
+_EXTENSIONS: Final = {
+    PRIMARY: "jpg jpeg png webp bmp gif tif tiff ppm pgm jp2 avif heic wav flac mp3 ogg opus m4a aac mp4 webm mkv avi "
+    "mov npy",
+    LINES: "txt",
+    COMPANION: "text transcript caption json jsn cls cls2 id index inx int xml",
+    SHARD: "tar tgz gz bz2 xz zst lz4 tfrecord tfrecords mds arrow feather npz h5 hdf5 lmdb mdb bin idx",
+}
+_KINDS: Final = {extension: kind for kind, names in _EXTENSIONS.items() for extension in names.split()}
+_NUMBERED: Final = "tfrecord-"  # ``x.tfrecord-00000-of-00128``
+
+
+def split_name(key: str) -> tuple[str, str]:
+    """Return a key without its extension, and that, in lower case; empty where it has none.
+
+    A name that begins with a dot has no extension.
+    """
+    stem, dot, extension = key.rpartition(".")
+    if not dot or "/" in extension or not stem or stem[-1] == "/":
+        return key, ""
+    return stem, extension.lower()
+
+
+def kind_of(stem: str, extension: str) -> int:
+    """Return what an object is whose key ``split_name`` has split."""
+    if stem[stem.rfind("/") + 1 :].startswith("."):  # left there by file managers
+        return OTHER
+    return SHARD if extension.startswith(_NUMBERED) else _KINDS.get(extension, OTHER)

@@ -1,0 +1,119 @@
+"""How a pack lies in the cache: a table of its objects, then their bytes, back to back in the same order. Pure.
+
+Little-endian: magic ``feeddpak``, u32 version, u32 objects, u64 bytes of all keys; then int64[objects] bytes of each,
+int64[objects] the number of the sample each belongs to (from 0, in order), int64[objects] where each key ends; the
+keys, UTF-8, relative to the folder of the dataset's URL; zeros up to a multiple of 64. How long the table is follows
+from the listing, and so does the size of the whole.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.values import ObjectRef
+
+TAG: Final = "pack-"
+"""What the etag of a pack begins with; what follows is a digest over all that is in it."""
+
+_MAGIC: Final = b"feeddpak"
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<8sIIQ")
+_ALIGN_BYTES: Final = 64
+_OBJECTS_MAX: Final = 1 << 20
+_COLUMNS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The objects of a pack.
+
+    Attributes:
+        sizes: int64[objects], bytes of each.
+        sample: int64[objects], the sample each belongs to.
+        key_ends: int64[objects], end of each one's key in ``keys``.
+        keys: UTF-8, one after another.
+    """
+
+    sizes: NDArray[np.int64]
+    sample: NDArray[np.int64]
+    key_ends: NDArray[np.int64]
+    keys: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the table itself: where the first object begins."""
+        return table_bytes(len(self.sizes), len(self.keys))
+
+    def names(self) -> list[str]:
+        """Return all keys."""
+        ends: list[int] = self.key_ends.tolist()
+        return [
+            self.keys[start:end].decode("utf-8", "surrogatepass")
+            for start, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def starts(self) -> NDArray[np.int64]:
+        """Return int64[objects + 1]: where each object lies in the pack, and where the last one ends."""
+        starts = np.full(len(self.sizes) + 1, self.size_bytes, np.int64)
+        starts[1:] += np.cumsum(self.sizes)
+        return starts
+
+    def render(self) -> bytes:
+        """Return the table as it lies at the start of the pack."""
+        head = _HEAD.pack(_MAGIC, _VERSION, len(self.sizes), len(self.keys))
+        columns = (np.ascontiguousarray(column, "<i8").tobytes() for column in (self.sizes, self.sample, self.key_ends))
+        return b"".join((head, *columns, self.keys)).ljust(self.size_bytes, b"\0")
+
+
+def is_pack(ref: ObjectRef) -> bool:
+    """Whether a shard is a pack of objects."""
+    return ref.etag.startswith(TAG)
+
+
+def table_bytes(count: int, keys_bytes: int) -> int:
+    """Return the bytes of a table of so many objects, with keys of so many bytes."""
+    return -(-(_HEAD.size + 8 * _COLUMNS * count + keys_bytes) // _ALIGN_BYTES) * _ALIGN_BYTES
+
+
+def parse(data: memoryview) -> Table:
+    """Return the table of a pack, held against the pack's size.
+
+    Args:
+        data: the whole pack, borrowed for the call.
+
+    Raises:
+        ValueError: it is no pack, or one whose numbers do not fit together; one line.
+    """
+    total = len(data)
+    if total < _HEAD.size:
+        raise ValueError(f"expected a pack's head of {_HEAD.size} bytes, got {total}")
+    magic, version, count, keys_bytes = _HEAD.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise ValueError(f"expected a pack of version {_VERSION}, got {magic!r} of version {version}")
+    if count > _OBJECTS_MAX or table_bytes(count, keys_bytes) > total:
+        raise ValueError(f"expected a table of {count} objects with {keys_bytes} bytes of keys, got {total} bytes")
+    columns = np.frombuffer(data, "<i8", _COLUMNS * count, _HEAD.size).reshape(_COLUMNS, count).astype(np.int64)
+    keys_at = _HEAD.size + columns.nbytes
+    sizes, sample, key_ends = columns
+    table = Table(sizes, sample, key_ends, bytes(data[keys_at : keys_at + keys_bytes]))
+    _check(table, total)
+    return table
+
+
+def _check(table: Table, total: int) -> None:
+    sizes, ends, sample = table.sizes, table.key_ends, table.sample
+    left = total - table.size_bytes
+    if (sizes < 0).any() or (sizes > left).any() or int(sizes.sum()) != left:
+        raise ValueError(f"expected objects of {left} bytes together, got {sizes.sum()}")
+    if (np.diff(ends, prepend=0) < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(table.keys):
+        raise ValueError(f"expected ends of keys up to {len(table.keys)}, got others")
+    steps = np.diff(sample, prepend=-1)
+    if len(sample) and (steps[0] != 1 or ((steps != 0) & (steps != 1)).any()):
+        raise ValueError("expected samples numbered from 0 in order, got others")

@@ -1,0 +1,133 @@
+"""Columnar objects, from S3 through a real daemon to tensors: only the columns that are named are fetched."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from pyarrow import csv, ipc
+
+from feedd_client import BadRequestError, FeedDataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.bench.server.server import S3Server
+    from tests.e2e.daemon import Daemon
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+ROWS = 6_000
+WANTED = ("c03", "c04", "c17", "c39")
+
+
+def wide(shard: int) -> Any:
+    """Return a table of 40 columns of numbers that do not compress."""
+    source = np.random.default_rng(shard)
+    return pa.table({f"c{number:02}": source.random(ROWS) for number in range(40)})
+
+
+def put(s3: S3Server, key: str, table: Any, **options: Any) -> bytes:
+    """Store a Parquet file; return its bytes."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    s3.put("data", key, sink.getvalue())
+    return sink.getvalue()
+
+
+def own_bytes(data: bytes, columns: tuple[str, ...]) -> int:
+    """Return what columns take in a file."""
+    metadata = pq.read_metadata(io.BytesIO(data))
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in columns)
+
+
+def body_bytes(s3: S3Server) -> int:
+    """Return what the server has sent."""
+    sent = s3.stats()["body_bytes"]
+    assert isinstance(sent, int)
+    return sent
+
+
+def test_of_40_columns_4_are_fetched(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Bytes on the wire are those of the columns, batches are what pyarrow reads, the second epoch fetches nothing."""
+    tables = [wide(shard) for shard in range(3)]
+    files = [put(s3, f"p/{shard}.parquet", table, row_group_size=2_000) for shard, table in enumerate(tables)]
+    daemon = daemons()
+    list(FeedDataset("s3://data/p/0.parquet", batch_size=1000, fields={"c00": "float"}, address=daemon.address))
+    before = body_bytes(s3)
+    dataset = FeedDataset(
+        "s3://data/p/",
+        batch_size=500,
+        fields=dict.fromkeys(WANTED, "tensor:float64:1"),
+        address=daemon.address,
+        copy=True,
+    )
+    batches = list(dataset)
+    fetched = body_bytes(s3) - before
+    own = sum(own_bytes(data, WANTED) for data in files)
+    assert own < fetched <= 1.1 * own
+    for name in WANTED:
+        values = torch.cat([batch[name] for batch in batches]).squeeze(1)
+        assert torch.equal(values, torch.from_numpy(np.concatenate([table[name].to_numpy() for table in tables])))
+    before = body_bytes(s3)
+    requests = s3.stats()["requests"]
+    dataset.set_epoch(1)
+    assert [batch["c39"].shape[0] for batch in dataset] == [batch["c39"].shape[0] for batch in batches]
+    assert body_bytes(s3) == before
+    assert s3.stats()["requests"] == requests
+    other = FeedDataset("s3://data/p/", batch_size=500, fields={"c01": "float"}, address=daemon.address, copy=True)
+    values = torch.cat([batch["c01"] for batch in other])
+    assert torch.equal(values, torch.from_numpy(np.concatenate([t["c01"].to_numpy() for t in tables])).float())
+
+
+def test_every_kind_of_column(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Without a word about fields, from Parquet, Arrow and CSV alike; a hole is a sample without the field."""
+    table = pa.table(
+        {
+            "Label": pa.array([1, 2, 3], pa.int16()),
+            "text": ["a", "grün", ""],
+            "ids": pa.array([[1, 2], [], [3]], pa.list_(pa.int32())),
+            "vector": pa.array([[1.0, 2.0]] * 3, pa.list_(pa.float32(), 2)),
+            "raw": [b"\0", b"", b"abc"],
+        }
+    )
+    put(s3, "a/0.parquet", table)
+    sink = io.BytesIO()
+    with ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    s3.put("data", "b/0.arrow", sink.getvalue())
+    daemon = daemons()
+    for prefix in "ab":
+        (batch,) = FeedDataset(f"s3://data/{prefix}/", batch_size=3, fields=None, address=daemon.address, copy=True)
+        assert batch["label"].tolist() == [1, 2, 3]
+        assert list(batch["text"]) == ["a", "grün", ""]
+        assert [row.tolist() for row in batch["ids"]] == [[1, 2], [], [3]]
+        assert batch["ids"].values.dtype == torch.int32
+        assert batch["vector"].tolist() == [[1.0, 2.0]] * 3
+        assert [bytes(row.tolist()) for row in batch["raw"]] == [b"\0", b"", b"abc"]
+    sink = io.BytesIO()
+    csv.write_csv(pa.table({"n": [1, 2], "t": ["x", "y,z"]}), sink)
+    s3.put("data", "c/0.csv", sink.getvalue())
+    (batch,) = FeedDataset("s3://data/c/", batch_size=2, fields={"n": "int", "t": "str"}, address=daemon.address)
+    assert (batch["n"].tolist(), list(batch["t"])) == ([1, 2], ["x", "y,z"])
+
+
+def test_columns_that_are_not_there_are_named(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A misspelt column is refused at open with a list of those there are; so is one that can be no field."""
+    table = pa.table({"label": [1], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
+    put(s3, "p/0.parquet", table)
+    daemon = daemons()
+    for field in ("lable", "m"):
+        with pytest.raises(BadRequestError, match=f"got {field}.*there are label"):
+            next(iter(FeedDataset("s3://data/p/", batch_size=1, fields={field: "int"}, address=daemon.address)))
+    s3.put("data", "bad/0.parquet", b"PAR1 is not enough PAR1")
+    with pytest.raises(Exception, match=r"bad/0\.parquet.*") as caught:
+        next(iter(FeedDataset("s3://data/bad/", batch_size=1, fields={"a": "int"}, address=daemon.address)))
+    assert "footer" in str(caught.value)
