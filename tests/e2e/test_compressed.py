@@ -16,6 +16,7 @@ import zstandard
 from feedd_client import BadRequestError, DatasetChanged, FeedDataset, FeedError
 from tests.e2e.shards import numbered
 from tests.e2e.test_warm import Command
+from tests.unit.decode.test_mds import mds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,3 +157,24 @@ def test_commands_of_the_cache(s3: S3Server, daemons: Callable[..., Daemon], sho
     removed = command.run("rm", "--all", "--yes")
     assert removed.stdout.startswith("removed 3 objects")
     assert json.loads(command.run("ls", "--json").stdout) == []
+
+
+def test_packed_tables_and_lines(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """CSV, MDS and JSON Lines, packed, give what they give unpacked; of tables only the named columns are made."""
+    table = b"a,b\n" + b"".join(b"%d,text %d\n" % (n, n) for n in range(10))
+    rows = [{"label": torch.tensor(n).numpy().tobytes(), "text": b"t%d" % n} for n in range(3)]
+    s3.put("data", "p/0.csv.gz", gzip.compress(table))
+    s3.put("data", "p/1.csv.zst", zstandard.compress(table))
+    s3.put("data", "p/2.csv", table)
+    s3.put("data", "m/shard.00000.mds.zstd", zstandard.compress(mds({"label": "int", "text": "str"}, rows)))
+    s3.put("data", "j/a.jsonl.gz", gzip.compress(b'{"a": 1}\n{"a": [2]}\n'))
+    daemon = daemons()
+    (batch,) = FeedDataset("s3://data/p/", batch_size=30, fields={"a": "int"}, address=daemon.address, copy=True)
+    assert batch["a"].tolist() == [*range(10)] * 3
+    (batch,) = FeedDataset("s3://data/p/", batch_size=30, fields={"b": "str"}, address=daemon.address, copy=True)
+    assert list(batch["b"]) == [f"text {n}" for n in range(10)] * 3
+    (batch,) = FeedDataset("s3://data/m/", batch_size=4, fields=None, address=daemon.address, copy=True)
+    assert (batch["label"].tolist(), list(batch["text"])) == ([0, 1, 2], ["t0", "t1", "t2"])
+    (batch,) = FeedDataset("s3://data/j/", batch_size=4, fields=None, address=daemon.address, copy=True)
+    assert list(batch["json"]) == [{"a": 1}, {"a": [2]}]
+    daemon.wait_idle()

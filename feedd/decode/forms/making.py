@@ -69,7 +69,7 @@ class FileOut:
         self.limit_bytes = limit_bytes
         self._fd = fd
         self._start = start
-        self._room_bytes = room_bytes
+        self.room_bytes = room_bytes
         self._url = url
 
     def write(self, data: Buffer) -> None:
@@ -99,7 +99,7 @@ class FileOut:
                 hint="a made shard may take half of the cache: raise --cache-size, or store smaller shards",
                 stage="decode",
             )
-        if size_bytes > self._room_bytes:
+        if size_bytes > self.room_bytes:
             raise self._no_room(size_bytes)
 
     def _no_room(self, size_bytes: int) -> ResourceExhausted:

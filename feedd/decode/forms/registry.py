@@ -11,6 +11,7 @@ from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, end
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
+    from feedd.decode.forms.packed import Unpacker
     from feedd.protocols import ShardForm
 
 _FORMS: Final = {
@@ -38,7 +39,12 @@ _BY_FORMAT: Final = {
 }
 """Form by what a URL names in the place of a format: what is made says its format itself."""
 
-COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv"})
+THEN: Final = "+"
+"""Between the form that unpacks an object and the one that makes a shard of what was packed."""
+
+_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD)
+_COLUMNAR: Final = ("arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv")
+COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
@@ -51,11 +57,14 @@ def form_for(url: str) -> str:
     if name.endswith(_EXTENSIONS):
         return next(form for extension, form in MADE.items() if name.endswith(extension))
     inside, form = uncompressed(_PART_OF.sub("", name))
-    if form:
-        try:
-            format_for(inside)
-        except Unsupported:
-            return ""  # refused by its name, before it is fetched
+    if not form:
+        return ""
+    if inside.endswith(_EXTENSIONS):
+        return f"{form}{THEN}{form_for(inside)}"
+    try:
+        format_for(inside)
+    except Unsupported:
+        return ""  # refused by its name, before it is fetched
     return form
 
 
@@ -76,6 +85,11 @@ def get(name: str) -> ShardForm:
     Raises:
         Unsupported: no such form; the message lists those there are.
     """
+    packed, then, inner = name.partition(THEN)
+    if then and packed in _PACKED:
+        from feedd.decode.forms.packed import PackedForm  # noqa: PLC0415 - loaded where such data is met
+
+        return PackedForm(cast("Unpacker", get(packed)), get(inner))
     try:
         module, attribute = _FORMS[name]
     except KeyError:

@@ -110,13 +110,18 @@ class StreamForm:
         """Unpack; see ``ShardForm.make``."""
         del params
         format_name = inner_format(url)
+        self.unpack(held, url, out)
+        return format_name
+
+    def unpack(self, held: Held, url: str, out: Out) -> None:
+        """Write what was packed; raises BadShard."""
         data, at = held.data, 0
         try:
             while True:
                 at = self._stream(data, at, url, out)
                 at = self._after(data, at, url)
                 if at == len(data):
-                    return format_name
+                    return
         except self._errors() as error:
             self._fail(url, at, "whole compressed data", str(error), error)
 

@@ -38,7 +38,13 @@ class ZstdForm:
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Unpack; see ``ShardForm.make``."""
         del params
-        library, format_name = _library(url), inner_format(url)
+        format_name = inner_format(url)
+        self.unpack(held, url, out)
+        return format_name
+
+    def unpack(self, held: Held, url: str, out: Out) -> None:
+        """Write what was packed; raises BadShard, Unsupported."""
+        library = _library(url)
         data, at = held.data, 0
         buffer = bytearray(_OUT_BYTES)
         context = library.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
@@ -56,7 +62,6 @@ class ZstdForm:
             raise BadShard(
                 f"expected a whole Zstandard frame at byte {at}, got {error}", object=url, stage="decode"
             ) from error
-        return format_name
 
 
 def _library(url: str) -> ModuleType:

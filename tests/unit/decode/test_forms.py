@@ -151,6 +151,22 @@ def test_the_name_tells_the_format() -> None:
         registry.get("unrar")
 
 
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_packed_tables_are_made_in_two_steps(pack: Callable[[bytes], bytes]) -> None:
+    """What is packed and needs a form unpacked too gives the table that the unpacked object gives."""
+    raw = b"a,b\n1,x\n2,y\n"
+    form = registry.form_for("s3://b/t.csv.gz" if pack is gzip.compress else "s3://b/t.csv.zst")
+    assert form in registry.COLUMNAR
+    packed = pack(raw)
+    assert made_of(form, "T.csv.gz", packed) == made_of("csv", "t.csv", raw)
+    with pytest.raises(BadShard):
+        made_of(form, "t.csv.gz", packed[:-2])
+    with pytest.raises(BadShard, match="at most"):
+        made_of(form, "t.csv.gz", pack(b"a\n" + b"1\n" * 100_000), 10_000)
+    with pytest.raises(Unsupported):
+        registry.get("csv+gunzip")
+
+
 def test_everything_is_wanted_once(kind: Kind) -> None:
     """A compressed object is needed whole."""
     form = registry.get(kind.form)

@@ -1,0 +1,55 @@
+"""Two forms one after the other: unpacked, then made a shard of."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from feedd.decode.forms.making import FileOut, HeldObject
+from feedd.decode.forms.streams import whole
+from feedd.decode.forms.suffixes import uncompressed
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from feedd.protocols import Held, Out, ShardForm
+
+
+class Unpacker(Protocol):
+    """A form that only unpacks."""
+
+    @property
+    def name(self) -> str:
+        """Of the form."""
+
+    def unpack(self, held: Held, url: str, out: Out) -> None:
+        """Write what was packed; raises as ``ShardForm.make``."""
+
+
+class PackedForm:
+    """``protocols.ShardForm`` of compressed objects that need a form unpacked too; stateless.
+
+    Args:
+        outer: unpacks the object, into memory.
+        inner: makes the shard, and is given the parameters.
+    """
+
+    def __init__(self, outer: Unpacker, inner: ShardForm) -> None:
+        self._outer, self._inner = outer, inner
+        self.name = f"{outer.name}+{inner.name}"
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object."""
+        return whole(held, params)
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Unpack, then make; see ``ShardForm.make``. What is unpacked is bounded as the shard is."""
+        fd = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC)
+        try:
+            room_bytes = out.room_bytes if isinstance(out, FileOut) else out.limit_bytes
+            unpacked = FileOut(fd, 0, out.limit_bytes, room_bytes, url)
+            self._outer.unpack(held, url, unpacked)
+            with HeldObject(fd, unpacked.at, [ByteRange(0, unpacked.at)]) as inside:
+                folder, slash, name = url.rpartition("/")
+                return self._inner.make(inside, f"{folder}{slash}{uncompressed(name.lower())[0]}", params, out)
+        finally:
+            os.close(fd)
