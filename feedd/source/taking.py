@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from feedd.source.urls import Location
     from feedd.values import ObjectRef
 
+_FILES = "files"  # the format of packs
 _log = structlog.get_logger(__name__)
 
 
@@ -29,6 +30,7 @@ class Taking:
     def __init__(self, location: Location) -> None:
         self._url = location.url
         self._exact = location.key
+        self._named = location.format not in {"", _FILES}
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []
@@ -42,14 +44,14 @@ class Taking:
     def take(self, page: list[ObjectRef]) -> None:
         """Take objects of the URL's own store, all under its prefix."""
         if not self._gatherings:
-            self._gatherings.append(Gathering(self._base))
+            self._gatherings.append(Gathering(self._base, shards=self._named))
         self._take(page)
 
     def take_named(self, page: list[ObjectRef]) -> None:
         """Take objects of one store that a manifest names, in its order."""
         keys = [ref.key for ref in page]
         common = os.path.commonprefix([min(keys), max(keys)])  # noqa: RUF071 - of a prefix too, the folder follows
-        self._gatherings.append(Gathering(common[: common.rfind("/") + 1]))
+        self._gatherings.append(Gathering(common[: common.rfind("/") + 1], shards=self._named))
         self._take(page)
 
     def grouped(self) -> list[Grouped]:

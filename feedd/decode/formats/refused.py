@@ -24,11 +24,8 @@ class Refusal(NamedTuple):
     hint: str
 
 
-_NAME: Final = "give it an ending that says so, such as .tar.gz or .jsonl.zst: it is unpacked then"
+_NAME: Final = "give it an ending that says so, such as .tar.gz, .jsonl.zst or .parquet: it is read then"
 _TORCH: Final = "nothing is unpickled here: save tensors as .npy members of tar shards, as MDS or as TFRecord"
-_ARRAY: Final = (
-    'pack arrays as members of tar shards, one per sample; one of token ids is cut by {"tokens": "tokens:uint16:2049"}'
-)
 REFUSED: Final = (
     Refusal(
         "an FFCV file",
@@ -43,13 +40,13 @@ REFUSED: Final = (
     Refusal("bzip2", (), rb"BZh[1-9]1AY", _NAME),
     Refusal("xz", (), rb"\xfd7zXZ\x00", _NAME),
     Refusal("lz4", (), rb"\x04\x22\x4d\x18", "unpack it, or compress it with gzip, zstd, bzip2 or xz instead"),
-    Refusal("Parquet", (".parquet",), rb"PAR[1E]", "write the rows as tar, MDS, TFRecord or JSON Lines"),
+    Refusal("Parquet", (), rb"PAR[1E]", _NAME),
+    Refusal("Arrow", (), rb"ARROW1|\xff{4}[\x00-\xff]{4}", _NAME),
+    Refusal("HDF5", (), rb"\x89HDF\r\n\x1a\n", _NAME),
     Refusal(
-        "Arrow", (".arrow", ".feather"), rb"ARROW1|\xff{4}[\x00-\xff]{4}", "write the rows as JSON Lines, or as MDS"
+        "a zip", (), rb"PK\x03\x04", "name it .npz if it is one; else unpack it, and pack its members as tar shards"
     ),
-    Refusal("HDF5", (".h5", ".hdf5"), rb"\x89HDF\r\n\x1a\n", "write the rows as .npy members of tar shards, or as MDS"),
-    Refusal("a zip", (".npz", ".zip"), rb"PK\x03\x04", "unpack it, and pack its members as tar shards"),
-    Refusal("a .npy array", (".npy",), rb"\x93NUMPY", _ARRAY),
+    Refusal("a .npy array", (), rb"\x93NUMPY", _NAME),
 )
 """In this order: the first that fits says it."""
 

@@ -50,10 +50,12 @@ class Gathering:
 
     Args:
         base: what keys are relative to; all begin with it.
+        shards: every object is one, whatever its name: somebody named their format.
     """
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, *, shards: bool = False) -> None:
         self._base = base
+        self._shards = shards
         self._others: list[ObjectRef] = []
         self._places = array("q")  # so many objects of samples came before each of the others
         self._keys, self._key_ends = bytearray(), array("q")
@@ -68,7 +70,7 @@ class Gathering:
         for ref in page:
             stem, extension = split_name(ref.key)
             kind = kind_of(stem, extension)
-            if kind not in _MEMBERS:
+            if self._shards or kind not in _MEMBERS:
                 self._others.append(ref)
                 self._places.append(len(self._sizes))
                 continue
