@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from feedd.source.urls import Location
     from feedd.values import ObjectRef
 
+_FILES = "files"  # the format of packs
 _log = structlog.get_logger(__name__)
 
 
@@ -32,7 +33,7 @@ class Taking:
     def __init__(self, location: Location, *, shards: bool = False) -> None:
         self._url = location.url
         self._exact = location.key
-        self._named = shards or bool(location.format)
+        self._named = shards or location.format not in {"", _FILES}
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []
@@ -46,14 +47,14 @@ class Taking:
     def take(self, page: list[ObjectRef]) -> None:
         """Take objects of the URL's own store, all under its prefix."""
         if not self._gatherings:
-            self._gatherings.append(Gathering(self._base))
+            self._gatherings.append(Gathering(self._base, shards=self._named))
         self._take(page)
 
     def take_named(self, page: list[ObjectRef]) -> None:
         """Take objects of one store that a manifest names, in its order."""
         keys = [ref.key for ref in page]
         common = os.path.commonprefix([min(keys), max(keys)])  # noqa: RUF071 - of a prefix too, the folder follows
-        self._gatherings.append(Gathering(common[: common.rfind("/") + 1]))
+        self._gatherings.append(Gathering(common[: common.rfind("/") + 1], shards=self._named))
         self._take(page)
 
     def grouped(self) -> list[Grouped]:
@@ -68,4 +69,4 @@ class Taking:
         self.count += len(page)
         beside = [ref for ref in page if is_beside(ref.key) and ref.key != self._exact]
         self.beside.update(dict.fromkeys(beside))
-        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page, named=self._named)
+        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page)

@@ -72,7 +72,7 @@ def test_other_files_of_tokens(s3: S3Server, daemons: Callable[..., Daemon]) -> 
     recipe = {"decode": "tokens", "dtype": "uint16", "count": WINDOW, "last": "pad", "fill": 999}
     padded = np.stack([np.arange(at, at + WINDOW) for at in (0, 64, 128)])
     padded[padded >= len(tokens)] = 999
-    for url in ("tokens-llmc+s3://data/llmc/", "s3://data/npy/", "s3://data/mega/"):
+    for url in ("tokens-llmc+s3://data/llmc/", "tokens-npy+s3://data/npy/", "s3://data/mega/"):
         dataset = FeedDataset(
             url, batch_size=4, fields={"tokens": json.dumps(recipe)}, address=daemon.address, uneven="allow", copy=True
         )

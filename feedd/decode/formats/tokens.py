@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FIELD: Final = "tokens"
 RAW, LLMC, NPY = "tokens", "tokens-llmc", "tokens-npy"
-_BY_EXTENSION: Final = {".bin": RAW, ".npy": NPY}
+_BY_EXTENSION: Final = {".bin": RAW}  # a .npy file that nobody named is a sample
 _OTHERS: Final = re.compile(r"chunk-\d+-\d+\.bin|.*\.zstd\.bin")  # LitData's
 _HEAD_BYTES: Final = {RAW: 0, LLMC: 1024, NPY: 128}
 _LLMC_DTYPES: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # by magic and version

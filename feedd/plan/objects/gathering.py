@@ -50,10 +50,12 @@ class Gathering:
 
     Args:
         base: what keys are relative to; all begin with it.
+        shards: every object is one, whatever its name: somebody named their format.
     """
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, *, shards: bool = False) -> None:
         self._base = base
+        self._shards = shards
         self._others: list[ObjectRef] = []
         self._places = array("q")  # so many objects of samples came before each of the others
         self._keys, self._key_ends = bytearray(), array("q")
@@ -63,17 +65,12 @@ class Gathering:
         self._open: list[tuple[str, int, set[str]]] = []  # stems that later objects may still be of
         self._root = ""
 
-    def add(self, page: Iterable[ObjectRef], *, named: bool = False) -> None:
-        """Take objects, in the order of the dataset.
-
-        Args:
-            page: of them.
-            named: they are shards, whatever they are called.
-        """
+    def add(self, page: Iterable[ObjectRef]) -> None:
+        """Take objects, in the order of the dataset."""
         for ref in page:
             stem, extension = split_name(ref.key)
-            kind = SHARD if named else kind_of(stem, extension)
-            if kind not in _MEMBERS:
+            kind = kind_of(stem, extension)
+            if self._shards or kind not in _MEMBERS:
                 self._others.append(ref)
                 self._places.append(len(self._sizes))
                 continue

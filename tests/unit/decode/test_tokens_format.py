@@ -126,10 +126,11 @@ def test_broken_bytes_are_windows_or_refused(data: st.DataObject, kind: str) -> 
     ("named", "name", "kind"),
     [
         ("", "train.bin", RAW),
-        ("", "x/VAL.NPY", NPY),
+        ("", "x/VAL.NPY", ""),
         ("", "chunk-0-12.bin", ""),
         ("", "a.tar", ""),
         (LLMC, "a.bin", LLMC),
+        (NPY, "a.npy", NPY),
         ("tar", "a.bin", ""),
     ],
 )
