@@ -158,8 +158,8 @@ class MadeCache:
         """Make a shard of unknown size; among several, put it into the cache at once, to hold memory for few."""
         async with self._landing:
             shard = await self._known(ref)
-            if not alone:
-                (await self._inner.acquire([shard])).release()
+        if not alone:  # others need not wait where there is no space, for instance in the quota of this one
+            (await self._inner.acquire([shard])).release()
 
     async def _known(self, ref: ObjectRef) -> ObjectRef:
         """Return the ref of a shard, made if its size is not known."""

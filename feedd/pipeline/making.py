@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final
 from feedd.decode.forms import registry
 from feedd.decode.forms.making import HeldObject
 from feedd.decode.work import MadeShard, MakeTask
-from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted
+from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.made_facts import MadeFact
 from feedd.pipeline.memory_file import MemoryFile, copy_into, tell_landed
-from feedd.units import MIB, format_size
+from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from feedd.pipeline.made_facts import MadeFacts
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
@@ -34,9 +34,17 @@ _RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
 _FRESH_MAX: Final = 8
 
 
-def formed(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards: those that cannot be read as they lie with the form that can."""
-    return tuple(replace(ref, form=form) if (form := registry.form_for(ref.key)) else ref for ref in refs)
+def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards: those that cannot be read as they lie with the form that can.
+
+    Args:
+        refs: as listed.
+        named: what their URLs name in the place of a format, by their place.
+    """
+    forms = (
+        registry.form_named((named or {}).get(at, "")) or registry.form_for(ref.key) for at, ref in enumerate(refs)
+    )
+    return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,13 @@ class MakerOptions:
     Attributes:
         limit_bytes: most bytes of one made shard.
         makings: at one time, fetching included.
+        deadline_s: longest time one making may take, waiting for its turn and fetching included.
         available: bytes of memory that can still be taken; None: nobody knows.
     """
 
     limit_bytes: int
     makings: int = 2
+    deadline_s: float = 1800.0
     available: Callable[[], int | None] = available_bytes
 
 
@@ -134,7 +144,21 @@ class Maker:
         Raises:
             Whatever the fetcher raises; BadShard, Unsupported: a shard cannot be made of it.
             ResourceExhausted: not enough memory.
+            StoreUnavailable: it took longer than its deadline.
         """
+        scope = asyncio.timeout(self._options.deadline_s)
+        try:
+            async with scope:
+                return await self._bring(ref, urgency)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            message = (
+                f"expected a shard to be made within {format_duration(self._options.deadline_s)}, got no end of it"
+            )
+            raise StoreUnavailable(message, object=ref.url, stage="cache") from error
+
+    async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
         async with self._place():
             file = MemoryFile("feedd-made")
             try:

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
-from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, NotFound, ObjectChanged, ResourceExhausted
+from feedd.errors import (
+    CacheTooSmall,
+    CacheUnavailable,
+    Draining,
+    NotFound,
+    ObjectChanged,
+    ResourceExhausted,
+    StoreUnavailable,
+)
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MAKING
+from feedd.pipeline.made import MadeCache
 from feedd.pipeline.made_facts import MadeFact, MadeFacts
 from feedd.pipeline.making import Maker, MakerOptions, formed, joined
 from feedd.pipeline.pinned import with_pinned
@@ -236,6 +246,36 @@ async def test_no_memory_is_an_error(rig: MadeRig) -> None:
             maker.keep_only(lambda _: False)
         assert recorder.total(PIPELINE_MAKING) == 0
         assert rig.fetcher.calls[ref.key] == fetched
+
+
+async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
+    """A making whose object never comes ends, and holds nothing."""
+    ref = rig.shard("a")
+    rig.fetcher.hold(ref)
+    maker = Maker(rig.fetcher, make, MadeFacts(), MakerOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    with pytest.raises(StoreUnavailable, match="made within"):
+        await maker.bring(ref, lambda: 0.0)
+    assert rig.recorder.total(PIPELINE_MAKING) == 0
+    assert not rig.fetcher.running
+
+
+async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
+    """Made shards count against the quota of their prefix, with the bytes they have there; others have their room."""
+    refs = [rig.shard(f"{folder}/{n}") for folder in ("a", "b") for n in range(3)]
+    maker = Maker(rig.fetcher, make, rig.facts, MakerOptions(1 << 30), rig.recorder)
+    options = replace(rig.options(), quotas={f"{ROOT}/a/": 2 * disk_bytes(refs[0])})
+    async with DiskCache(options, maker, rig.recorder, rig.clock) as disk, MadeCache(disk, maker) as cache:
+        with pytest.raises(CacheTooSmall, match="quota"):
+            await cache.acquire(refs[:3])
+        with await cache.acquire(refs[:2]):
+            waiting = asyncio.ensure_future(cache.acquire([refs[2]]))
+            with await cache.acquire(refs[3:]) as pins:  # nobody outside the quota waits for who is inside
+                rig.check(pins, refs[3:])
+            assert not waiting.done()
+        with await waiting as pins:
+            rig.check(pins, [refs[2]])
+        assert sum("/a/" in entry.url for entry in cache.entries()) == 2
+    assert rig.recorder.total(PIPELINE_MAKING) == 0
 
 
 async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
