@@ -68,18 +68,18 @@ class Work(Protocol):
         """Do without ``rows``: they killed two workers. Raises where that leaves nothing."""
 
 
-class _Short:
-    """What most calls are: of plain requests that take as long as any other."""
-
-    fds: tuple[int, ...] = ()
-    long_s = 0.0
-
-
 def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
     """Return a field that some of its rows lack."""
     size = work.size.copy()
     size[list(rows)] = -1
     return replace(work, size=size)
+
+
+class _Short:
+    """What most calls are: of plain requests that take as long as any other."""
+
+    fds: tuple[int, ...] = ()
+    long_s = 0.0
 
 
 class DecodeCall(_Short):
@@ -207,7 +207,7 @@ class PinCall(_Short):
 
     def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
         """Return the request."""
-        return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.stored))
+        return encode(PinRequest(request_id, split.file_message(self._file), *self._span))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
         """Pin."""

@@ -116,7 +116,10 @@ class Child:
         while self._outbox:
             payload, fds = self._outbox[0]
             try:
-                socket.send_fds(self._socket, [payload], fds)
+                if fds:
+                    socket.send_fds(self._socket, [payload], fds)
+                else:
+                    self._socket.send(payload)  # a packet goes whole or not at all
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._socket.fileno(), self._flush)
                 return

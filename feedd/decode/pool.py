@@ -14,6 +14,7 @@ from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.make_call import MakeCall
 from feedd.decode.messages import Attach, Detach, encode
 from feedd.decode.overseer import Overseer
+from feedd.decode.plain import chunk_rows
 from feedd.decode.poison import Poison
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 
@@ -139,7 +140,8 @@ class DecodePool:
             Internal: the arena is not attached, or a row lies outside it.
         """
         call = DecodeCall(task, self._poison)
-        await self._dispatch.do(call, self._options.chunk_rows)
+        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows)
+        await self._dispatch.do(call, rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
         if result.bad:

@@ -228,8 +228,17 @@ def _as_stored(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
     check_stored(recipe)
     stored = parse_stored(recipe.stored)
     if recipe.codec == "array" and stored is not None:
-        return replace(recipe, params=canonical(ArrayParams(stored.dtype)))
+        params = params_of(recipe)
+        assert isinstance(params, ArrayParams)
+        return replace(recipe, params=canonical(_typed(params, recipe.name, stored.dtype)))
     return recipe
+
+
+def _typed(params: ArrayParams, name: str, dtype: str) -> ArrayParams:
+    try:
+        return ArrayParams(dtype, params.pack)
+    except ValueError as error:
+        raise BadRecipe(str(error), object=name, stage="decode") from error
 
 
 def spec_of(recipe: FieldRecipe) -> TensorSpec:

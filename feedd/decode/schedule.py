@@ -59,9 +59,10 @@ class Schedule:
     first. Within a stream: first come, first served.
 
     A worker holds ``depth`` chunks at most: one it works on, the others wait in its socket, so that it never idles
-    for a round trip. A worker's death is blamed on the chunk it was running: that is replayed row by row, and a row
-    during which a worker dies again is given up. So every row can take at most two workers with it, where looking for
-    it by halves would take six of 32 rows, or six deadlines of one that hangs.
+    for a round trip. Chunks that take long leave one worker to the others, if there are two. A worker's death is
+    blamed on the chunk it was running: that is replayed row by row, and a row during which a worker dies again is
+    given up. So every row can take at most two workers with it, where looking for it by halves would take six of 32
+    rows, or six deadlines of one that hangs.
     """
 
     def __init__(self, depth: int = 2) -> None:
@@ -71,6 +72,7 @@ class Schedule:
         self._with_room: list[dict[int, None]] = [{} for _ in range(depth)]
         self._held_count = 0
         self._busy_count = 0
+        self._engaged_count = 0  # chunks that take long; a worker holds at most one
         self._last_id = 0
 
     @property
@@ -105,21 +107,24 @@ class Schedule:
     def assign(self) -> tuple[int, Chunk] | None:
         """Hand the next chunk to the worker that holds the fewest; None where nothing waits or all are full."""
         free = next((workers for workers in self._with_room if workers), None)
-        if not self._waiting or free is None:
+        chunk = None if free is None else self._next()
+        if free is None or chunk is None:
             return None
         worker = next(iter(free))
-        chunk = self._next()
         self._last_id += 1
         chunk.id = self._last_id
         chunk.call.waiting_count -= 1
         chunk.call.running_count += 1
         self._workers[worker].chunks.append(chunk)
+        self._engaged_count += chunk.call.alone
         self._moved(worker, 1)
         return worker, chunk
 
     def take_back(self, worker: int) -> None:
         """Undo the last assignment to ``worker``; the chunk is forgotten."""
-        self._workers[worker].chunks.pop().call.running_count -= 1
+        chunk = self._workers[worker].chunks.pop()
+        chunk.call.running_count -= 1
+        self._engaged_count -= chunk.call.alone
         self._moved(worker, -1)
 
     def divide(self, chunk: Chunk) -> None:
@@ -137,6 +142,7 @@ class Schedule:
         """Take note of the answer to the chunk that ``worker`` was running, and return it."""
         chunk = self._workers[worker].chunks.popleft()
         chunk.call.running_count -= 1
+        self._engaged_count -= chunk.call.alone
         self._moved(worker, -1)
         return chunk
 
@@ -165,6 +171,7 @@ class Schedule:
         self._without_room(worker, len(held))
         self._held_count -= len(held)
         self._busy_count -= bool(held)
+        self._engaged_count -= sum(chunk.call.alone for chunk in held)
         given_up: list[Chunk] = []
         again: list[Chunk] = []
         for position, chunk in enumerate(held):
@@ -196,9 +203,13 @@ class Schedule:
         if chunk_count < len(self._with_room):
             self._with_room[chunk_count].pop(worker, None)
 
-    def _next(self) -> Chunk:
+    def _next(self) -> Chunk | None:
         """Take the next chunk; the turn passes on when all of its call is taken."""
-        stream, queue = next(iter(self._waiting.items()))
+        spare = len(self._workers) - self._engaged_count != 1 or not self._engaged_count
+        turns = ((stream, queue) for stream, queue in self._waiting.items() if spare or not queue[0].call.alone)
+        stream, queue = next(turns, (0, None))
+        if queue is None:
+            return None
         chunk = queue.popleft()
         if not queue:
             del self._waiting[stream]

@@ -12,11 +12,13 @@ import ctypes
 import errno
 import gc
 import os
+import select
 import signal
 import socket
 import sys
 
 from feedd.decode.execute import Executor
+from feedd.decode.kept import REST_S
 from feedd.decode.messages import (
     MESSAGE_BYTES_MAX,
     PROTOCOL,
@@ -71,8 +73,12 @@ def _answer(sock: socket.socket, reply: Reply, fds: list[int]) -> None:
 def serve(sock: socket.socket) -> None:
     """Answer requests until the other end closes."""
     executor = Executor()
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
     _answer(sock, Hello(PROTOCOL), [])
     while True:
+        if executor.keeps and not waiting.poll(1000 * REST_S):
+            executor.rest()
         data, fds = receive(sock)
         if not data:
             return

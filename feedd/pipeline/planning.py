@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.recipe import parse_field
+from feedd.pipeline.cuts import Cuts, cut_of
+from feedd.pipeline.recipes import check_packing
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
@@ -30,12 +32,14 @@ class Request:
         wanted: recipes of each source; empty ones are told by the data.
         window_shards: shards per shuffle window.
         mix: facts of the mixture; None: there is but one source.
+        cuts: how each source's recipe cuts files of tokens; empty: none does.
     """
 
     spec: OpenSpec
     wanted: tuple[tuple[FieldRecipe, ...], ...]
     window_shards: int
     mix: dict[str, object] | None
+    cuts: Cuts = ()
 
     @classmethod
     def of(cls, spec: OpenSpec, window_shards: int) -> Request:
@@ -52,8 +56,10 @@ class Request:
         parse_uneven(spec.uneven)
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
-        return cls(spec, wanted, spec.window_shards or window_shards, mix)
+        cuts = tuple(cut_of(one) for one in wanted)
+        return cls(spec, wanted, spec.window_shards or window_shards, mix, cuts if any(cuts) else ())
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:

@@ -16,8 +16,10 @@ from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.columnar import counting
+from feedd.pipeline.cuts import Cuts, cut_files
 from feedd.pipeline.labels import LabelledIndexes
 from feedd.pipeline.making import formed
+from feedd.pipeline.megatron import check_types
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.epoch import NeedCounts
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
+    from feedd.pipeline.told import Told
     from feedd.plan.reader import BatchRows
     from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """Of each source of a dataset."""
+_Wanted = tuple[_Urls, Cuts]
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
@@ -56,8 +60,8 @@ class Shelf:
         self._stages = stages
         self._learned = learned
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
-        self._listings: dict[tuple[_Urls, bytes], Listing] = {}
-        self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
+        self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
+        self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
         self._labelled = LabelledIndexes()
         self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
@@ -66,9 +70,16 @@ class Shelf:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
         return await self.mixed((urls,), known)
 
-    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool]) -> Listing:
-        """Return one listing of several sources, one after another; as ``listing`` otherwise."""
-        held = {name: listing for name, listing in self._listings.items() if name[0] == sources}
+    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool], cuts: Cuts = ()) -> Listing:
+        """Return one listing of several sources, one after another; as ``listing`` otherwise.
+
+        Args:
+            sources: URLs of each.
+            known: whether a held listing is the run's.
+            cuts: how each source's files of tokens are cut; none: there are no such files.
+        """
+        wanted = sources, cuts
+        held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         for name, listing in held.items():
             if known(listing):
                 self._listings[name] = self._listings.pop(name)  # in use: the last to be dropped
@@ -76,7 +87,7 @@ class Shelf:
         newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
-        return await self._listing_flight.do(sources, lambda: self._list(sources))
+        return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
@@ -137,8 +148,10 @@ class Shelf:
         await self._index_flight.cancel_all()
         await asyncio.to_thread(self._learned.save)
 
-    async def _list(self, sources: _Urls) -> Listing:
-        resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
+    async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
+        resolve = self._stages.sources.resolve_all
+        cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
+        resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         named = {
             first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
@@ -153,10 +166,12 @@ class Shelf:
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.packs, listing.named = whole.packs, _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
+        if any(cuts):
+            told = await self._cut(whole, firsts, cuts, told)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
-        held = self._listings.pop((sources, listing.digest), None)
+        held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (
             held is not None
@@ -165,10 +180,18 @@ class Shelf:
         ):
             held.renew(listing)
             listing = held
-        self._listings[sources, listing.digest] = listing
+        self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
+
+    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
+        """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
+        files = await asyncio.to_thread(cut_files, whole.refs, firsts, cuts, {**told.formats, **whole.named})
+        await check_types(self._stages.sources, whole, files.dtypes)
+        claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
+        exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
+        return replace(told, exact=exact, claimed=claimed, formats=formats)
 
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
         try:

@@ -210,7 +210,8 @@ def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
 
 def format_of(listing: Listing, shard: int) -> str:
     """Return the format that somebody named for a shard; empty: its name tells it."""
-    return listing.named.get(shard) or listing.formats.get(shard, "")
+    named, told = listing.named.get(shard, ""), listing.formats.get(shard, "")
+    return told if not named or told.startswith(f"{named}:") else named  # what was named, with its parameters
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:

@@ -126,11 +126,15 @@ class Sources:
         """
         return (await self.resolve_all(urls)).refs
 
-    async def resolve_all(self, urls: Sequence[str]) -> Resolved:
+    async def resolve_all(self, urls: Sequence[str], *, shards: bool = False) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
         manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that.
+
+        Args:
+            urls: of one dataset.
+            shards: objects are shards, whatever they are called; else those that look like samples are packed.
 
         Raises:
             BadRequest: malformed URL or manifest. Unsupported: understood, and not served.
@@ -142,7 +146,7 @@ class Sources:
         packs: list[Packs] = []
         named: dict[int, str] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
-            taking = Taking(location)
+            taking = Taking(location, shards=shards)
             await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
             beside.update(taking.beside)
             for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object

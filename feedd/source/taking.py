@@ -20,15 +20,19 @@ _log = structlog.get_logger(__name__)
 class Taking:
     """Takes the objects of one URL.
 
+    Args:
+        location: the URL.
+        shards: objects are shards, as where the URL names their format.
+
     Attributes:
         beside: objects that tell of samples and hold none.
         count: objects taken.
     """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, *, shards: bool = False) -> None:
         self._url = location.url
         self._exact = location.key
-        self._named = bool(location.format)
+        self._named = shards or bool(location.format)
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []

@@ -27,6 +27,7 @@ from tests.bench import (
     objects,
     plan_speed,
     s3_bytes,
+    tokens,
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
@@ -50,6 +51,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "shared": jpeg.run_shared,
     "memory": jpeg.run_memory,
     "columns": columns.run,
+    "tokens": tokens.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

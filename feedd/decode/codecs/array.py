@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.decode.params import Params
+    from feedd.decode.params import Params, TokensParams
     from feedd.values import TensorSpec
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
@@ -54,6 +54,27 @@ class RawCodec:
             raise BadSample(f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {len(data)}")
         little_endian = np.frombuffer(data, out.dtype.newbyteorder("<"))
         out[...] = little_endian.reshape(out.shape)
+
+
+class TokensCodec(RawCodec):
+    """``tokens``: as ``tensor``, and short samples filled up where the recipe says so."""
+
+    def __init__(self, params: TokensParams) -> None:
+        super().__init__(params)
+        self._pads, self._fill = params.last == "pad", params.fill
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
+        """Copy ``data`` into ``out``.
+
+        Raises:
+            BadSample: another length than ``out`` has.
+        """
+        count, rest = divmod(len(data), out.dtype.itemsize)
+        if not self._pads or rest or not 0 < count < out.size:
+            super().decode(data, out, seed)
+            return
+        out[count:] = self._fill
+        super().decode(data, out[:count], seed)
 
 
 class VarintsCodec(RawCodec):

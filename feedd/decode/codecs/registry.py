@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feedd.decode import plugins
 from feedd.decode.audio_params import AudioParams
-from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
+from feedd.decode.codecs.array import NpyCodec, RawCodec, TokensCodec, VarintsCodec
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec
 from feedd.decode.codecs.pil import PixelsCodec
@@ -46,7 +46,7 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     JsonParams: JsonCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
-    TokensParams: RawCodec,
+    TokensParams: TokensCodec,
 }
 
 

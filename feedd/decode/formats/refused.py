@@ -26,6 +26,9 @@ class Refusal(NamedTuple):
 
 _NAME: Final = "give it an ending that says so, such as .tar.gz, .jsonl.zst or .parquet: it is read then"
 _TORCH: Final = "nothing is unpickled here: save tensors as .npy members of tar shards, as MDS or as TFRecord"
+_ARRAY: Final = (
+    'pack arrays as members of tar shards, one per sample; one of token ids is cut by {"tokens": "tokens:uint16:2049"}'
+)
 REFUSED: Final = (
     Refusal(
         "an FFCV file",

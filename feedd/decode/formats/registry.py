@@ -19,8 +19,8 @@ from feedd.decode.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
-from feedd.decode.forms.names import EXTENSIONS as FORM_EXTENSIONS
-from feedd.decode.forms.suffixes import is_refused, uncompressed
+from feedd.decode.formats.tokens import LLMC, NPY, RAW, TokensFormat
+from feedd.decode.forms.suffixes import MADE, is_refused, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     RecordIoProtobufFormat(),
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
+    *(TokensFormat(kind) for kind in (RAW, LLMC, NPY)),
     TableFormat(),
     FilesFormat(),
     LmdbFormat(),
@@ -64,7 +65,11 @@ _BY_EXTENSION: Final = {
     ".npy": "npy",
     ".safetensors": "safetensors",
 }
-_WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {"mds": MdsFormat, "litdata": LitDataFormat}
+_WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {
+    "mds": MdsFormat,
+    "litdata": LitDataFormat,
+    **{kind: functools.partial(TokensFormat, kind) for kind in (RAW, LLMC, NPY)},
+}
 """Formats that take what lies beside a shard: ``NAME:JSON``."""
 _CHUNK: Final = re.compile(r"chunk-\d+-\d+\.bin")  # how LitData names its shards
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
@@ -132,4 +137,4 @@ def _with_params(kind: str, params: str) -> ShardFormat:
 
 
 def _known() -> str:
-    return " or ".join((*_BY_EXTENSION, *FORM_EXTENSIONS))
+    return " or ".join((*_BY_EXTENSION, *MADE))

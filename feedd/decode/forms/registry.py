@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final, cast
 
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.names import BY_EXTENSION, EXTENSIONS
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, endings, uncompressed
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, endings, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -43,13 +42,14 @@ COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "litdata-arrow", "npz", "pa
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
+_EXTENSIONS: Final = tuple(MADE)
 
 
 def form_for(url: str) -> str:
     """Return the form in which a shard is read, by its extension; empty: as it is."""
     name = url.rsplit("/", 1)[-1].lower()
-    if name.endswith(EXTENSIONS):
-        return next(form for extension, form in BY_EXTENSION.items() if name.endswith(extension))
+    if name.endswith(_EXTENSIONS):
+        return next(form for extension, form in MADE.items() if name.endswith(extension))
     inside, form = uncompressed(_PART_OF.sub("", name))
     if form:
         try:
@@ -87,7 +87,7 @@ def get(name: str) -> ShardForm:
 def names() -> dict[str, tuple[str, ...]]:
     """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
-    for extension, name in BY_EXTENSION.items():
+    for extension, name in MADE.items():
         found[name] = (*found[name], extension)
     for name, form in _BY_FORMAT.items():
         found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")

@@ -22,6 +22,21 @@ _COMPRESSED: Final = {
     ".xz": ("", UNXZ),
     ".txz": (".tar", UNXZ),
 }
+MADE: Final[dict[str, str]] = {
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".csv": "csv",
+    ".feather": "arrow",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".libsvm": "libsvm",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".svm": "libsvm",
+    ".tsv": "tsv",
+}
+"""Form by the end of a lower-case file name, for what is not compressed."""
+
 _REFUSED: Final = (".lz4", ".br", ".snappy", ".sz", ".z", ".lzma", ".7z", ".zip", ".rar", ".lzo")
 _ENDINGS: Final = tuple(_COMPRESSED)
 

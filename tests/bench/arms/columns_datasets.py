@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import datasets
+import datasets  # type: ignore[import-not-found]  # lives in the peers' environment
 from torch.utils.data import DataLoader
 
 from tests.bench.arms.columns import read_settings, take
