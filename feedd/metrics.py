@@ -98,6 +98,10 @@ PIPELINE_SHARED = Metric(
     "batches of job groups: made, taken by another job, made again for a slow one",
     ("outcome",),
 )
+PIPELINE_FILTERED = Metric("feedd_pipeline_filtered_samples_total", _C, "", "samples that recipes' filters left out")
+PIPELINE_QUARANTINED = Metric(
+    "feedd_pipeline_quarantined_samples_total", _C, "", "bad samples written to the quarantine file"
+)
 DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the state the daemon is in", ("state",))
 DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "how late the event loop last woke")
 

@@ -146,6 +146,7 @@ class FieldKind(enum.Enum):
     RAGGED = "ragged"  # values + int64 offsets[rows + 1] in elements, + int64 shapes[rows, ndim]
     TEXT = "text"  # UTF-8 bytes + offsets; list[str] for the user
     JSON = "json"  # as TEXT, parsed by the client
+    PADDED = "padded"  # as DENSE, of another shape in each batch: ``Region.dims``
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class FieldRecipe:
         codec: name in the codec registry ("image", "int", "bytes", ...).
         params: the codec's parameters as canonical JSON text (sorted keys), part of the fingerprint.
         stored: how the data stores it (see ``decode.stored``), once a shard has told; no part of what a user asks for.
+        pad: how samples of different shapes become equal (see ``decode.padding``), canonical JSON; empty: they do not.
     """
 
     name: str
@@ -165,6 +167,7 @@ class FieldRecipe:
     codec: str
     params: str = "{}"
     stored: str = ""
+    pad: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +179,8 @@ class TensorSpec:
         kind: layout.
         dtype: numpy name, little-endian ("uint8", "float32", ...).
         shape: per-sample shape (DENSE); empty for scalars and for the other kinds.
-        ndim: dimensions of one sample; RAGGED with ndim > 1 carries int64 shapes[rows, ndim].
+        ndim: dimensions of one sample; RAGGED with ndim > 1 carries int64 shapes[rows, ndim]. How large those of
+            PADDED are is said by each batch.
     """
 
     name: str
@@ -188,12 +192,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a field lies, in bytes from the start of its slot. Unused parts are 0."""
+    """Where a field lies, in bytes from the start of its slot. Unused parts are 0.
+
+    Attributes:
+        dims: shape of every sample of the batch, PADDED only.
+    """
 
     values_at: int
     values_bytes: int
     offsets_at: int = 0
     shapes_at: int = 0
+    dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +288,9 @@ class OpenSpec:
         fields: (name, recipe text) pairs; empty: the format's defaults.
         window_shards: shards per shuffle window; 0: the daemon's default.
         window_bytes: as many shards per window as fit into it instead; 0: by their number.
+        bucket_by: field by whose size samples of a window are put into batches; empty: by chance alone.
+        bad_samples: what becomes of bad samples, see ``pipeline.policy``; empty: "skip".
+        filters: conditions that samples must meet, see ``decode.filters``.
         sharding: "key", "replicated", "size" or "sample".
         partitions: parts the dataset is cut into; 0: as many as nodes.
         uneven: "drop", "pad", "repeat", "join" or "allow"; empty: as suits.
@@ -315,6 +327,9 @@ class OpenSpec:
     sources: tuple[SourceSpec, ...] = ()
     mix: str = ""
     samples_per_epoch: int = 0
+    bucket_by: str = ""
+    bad_samples: str = ""
+    filters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +363,7 @@ class BatchReady:
     Attributes:
         oversize: private buffer of ``size_bytes`` for a batch larger than its slot; sent inline.
         again: one byte per row, 1 where the sample came before in this epoch, to fill up a step; empty: nowhere.
+        filtered: samples that the recipe's filters left out.
     """
 
     cursor: Cursor
@@ -357,6 +373,7 @@ class BatchReady:
     bad_samples: int = 0
     oversize: memoryview | None = None
     again: bytes = b""
+    filtered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

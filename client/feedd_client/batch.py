@@ -60,7 +60,7 @@ class BatchDecoder:
 
 
 def first_time(message: pb.Batch) -> torch.Tensor:
-    """Return bool[rows], for uneven="pad": False for samples that came before in this epoch and fill up the step."""
+    """Return bool[rows]: False for samples that came before in this epoch, and fill up the step or replace bad ones."""
     if not message.again:
         return torch.ones(message.rows, dtype=torch.bool)
     again = np.frombuffer(message.again, np.uint8)
@@ -80,6 +80,8 @@ def _decoder(spec: pb.TensorSpec) -> Decoder:
         return _dense(_dtype(spec), tuple(spec.shape))
     if spec.kind == pb.TensorSpec.RAGGED:
         return _ragged(_dtype(spec), spec.ndim)
+    if spec.kind == pb.TensorSpec.PADDED:
+        return _padded(_dtype(spec), spec.ndim)
     if spec.kind == pb.TensorSpec.TEXT:
         return _texts
     if spec.kind == pb.TensorSpec.JSON:
@@ -99,6 +101,15 @@ def _dtype(spec: pb.TensorSpec) -> np.dtype[Any]:
 def _dense(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Decoder:
     def decode(payload: Payload, region: pb.FieldRegion, rows: int) -> torch.Tensor:
         return torch.from_numpy(np.ndarray((rows, *shape), dtype, payload, region.values_at))
+
+    return decode
+
+
+def _padded(dtype: np.dtype[Any], ndim: int) -> Decoder:
+    def decode(payload: Payload, region: pb.FieldRegion, rows: int) -> torch.Tensor:
+        if len(region.dims) != ndim:
+            raise ValueError(f"{len(region.dims)} dimensions of {ndim}")
+        return torch.from_numpy(np.ndarray((rows, *region.dims), dtype, payload, region.values_at))
 
     return decode
 

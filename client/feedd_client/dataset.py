@@ -18,16 +18,18 @@ from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPl
 from feedd_client.opener import Consumer, Opener
 from feedd_client.options import FeedOptions, parse_shuffle, parse_sources, parse_urls
 from feedd_client.passes import Ranks
+from feedd_client.policy import parse_policy
 from feedd_client.recipe import encode_fields
 from feedd_client.runtime import Runtime
 from feedd_client.session import Position
 from feedd_client.stats import LoaderStats
-from feedd_client.transport import parse_address
+from feedd_client.transport import checked_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from feedd_client.options import Mix, Sharding, Uneven
+    from feedd_client.policy import BadSamples
     from feedd_client.topology import Topology
     from feedd_client.values import Shuffle, Source
 
@@ -82,7 +84,17 @@ class FeedDataset(IterableDataset[Any]):
         copy: yield private copies.
         prefetch: batches in shared memory at once; the daemon may grant fewer. None: the daemon chooses, about
             64 MiB of them, between 4 and 16.
-        max_bad_samples: undecodable samples dropped per epoch before it is an error.
+        bad_samples: what becomes of samples that cannot be decoded or are not of the dataset's schema. "error": the
+            first one is an error. "skip": left out of their batch. "replace": the next good sample of the batch takes
+            the row, so that batches stay full; ``batch["__valid__"]`` is False there. "quarantine": as "skip", and the
+            daemon names each in a file. Counted in ``stats()``; steps stay what they are. None: "skip" within
+            ``max_bad_samples``.
+        max_bad_samples: most of them in an epoch before it is an error; None: none where ``bad_samples`` is not given,
+            any number where it is.
+        filter: conditions a sample must meet, a mapping or a list of them: ``{"field": "txt", "min_bytes": 1,
+            "max_bytes": 4096}`` (stored size), ``{"field": "jpg", "min_height": 64, "min_width": 64}`` (from the
+            header; ``max_`` as well), ``{"field": "score", "min": 0.5, "max": 1}`` (a number). Others are left out of
+            their batch, and counted in ``stats()``.
         open_timeout_s: for opening; includes fetching a first shard.
         reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
 
@@ -111,7 +123,9 @@ class FeedDataset(IterableDataset[Any]):
         keys: bool = False,
         copy: bool = False,
         prefetch: int | None = None,
-        max_bad_samples: int = 0,
+        bad_samples: BadSamples | None = None,
+        max_bad_samples: int | None = None,
+        filter: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         open_timeout_s: float = 120.0,
         reconnect_timeout_s: float = 300.0,
     ) -> None:
@@ -132,16 +146,14 @@ class FeedDataset(IterableDataset[Any]):
             keys=keys,
             copy=copy,
             prefetch=prefetch,
-            max_bad_samples=max_bad_samples,
+            samples=parse_policy(bad_samples, max_bad_samples, filter),
             open_timeout_s=open_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
             sources=sources,
             mix=mix,
             samples_per_epoch=samples_per_epoch,
         )
-        if address is not None:
-            parse_address(address)
-        self._address, self._topology = address, topology
+        self._address, self._topology = checked_address(address), topology
         self._epochs = Epochs()
         self._resume: states.Resume | None = None
         self._position, self._fingerprint = Position(), b""

@@ -131,7 +131,7 @@ class BadShardError(DataError):
 
 
 class BadSampleError(DataError):
-    """One sample cannot be decoded and the budget ``max_bad_samples`` is spent."""
+    """One sample cannot be decoded, and ``bad_samples`` and ``max_bad_samples`` do not let it pass."""
 
 
 class ResourceError(FeedError):

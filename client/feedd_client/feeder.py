@@ -72,6 +72,11 @@ class Feeder:
         return self._opener.uneven
 
     @property
+    def replaces(self) -> bool:
+        """Whether samples may take the place of bad ones."""
+        return self._options.samples.replaces
+
+    @property
     def next_step(self) -> int:
         """The first step not taken."""
         return self._next.step
@@ -137,6 +142,7 @@ class Feeder:
         step = cursor.step + self._consumer.count
         self._stats.bytes += lease.message.size_bytes
         self._stats.bad_samples += lease.message.bad_samples
+        self._stats.filtered_samples += lease.message.filtered
         self._next = Position(cursor.epoch, step, anchors_of(cursor))
         return lease
 

@@ -149,7 +149,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             if self._plan.copy and lease.slot >= 0:
                 payload = payload.copy()
             batch = session.decoder.decode(payload, message.regions, message.rows)
-            if self._feeder.uneven == "pad":
+            if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:
             self.close()
@@ -255,13 +255,22 @@ class SampleIterator(FeedIterator[Sample]):
         self._skip_rows = plan.skip_rows
 
     def __next__(self) -> Sample:
-        for position, sample in self._samples:
-            self.position = position
-            self._stats.batches += 1
-            self._stats.samples += 1
-            if self.auto_commit:
-                self._hooks.commit(position)
-            return sample
+        while (found := next(self._samples, None)) is None:  # batches may be empty, thousands of them in a row
+            self._next_samples()
+        position, sample = found
+        self.position = position
+        self._stats.batches += 1
+        self._stats.samples += 1
+        if self.auto_commit:
+            self._hooks.commit(position)
+        return sample
+
+    def _next_samples(self) -> None:
+        """Take the next batch apart.
+
+        Raises:
+            StopIteration: there is none.
+        """
         self._samples = iter(())  # drops the last views of the slot that is about to go back
         before = self._feeder.next_position
         taken = self._next_batch()
@@ -269,10 +278,8 @@ class SampleIterator(FeedIterator[Sample]):
             raise StopIteration
         batch, rows = taken
         skip, self._skip_rows = self._skip_rows, 0
-        if skip >= rows:
-            return self.__next__()
         after = self.position
         inside = [replace(before, row=row + 1) for row in range(rows - 1)]
         singles = split_rows(batch, rows)
-        self._samples = iter(list(zip([*inside, after], singles, strict=True))[skip:])
-        return self.__next__()
+        positions = [*inside, after] if rows else []
+        self._samples = iter(list(zip(positions, singles, strict=True))[skip:])

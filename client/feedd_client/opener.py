@@ -79,7 +79,7 @@ class Opener:
             try:
                 endpoint = self._connect()
                 granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
-                return _adopted(endpoint, granted)
+                return _adopted(endpoint, granted, self._options.needs_minor)
             except retry as error:
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
@@ -117,7 +117,9 @@ class Opener:
                 fields=_fields(options.fields),
                 batch_size=options.wire_batch_size,
                 keys=options.keys,
-                bad_samples_max=options.max_bad_samples,
+                bad_samples_max=options.samples.budget,
+                bad_samples=options.samples.bad_samples or "",
+                filters=options.samples.filters,
             ),
             topology=pb.Topology(
                 world_size=topology.world_size,
@@ -131,6 +133,7 @@ class Opener:
                 enabled=options.shuffle is not None,
                 window_shards=options.window_shards,
                 window_bytes=options.window_bytes,
+                bucket_by=options.bucket_by,
             ),
             seed=options.seed,
             sharding=options.sharding,
@@ -160,10 +163,22 @@ def _fields(fields: tuple[tuple[str, str], ...]) -> list[pb.Field]:
     return [pb.Field(name=name, recipe=text) for name, text in fields]
 
 
-def _adopted(endpoint: Endpoint, granted: pb.OpenResponse) -> Session:
+def _adopted(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> Session:
     """Return the session; one this client cannot use is closed at once."""
     try:
+        _check_minor(endpoint, granted, needs_minor)
         return Session(endpoint, granted)
     except BaseException:
         endpoint.close_session(granted.session_id, CLOSE_TIMEOUT_S)
         raise
+
+
+def _check_minor(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int) -> None:
+    """Make sure that the daemon did not pass over what it does not know."""
+    if granted.version.minor < needs_minor:
+        raise DaemonVersionError(
+            "expected a daemon that filters, buckets and replaces samples "
+            f"(protocol {PROTOCOL_MAJOR}.{needs_minor}), got {granted.version.major}.{granted.version.minor}",
+            object=endpoint.address.text,
+            hint="upgrade feedd on this node",
+        )

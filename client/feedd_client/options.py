@@ -14,6 +14,8 @@ from feedd_client.values import Shuffle, Source
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd_client.policy import SamplePolicy
+
 Mix = Literal["stratified", "sample", "batch", "batch-sample"]
 Sharding = Literal["key", "size", "replicated", "sample"]
 Uneven = Literal["drop", "pad", "repeat", "join", "allow"]
@@ -39,6 +41,7 @@ class FeedOptions:
     """The frozen form of FeedDataset's arguments; units and meaning as there.
 
     Attributes:
+        samples: which samples it takes.
         sources: to be mixed, instead of ``urls``.
     """
 
@@ -56,7 +59,7 @@ class FeedOptions:
     keys: bool
     copy: bool
     prefetch: int | None
-    max_bad_samples: int
+    samples: SamplePolicy
     open_timeout_s: float
     reconnect_timeout_s: float
     sources: tuple[SourceOptions, ...] = ()
@@ -79,7 +82,6 @@ class FeedOptions:
         _expect(
             self.prefetch is None or _count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch
         )
-        _expect(_count(self.max_bad_samples, 0), "max_bad_samples", "an int >= 0", self.max_bad_samples)
         _expect(self.open_timeout_s > 0, "open_timeout_s", "seconds > 0", self.open_timeout_s)
         _expect(self.reconnect_timeout_s >= 0, "reconnect_timeout_s", "seconds >= 0", self.reconnect_timeout_s)
         if self.shuffle is not None and self.shuffle.window_shards is not None:
@@ -88,6 +90,9 @@ class FeedOptions:
         if self.shuffle is not None and self.shuffle.window_bytes is not None:
             size, alone = self.shuffle.window_bytes, self.shuffle.window_shards is None
             _expect(_count(size, 1) and alone, "shuffle", "window_bytes >= 1 without window_shards", self.shuffle)
+        if self.shuffle is not None and self.shuffle.bucket_by is not None:
+            name = self.shuffle.bucket_by
+            _expect(isinstance(name, str) and name != "", "shuffle", "bucket_by None or a field", name)
 
     def _check_mix(self) -> None:
         _expect(self.mix in MIXES, "mix", f"one of {', '.join(MIXES)}", self.mix)
@@ -125,6 +130,17 @@ class FeedOptions:
     def wire_batch_size(self) -> int:
         """Samples per batch on the wire."""
         return SINGLES_BATCH if self.batch_size is None else self.batch_size
+
+    @property
+    def needs_minor(self) -> int:
+        """The least minor version of the protocol whose daemons do what is asked for; older ones would pass over it."""
+        bucketed = self.shuffle is not None and self.shuffle.bucket_by is not None
+        return 3 if self.samples.is_new or bucketed else 0
+
+    @property
+    def bucket_by(self) -> str:
+        """The field that samples are put together by as the wire says it: empty where by none."""
+        return "" if self.shuffle is None or self.shuffle.bucket_by is None else self.shuffle.bucket_by
 
     @property
     def window_shards(self) -> int:

@@ -25,7 +25,7 @@ def encode_fields(fields: Mapping[str, str | Mapping[str, Any]] | None) -> tuple
             object="fields",
             hint='like {"jpg": "image:224x224", "cls": "int"}; leave it out for the defaults by extension',
         )
-    return tuple((_name(name), _text(name, recipe)) for name, recipe in fields.items())
+    return tuple((_name(name), encode_recipe(name, recipe)) for name, recipe in fields.items())
 
 
 def _name(name: object) -> str:
@@ -38,7 +38,12 @@ def _name(name: object) -> str:
     return name
 
 
-def _text(name: str, recipe: object) -> str:
+def encode_recipe(name: str, recipe: object) -> str:
+    """Return one recipe as the text that travels.
+
+    Raises:
+        BadRecipeError: neither text nor a mapping that JSON can express.
+    """
     if isinstance(recipe, str) and recipe:
         return recipe
     if isinstance(recipe, Mapping):

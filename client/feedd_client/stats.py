@@ -14,7 +14,8 @@ class LoaderStats:
         batches: batches (or samples, where one at a time) handed out.
         samples: rows in them.
         bytes: payload bytes received.
-        bad_samples: samples the daemon dropped under ``max_bad_samples``.
+        bad_samples: samples that could not be decoded and were dropped or replaced, see ``bad_samples=``.
+        filtered_samples: samples that ``filter=`` left out.
         wait_s: time spent waiting for the daemon; over wall time, the share of steps that is input-bound.
         time_to_first_batch_s: from the start of the first iteration to its first batch; None before.
         reconnects: streams resumed after they were lost.
@@ -28,6 +29,7 @@ class LoaderStats:
     samples: int = 0
     bytes: int = 0
     bad_samples: int = 0
+    filtered_samples: int = 0
     wait_s: float = 0.0
     time_to_first_batch_s: float | None = None
     reconnects: int = 0

@@ -78,6 +78,17 @@ class Address:
         return host.strip("[]"), int(port)
 
 
+def checked_address(text: str | None) -> str | None:
+    """Return ``text``, where it is given an address.
+
+    Raises:
+        BadOptionError: it is given, and is none.
+    """
+    if text is not None:
+        parse_address(text)
+    return text
+
+
 def parse_address(text: str) -> Address:
     """Return the address for ``unix:///path``, ``host:port`` or ``tls://host:port``.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,13 @@ class Shuffle:
         window_shards: shards per window; None takes the daemon's default. More mixes better and
             needs as many shards in the cache before the first batch.
         window_bytes: as many shards per window as fit into so many bytes, at least one; instead of ``window_shards``.
+        bucket_by: field whose stored size decides which samples of a window come together in a step: similar ones, so
+            that padding them wastes little. Steps come in random order all the same.
     """
 
     window_shards: int | None = None
     window_bytes: int | None = None
+    bucket_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,31 @@ class Ragged:
     def bytes(self, index: int) -> bytes:
         """Return one sample's raw memory: the encoded file for fields ``"bytes"`` and ``"image:raw"``."""
         return self[index].contiguous().cpu().numpy().tobytes()
+
+    def padded(self, value: float = 0, length: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return samples as one tensor ``[rows, length]``, filled up with ``value``, and which values are their own.
+
+        Where the length is known before, let the daemon do it: ``{"decode": ..., "pad": {...}}``.
+
+        Args:
+            value: fills up.
+            length: longer samples are cut off; None: that of the longest.
+
+        Raises:
+            ValueError: samples have several dimensions.
+        """
+        if self.shapes is not None:
+            raise ValueError("expected samples of one dimension, got several: pad them in the recipe")
+        sizes = self.offsets.diff()
+        width = (int(sizes.max()) if len(self) else 0) if length is None else length
+        mask = torch.arange(width, device=sizes.device) < sizes[:, None]
+        values = self.values[: int(self.offsets[-1])]
+        if length is not None:
+            place = torch.arange(values.shape[0], device=sizes.device) - self.offsets[:-1].repeat_interleave(sizes)
+            values = values[place < width]
+        block = torch.full(mask.shape, value, dtype=values.dtype, device=values.device)
+        block[mask] = values
+        return block, mask
 
     def to(self, *args: Any, **kwargs: Any) -> Ragged:  # noqa: ANN401 - Tensor.to's own, whatever they are
         """Move values, offsets and shapes as ``Tensor.to(device)`` would; a dtype applies to values only."""

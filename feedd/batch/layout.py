@@ -34,12 +34,14 @@ _IMAGE_GROWTH: Final = 16
 class FieldPlace:
     """One field of a laid-out batch.
 
+    DENSE and PADDED fields have rows of one size; others have tables.
+
     Attributes:
         spec: what it is.
         region: where it lies.
         out_at: int64[rows], first byte of each row's values, from the slot's start.
-        offsets: int64[rows + 1] for all kinds but DENSE, else None.
-        shapes: int64[rows, ndim] for all kinds but DENSE (one column of lengths where ndim is 1), else None.
+        offsets: int64[rows + 1] where rows differ in size, else None.
+        shapes: int64[rows, ndim] where they do (one column of lengths where ndim is 1), else None.
     """
 
     spec: TensorSpec
@@ -47,6 +49,15 @@ class FieldPlace:
     out_at: NDArray[np.int64]
     offsets: NDArray[np.int64] | None = None
     shapes: NDArray[np.int64] | None = None
+
+    @property
+    def row_bytes(self) -> NDArray[np.int64]:
+        """int64[rows], bytes of each row's values."""
+        itemsize = np.dtype(self.spec.dtype).itemsize
+        if self.offsets is not None:
+            return np.diff(self.offsets) * itemsize
+        dims = self.region.dims if self.spec.kind is FieldKind.PADDED else self.spec.shape
+        return np.full(len(self.out_at), math.prod(dims) * itemsize, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +92,21 @@ def _dense_bytes(spec: TensorSpec) -> int:
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
-def lay_out(specs: Sequence[TensorSpec], rows: int, shapes_or_lengths: Mapping[str, NDArray[np.int64]]) -> Layout:
+def lay_out(
+    specs: Sequence[TensorSpec],
+    rows: int,
+    shapes_or_lengths: Mapping[str, NDArray[np.int64]],
+    dims: Mapping[str, tuple[int, ...]] | None = None,
+) -> Layout:
     """Place ``rows`` rows of ``specs``.
 
     Args:
         specs: fields, in the session's order.
         rows: samples.
-        shapes_or_lengths: by field name, for every field that is not DENSE: int64[rows, ndim] decoded shapes, or
+        shapes_or_lengths: by field name, for every field of another kind than those two: int64[rows, ndim] shapes, or
             int64[rows] lengths (elements for RAGGED, bytes for TEXT and JSON). Negative entries (rows that are known
             to be bad) take no space.
+        dims: by field name, shape of every row of each PADDED field.
 
     Raises:
         KeyError: a field that is not DENSE has no entry.
@@ -98,17 +115,19 @@ def lay_out(specs: Sequence[TensorSpec], rows: int, shapes_or_lengths: Mapping[s
     at = 0
     for spec in specs:
         if spec.kind is FieldKind.DENSE:
-            place, at = _place_dense(spec, rows, _align(at))
+            place, at = _place_even(spec, rows, _align(at))
+        elif spec.kind is FieldKind.PADDED:
+            place, at = _place_even(spec, rows, _align(at), (dims or {})[spec.name])
         else:
             place, at = _place_ragged(spec, rows, shapes_or_lengths[spec.name], _align(at))
         places.append(place)
     return Layout(rows, tuple(places), at)
 
 
-def _place_dense(spec: TensorSpec, rows: int, at: int) -> tuple[FieldPlace, int]:
-    row_bytes = _dense_bytes(spec)
+def _place_even(spec: TensorSpec, rows: int, at: int, dims: tuple[int, ...] = ()) -> tuple[FieldPlace, int]:
+    row_bytes = math.prod(dims or spec.shape) * np.dtype(spec.dtype).itemsize
     out_at = at + np.arange(rows, dtype=np.int64) * row_bytes
-    return FieldPlace(spec, Region(at, rows * row_bytes), out_at), at + rows * row_bytes
+    return FieldPlace(spec, Region(at, rows * row_bytes, dims=dims), out_at), at + rows * row_bytes
 
 
 def _place_ragged(spec: TensorSpec, rows: int, sizes: NDArray[np.int64], at: int) -> tuple[FieldPlace, int]:
@@ -133,6 +152,7 @@ def slot_bytes(
     index: ShardIndex,
     recipes: Sequence[FieldRecipe],
     measured: Mapping[str, NDArray[np.int64]] | None = None,
+    dims: Mapping[str, tuple[int, ...]] | None = None,
 ) -> int:
     """Estimate what a slot for ``rows`` rows must hold, from a first shard; rounded up to pages.
 
@@ -146,6 +166,7 @@ def slot_bytes(
         recipes: of the fields that are decoded; others in ``specs`` are literal text.
         measured: by field name, decoded shapes int64[samples, ndim] of some samples; without them, images are taken
             to grow 16 times by decoding and everything else not at all.
+        dims: by field name, shape of every row of each PADDED field, as large as it may well be.
     """
     by_name = {recipe.name: recipe for recipe in recipes}
     total = 0
@@ -153,8 +174,11 @@ def slot_bytes(
         if spec.kind is FieldKind.DENSE:
             total += _align(rows * _dense_bytes(spec))
             continue
+        if spec.kind is FieldKind.PADDED:
+            total += _align(rows * math.prod((dims or {})[spec.name]) * np.dtype(spec.dtype).itemsize)
+            continue
         tables = _align((rows + 1) * 8) + (_align(rows * spec.ndim * 8) if spec.ndim > 1 else 0)
-        sizes = _sample_bytes(spec, by_name.get(spec.name), index, (measured or {}).get(spec.name))
+        sizes = sample_bytes(spec, by_name.get(spec.name), index, (measured or {}).get(spec.name))
         values = 1.5 * float(sizes.mean()) * rows + float(sizes.max()) if len(sizes) else 0.0
         total += tables + _align(math.ceil(values))
     return slot_pages(total)
@@ -165,10 +189,10 @@ def slot_pages(size_bytes: int) -> int:
     return max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
-def _sample_bytes(
+def sample_bytes(
     spec: TensorSpec, recipe: FieldRecipe | None, index: ShardIndex, measured: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
-    """Return decoded bytes of some samples."""
+    """Return decoded bytes of some samples: those whose shapes were measured, or all of a shard, reckoned."""
     if recipe is None:
         return np.full(1, 512, np.int64)
     if measured is not None:
@@ -231,10 +255,7 @@ def drop_rows(view: memoryview, layout: Layout, bad_rows: Sequence[int] | NDArra
 def _close_gaps(view: memoryview, place: FieldPlace, keep: NDArray[np.bool_]) -> FieldPlace:
     """Move the kept rows of one field together, run by run."""
     itemsize = np.dtype(place.spec.dtype).itemsize
-    if place.offsets is None:
-        row_bytes = np.full(len(keep), _dense_bytes(place.spec), np.int64)
-    else:
-        row_bytes = np.diff(place.offsets) * itemsize
+    row_bytes = place.row_bytes
     ends = place.out_at + row_bytes
     edges = np.flatnonzero(np.diff(keep, prepend=False, append=False))  # start, stop, start, stop, ...
     values = np.frombuffer(view, np.uint8)

@@ -138,6 +138,17 @@ class ShuffleConfig(Section):
     window_shards: int = Field(4, ge=1, description="shards whose samples are mixed, where the client names no window")
 
 
+class QuarantineConfig(Section):
+    """The file that names bad samples, for those who ask for that."""
+
+    path: Path = Field(
+        Path("quarantine.jsonl"), description="JSON lines, one per bad sample; relative: to the cache's directory"
+    )
+    size: Size = Field(
+        16 * MIB, ge=64 * 1024, description="most bytes of that file; then it becomes <path>.1 and a new one begins"
+    )
+
+
 class TlsConfig(Section):
     """TLS of the TCP listeners."""
 
@@ -198,6 +209,7 @@ class Config(Section):
     decode: DecodeConfig = _section(DecodeConfig)
     arena: ArenaConfig = _section(ArenaConfig)
     shuffle: ShuffleConfig = _section(ShuffleConfig)
+    quarantine: QuarantineConfig = _section(QuarantineConfig)
     tls: TlsConfig = _section(TlsConfig)
     security: SecurityConfig = _section(SecurityConfig)
     drain: DrainConfig = _section(DrainConfig)

@@ -131,13 +131,16 @@ class DecodeCall(_Short):
 
 
 class MeasureCall(_Short):
-    """``DecodePool.measure``."""
+    """``DecodePool.measure`` and ``DecodePool.numbers``."""
 
     stream = 0
 
-    def __init__(self, files: Sequence[ShardFile], work: FieldWork, ndim: int, poison: Poison) -> None:
+    def __init__(
+        self, files: Sequence[ShardFile], work: FieldWork, ndim: int, poison: Poison, *, values: bool = False
+    ) -> None:
         known = poison.rows(files, (work,))
         self._files = files
+        self._values = values
         self._work = without(work, known) if known else work
         self._poison = poison
         self.shapes: NDArray[np.int64] = np.full((len(work.size), ndim), -1, np.int64)
@@ -149,7 +152,7 @@ class MeasureCall(_Short):
 
     def packet(self, rows: range, request_id: int) -> bytes:
         """Return the request for ``rows``."""
-        return split.measure_packet(self._files, self._work, rows, request_id)
+        return split.measure_packet(self._files, self._work, rows, request_id, values=self._values)
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
         """Note shapes."""

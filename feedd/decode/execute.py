@@ -33,6 +33,7 @@ from feedd.decode.messages import (
     Pinned,
     PinRequest,
 )
+from feedd.decode.padding import Padding, parse_pad
 from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
 from feedd.decode.work import CHUNK_ROWS_MAX
@@ -65,6 +66,8 @@ class _Field:
         self.out_at: list[int] = np.frombuffer(message.out_at, np.int64).tolist()
         shape = np.frombuffer(message.shape, np.int64).reshape(-1, max(1, spec.ndim))
         self.shape: list[list[int]] = shape.tolist()
+        pad = parse_pad(message.pad)
+        self.padding = None if pad is None or not message.dims else Padding(pad, message.dims, self.dtype)
 
     def data(self, row: int, shards: Shards) -> memoryview:
         size, start = self.size[row], self.start[row]
@@ -82,10 +85,14 @@ class _Field:
             measured = list(self.codec.measure(data))
             raise BadSample(f"expected a shape that could be measured, got {measured} only when decoding")
         try:
-            target: np.ndarray[Any, Any] = np.ndarray(shape, self.dtype, out, slot_at + self.out_at[row])
+            room = shape if self.padding is None else self.padding.dims
+            target: np.ndarray[Any, Any] = np.ndarray(room, self.dtype, out, slot_at + self.out_at[row])
         except (TypeError, ValueError) as error:
             raise Internal(f"expected row {row} to lie in the arena, got {error}", stage="decode") from error
-        self.codec.decode(data, target, seed)
+        if self.padding is None:
+            self.codec.decode(data, target, seed)
+        else:
+            self.padding.decode(self.codec, data, list(shape), target, seed)
 
 
 def _reason(error: Exception, before: int) -> str:
@@ -157,7 +164,7 @@ class Executor:
                     bad = self._decode(request)
                     answer = Decoded(request.id, busy_s(), bad)
                 case MeasureRequest():
-                    shapes = self._measure(request)
+                    shapes = self._numbers(request) if request.values else self._measure(request)
                     answer = Measured(request.id, busy_s(), shapes)
                 case IndexRequest():
                     answer = self._index(request, fds)
@@ -197,6 +204,23 @@ class Executor:
                 except Exception:  # noqa: BLE001 - whatever it is, decode meets it again and reports it with the row
                     shapes[row] = -1
         return shapes.tobytes()
+
+    def _numbers(self, request: MeasureRequest) -> bytes:
+        """Return 1 and the number's bits for each row that holds one, else -1."""
+        codec = _codec(request.field)
+        field = _Field(request.field, codec)
+        found = np.full((len(field.size), 2), -1, np.int64)
+        number = np.zeros((), np.float64)
+        with Shards(request.files) as shards:
+            for row in range(len(field.size)):
+                try:
+                    codec.decode(field.data(row, shards), number, 0)
+                except CacheUnavailable:
+                    raise
+                except Exception:  # noqa: BLE001, S112 - whatever it is, the row holds no number
+                    continue
+                found[row] = 1, number.view(np.int64)
+        return found.tobytes()
 
     def _decode(self, request: DecodeRequest) -> tuple[tuple[int, int, str], ...]:
         arena = self._arenas.get(request.arena_id)

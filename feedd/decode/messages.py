@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -39,6 +39,8 @@ class FieldMessage(msgspec.Struct, frozen=True, array_like=True):
     size: bytes  # int64[rows]
     out_at: bytes  # int64[rows]
     shape: bytes  # int64[rows, ndim]
+    pad: str = ""
+    dims: tuple[int, ...] = ()  # of each row, where it is padded
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
@@ -86,11 +88,12 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """What are the decoded shapes?"""
+    """What are the decoded shapes? Of ``values``: which numbers are they?"""
 
     id: int
     files: tuple[FileMessage, ...]
     field: FieldMessage
+    values: bool = False
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
@@ -147,7 +150,7 @@ class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
-    """Shapes, -1 in rows that cannot be measured."""
+    """Shapes, -1 in rows that cannot be measured; of values 1 and the bits of a float64."""
 
     id: int
     busy_s: float

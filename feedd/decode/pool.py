@@ -130,6 +130,18 @@ class DecodePool:
         await self._dispatch.do(call, _MEASURE_ROWS)
         return call.shapes
 
+    async def numbers(
+        self, files: Sequence[ShardFile], work: FieldWork
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the numbers, float64[rows], of a field that holds one per sample, and which of them could be read.
+
+        Raises:
+            CacheUnavailable: a file is gone or too short.
+        """
+        call = MeasureCall(files, work, 2, self._poison, values=True)
+        await self._dispatch.do(call, _MEASURE_ROWS)
+        return np.ascontiguousarray(call.shapes[:, 1]).view(np.float64), call.shapes[:, 0] > 0
+
     async def decode(self, task: DecodeTask) -> DecodeResult:
         """Decode all fields of all rows of ``task`` into its slot.
 

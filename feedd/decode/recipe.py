@@ -7,6 +7,7 @@ Short form ``codec[:argument...]``, or the long form as JSON object text::
     npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
     folder  table:labels.csv  (see decode.labels)
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
+    {"decode": "array", "pad": {"to": [64, 128]}}      (see ``decode.padding``)
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
 batch key is the first of them.
@@ -22,6 +23,7 @@ import msgspec
 from feedd.decode import plugins, tokenizers
 from feedd.decode.extras import present, require
 from feedd.decode.labels import is_label, label_source
+from feedd.decode.padding import pad_text, padded, parse_pad
 from feedd.decode.params import (
     CODECS,
     ArrayParams,
@@ -82,6 +84,7 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     codec = form.pop("decode")
     given = form.pop("from", None)
     batch_key = _renamed(batch_key, form)
+    pad = pad_text(batch_key, form.pop("pad")) if "pad" in form else ""
     try:
         if given is not None:
             sources = tuple(part.lower() for part in msgspec.convert(given, tuple[str, ...]))
@@ -92,7 +95,10 @@ def parse_field(name: str, text: str) -> FieldRecipe:
         raise BadRecipe(message, object=name, hint=_known(codec), stage="decode") from error
     if not sources or not all(sources) or len(set(sources)) != len(sources):
         raise BadRecipe(f"expected different extensions to decode from, got {sources}", object=name, stage="decode")
-    return FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params))
+    recipe = FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params), pad=pad)
+    if not needs_resolve(recipe):
+        spec_of(recipe)  # what cannot be padded is said before any data is looked at
+    return recipe
 
 
 def _renamed(batch_key: str, form: dict[str, Any]) -> str:
@@ -248,7 +254,8 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
         BadRecipe: unknown codec or parameters.
         Internal: an ``npy`` field that was not resolved yet.
     """
-    return params_of(recipe).spec(recipe.name)
+    spec, pad = params_of(recipe).spec(recipe.name), parse_pad(recipe.pad)
+    return spec if pad is None else padded(spec, pad)
 
 
 def needs_measure(recipe: FieldRecipe) -> bool:

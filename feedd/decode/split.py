@@ -30,10 +30,12 @@ def decode_packet(task: DecodeTask, rows: range, request_id: int) -> bytes:
     return encode(DecodeRequest(request_id, files, task.arena_id, task.slot_at, fields, seeds))
 
 
-def measure_packet(files: Sequence[ShardFile], work: FieldWork, rows: range, request_id: int) -> bytes:
-    """Return the request to measure ``rows`` of one field."""
+def measure_packet(
+    files: Sequence[ShardFile], work: FieldWork, rows: range, request_id: int, *, values: bool = False
+) -> bytes:
+    """Return the request to measure ``rows`` of one field, or to read them as numbers."""
     needed, renumber = _files(files, (work,), rows)
-    return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber)))
+    return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values))
 
 
 def _files(
@@ -62,4 +64,6 @@ def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32]) -> FieldMe
         size=work.size[part].astype("<i8", copy=False).tobytes(),
         out_at=work.out_at[part].astype("<i8", copy=False).tobytes(),
         shape=b"" if work.shape is None else work.shape[part].astype("<i8", copy=False).tobytes(),
+        pad=work.recipe.pad,
+        dims=work.dims,
     )

@@ -71,6 +71,7 @@ class FieldWork:
         out_at: int64[rows], where to decode to, in bytes from the slot's start. Not used by ``measure``.
         shape: int64[rows, ndim] of the decoded value where the field is not DENSE, else None. A row of -1 (what
             ``measure`` gives for what it cannot measure) makes decode report the row with the reason.
+        dims: shape of each row, where the recipe says ``pad``.
     """
 
     recipe: FieldRecipe
@@ -79,6 +80,7 @@ class FieldWork:
     size: NDArray[np.int64]
     out_at: NDArray[np.int64]
     shape: NDArray[np.int64] | None = None
+    dims: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

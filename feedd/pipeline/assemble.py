@@ -1,4 +1,4 @@
-"""One batch into one slot: gather spans, lay out, decode, drop what the failure budget forgives, write the tables."""
+"""One batch into one slot: filter, gather spans, lay out, decode, write the tables, see to what is bad."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import structlog
 
 from feedd.batch.gather import gather, keys, shard_urls
-from feedd.batch.layout import drop_rows, lay_out, write_tables
+from feedd.batch.layout import lay_out, write_tables
 from feedd.batch.pack import Packed
-from feedd.decode.plain import plain_numbers
+from feedd.batch.padding import own_lengths, write_lengths, write_mask
+from feedd.decode.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
 from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
 from feedd.flow.tasks import run_all
-from feedd.pipeline.failures import Failure, FailureBudget
-from feedd.plan.reader import merged
+from feedd.metrics import PIPELINE_FILTERED
+from feedd.pipeline.failures import failure_of
+from feedd.pipeline.filtering import Filters
+from feedd.pipeline.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
+from feedd.pipeline.together import Together
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -29,17 +32,15 @@ if TYPE_CHECKING:
 
     from feedd.batch.gather import Gathered, Text
     from feedd.batch.layout import Layout
+    from feedd.decode.filters import Filter
     from feedd.decode.work import BadRow, DecodeResult
+    from feedd.pipeline.failures import Failure
     from feedd.pipeline.recipes import Recipe, Recipes
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
-_OVERSIZE_MAX_BYTES = 2 << 30
-_TOGETHER_MAX = 4  # batches made at once
-_TOGETHER_BYTES_MAX = 4 << 20  # of each
-_log = structlog.get_logger("feedd.pipeline")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
@@ -50,12 +51,14 @@ class AssemblerOptions:
     Attributes:
         arena_id: the session's arena, as the decode pool knows it.
         keys: add ``__key__`` and ``__url__``.
-        bad_samples_max: the failure budget, per epoch.
+        remedy: what becomes of bad samples.
+        filters: conditions samples must meet.
     """
 
     arena_id: int
     keys: bool
-    bad_samples_max: int
+    remedy: RemedyOptions
+    filters: tuple[Filter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,26 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A batch ready to be decoded."""
+    """A batch ready to be decoded.
+
+    Attributes:
+        shapes: decoded ones, by field that has no fixed shape.
+        dims: shape of every row of padded fields and of their masks.
+        texts: of fields that nobody decodes.
+        bad: what is known to be bad before anything is decoded, by row: field and reason.
+        filtered: samples that were left out before.
+        packed: where samples go in rows of several; None: each is a row.
+    """
 
     rows: BatchRows
     indexes: Sequence[ShardIndex]
     files: tuple[ShardFile, ...]
     parts: Sequence[_Part]
     shapes: Mapping[str, NDArray[np.int64]]
+    dims: Mapping[str, tuple[int, ...]]
     texts: Mapping[str, Text]
+    bad: Mapping[int, tuple[str, str]]
+    filtered: int
     packed: Packed | None = None
 
 
@@ -95,23 +110,20 @@ class Assembler:
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
         self._stages = stages
         self._recipes = recipes
-        self._kinds = recipes.specs
-        self._packing = recipes.packing
-        self._specs = (*recipes.given, *(KEY_SPECS if options.keys else ()))
+        self._kinds = recipes.kinds
+        self._pads = {spec.name: pad for spec, pad in zip(self._kinds, recipes.pads, strict=True) if pad is not None}
+        self._specs = (*recipes.specs, *(KEY_SPECS if options.keys else ()))
         self._arena = arena
         self._options = options
-        self._failures = FailureBudget(options.bad_samples_max)
-        self._layouts: dict[int, Layout] = {}  # by rows, where nothing else decides
+        self._filters = Filters(options.filters, recipes.distinct, stages.pool)
+        self._packing = recipes.packing
+        self._remedy = Remedy(options.remedy)
+        self._together = Together(stages.pool, recipes, arena, options.arena_id, self._remedy)
 
     @property
     def at_once(self) -> int:
         """How many batches ``fill_together`` can make: more than 1 where all of a batch are plain copies of numbers."""
-        distinct = self._recipes.distinct
-        if len(distinct) > 1 or self._options.keys or self._arena.slot_bytes > _TOGETHER_BYTES_MAX:
-            return 1
-        if any(plain_numbers(field) is None for field in distinct[0]):
-            return 1
-        return max(min(_TOGETHER_MAX, self._arena.slot_count // _TOGETHER_MAX), 1)
+        return 1 if self._options.keys or self._options.filters else self._together.batches_max
 
     async def fill_together(
         self,
@@ -120,48 +132,8 @@ class Assembler:
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
     ) -> list[BatchReady]:
-        """Decode up to ``at_once`` batches, each into its slot, as ``fill`` would one by one.
-
-        Args:
-            jobs: the batches.
-            shards: dataset indices of all their shards, in the order of ``indexes`` and ``files``.
-            indexes: of the shards.
-            files: of the shards, pinned.
-
-        Raises:
-            BadSample: see ``fill``.
-        """
-        shard_no, ordinal, its_seeds = merged([rows for rows, _ in jobs], shards)
-        recipe = self._recipes.distinct[0]
-        gathered = gather(indexes, shard_no, ordinal, recipe)
-        layouts = [self._layout(len(rows.ordinal)) for rows, _ in jobs]
-        slot_at = [slot.index * self._arena.slot_bytes for _, slot in jobs]
-        fields = tuple(
-            FieldWork(
-                field,
-                shard_no,
-                span.start,
-                span.size,
-                np.concatenate([one.places[number].out_at + at for one, at in zip(layouts, slot_at, strict=True)]),
-            )
-            for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
-        )
-        result = await self._stages.pool.decode(DecodeTask(files, self._options.arena_id, 0, fields, its_seeds))
-        ready: list[BatchReady] = []
-        first = 0
-        for (rows, slot), layout in zip(jobs, layouts, strict=True):
-            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
-            own = [shards.index(shard) for shard in rows.shards.tolist()] if bad else []
-            self._charge(rows, [indexes[at] for at in own], [files[at] for at in own], bad)
-            ready.append(_ready(rows, layout, bad, self._arena.view(slot)))
-            first += layout.rows
-        return ready
-
-    def _layout(self, rows: int) -> Layout:
-        layout = self._layouts.get(rows)
-        if layout is None:
-            layout = self._layouts[rows] = lay_out(self._specs, rows, {})
-        return layout
+        """Decode up to ``at_once`` batches; see ``Together.fill``."""
+        return await self._together.fill(jobs, shards, indexes, files)
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
@@ -172,13 +144,23 @@ class Assembler:
             BadSample: a sample beyond the failure budget; names shard, key and reason.
             ResourceExhausted: a batch too large for memory.
         """
+        judged = await self._filters.judge(rows, indexes, files)
+        rows = judged.rows
+        if judged.filtered:
+            self._stages.recorder.count(PIPELINE_FILTERED, judged.filtered)
         parts = self._parts(rows, indexes)
+        for part in parts:
+            _blank(part, judged.bad)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
         packed = None if self._packing is None else Packed.of(shapes[self._kinds[0].name], self._packing)
-        work = _Work(rows, indexes, files, parts, shapes, texts, packed)
+        dims = self._dims(shapes)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, judged.bad, judged.filtered, packed)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        layout = lay_out(self._specs, len(rows.ordinal), lengths) if packed is None else packed.layout(self._specs)
+        if packed is not None:
+            layout = packed.layout(self._specs)
+        else:
+            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
         if layout.size_bytes > self._arena.slot_bytes:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
@@ -190,7 +172,7 @@ class Assembler:
         Raises:
             BadSample: they are not; a step may be found out after later ones were handed on.
         """
-        self._failures.check(at)
+        self._remedy.check(at)
 
     def close(self) -> None:
         """Take the arena from the workers."""
@@ -238,6 +220,28 @@ class Assembler:
             files, FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
         )
 
+    def _dims(self, shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, tuple[int, ...]]:
+        """Return what the rows of padded fields, and of their masks, are as large as."""
+        dims: dict[str, tuple[int, ...]] = {}
+        for spec in self._kinds:
+            pad = self._pads.get(spec.name)
+            if pad is not None:
+                its = shapes[spec.name]
+                dims[spec.name] = pad.dims(its.reshape(len(its), spec.ndim))
+                dims[spec.name + MASK_SUFFIX] = dims[spec.name][: mask_ndim(spec.ndim)]
+        return dims
+
+    def _write_beside(self, view: memoryview, layout: Layout, work: _Work) -> None:
+        """Write offsets, shapes and texts, and which values of padded fields are the samples' own."""
+        write_tables(view, layout, work.texts)
+        for name, pad in self._pads.items():
+            dims, shapes = work.dims[name], work.shapes[name]
+            own = own_lengths(shapes.reshape(layout.rows, len(dims)), dims)
+            if pad.mask:
+                write_mask(view, layout, name + MASK_SUFFIX, own)
+            if pad.lengths:
+                write_lengths(view, layout, name + LENGTH_SUFFIX, own)
+
     async def _decode(self, work: _Work, layout: Layout, arena_id: int, slot_at: int, view: memoryview) -> BatchReady:
         rows = work.rows
         tasks = [DecodeTask(work.files, arena_id, slot_at, *self._fields(work, part, layout)) for part in work.parts]
@@ -245,13 +249,15 @@ class Assembler:
             results = [await self._stages.pool.decode(tasks[0])]
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
-        write_tables(view, layout, work.texts)
-        bad = _bad_rows(work.parts, results)
-        self._charge(rows, work.indexes, work.files, bad)
-        if work.packed is not None:
-            work.packed.finish(view, layout, [one.row for one in bad])
-            return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad))
-        return _ready(rows, layout, bad, view)
+        self._write_beside(view, layout, work)
+        failures = [_failure(work, bad) for bad in _bad_rows(work.parts, results)]
+        await self._remedy.charge(rows.cursor, failures)
+        ready = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, filtered=work.filtered)
+        if work.packed is not None:  # rows are not samples: none can stand in for another
+            work.packed.finish(view, layout, [one.row for one in failures])
+            return replace(ready, bad_samples=len(failures))
+        ready = replace(ready, again=b"" if rows.again is None else rows.again.tobytes())
+        return self._remedy.applied(view, layout, ready, failures) if failures else ready
 
     def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
         """Return what is to be decoded of a part's rows, and their seeds."""
@@ -264,7 +270,8 @@ class Assembler:
                 part.of(layout.place(recipe.name).out_at),
                 None
                 if spec.kind is FieldKind.DENSE
-                else part.of(work.shapes[spec.name].reshape(len(work.rows.ordinal), -1)),
+                else part.of(work.shapes[spec.name].reshape(len(work.rows.ordinal), max(1, spec.ndim))),
+                work.dims.get(spec.name, ()),
             )
             for recipe, spec, span in zip(part.recipe, self._kinds, part.gathered.spans, strict=True)
         )
@@ -272,9 +279,9 @@ class Assembler:
 
     async def _fill_oversize(self, work: _Work, layout: Layout) -> BatchReady:
         """Decode a batch larger than its slot into memory of its own; it then travels inline."""
-        if layout.size_bytes > _OVERSIZE_MAX_BYTES:
+        if layout.size_bytes > OVERSIZE_MAX_BYTES:
             raise ResourceExhausted(
-                f"expected a batch of at most {format_size(_OVERSIZE_MAX_BYTES)}, got {format_size(layout.size_bytes)}",
+                f"expected a batch of at most {format_size(OVERSIZE_MAX_BYTES)}, got {format_size(layout.size_bytes)}",
                 object=work.files[0].ref.url,
                 hint="lower batch_size",
                 stage="batch",
@@ -286,35 +293,30 @@ class Assembler:
         try:
             self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes)
             ready = await self._decode(work, layout, arena_id, 0, arena.view(slot))
-            return replace(ready, oversize=arena.view(slot)[: layout.size_bytes])
+            return (
+                ready if ready.oversize is not None else replace(ready, oversize=arena.view(slot)[: ready.size_bytes])
+            )
         finally:
             self._stages.pool.detach(arena_id)
             arena.close()  # what was mapped lives as long as the batch's view of it
 
-    def _charge(
-        self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile], bad: Sequence[BadRow]
-    ) -> None:
-        """Hold a batch's bad samples against the budget of the epoch."""
-        failures = []
-        for row in bad:
-            number = int(rows.shard_no[row.row])
-            key = indexes[number].key(int(rows.ordinal[row.row]))
-            failures.append(Failure(files[number].ref.url, key, row.field, row.reason))
-        self._failures.charge(rows.cursor, failures)
-        for failure in failures:
-            _log.warning(
-                "bad sample dropped", url=failure.url, key=failure.key, field=failure.field, reason=failure.reason
-            )
 
-
-def _ready(rows: BatchRows, layout: Layout, bad: Sequence[BadRow], view: memoryview) -> BatchReady:
-    """Return a batch that lies in ``view``, without its bad rows."""
-    again = b"" if rows.again is None else rows.again.tobytes()
+def _blank(part: _Part, bad: Mapping[int, tuple[str, str]]) -> None:
+    """Have nothing decoded of the rows that are known to be bad: as if they lacked every field."""
     if bad:
-        dropped = {one.row for one in bad}
-        layout = drop_rows(view, layout, sorted(dropped))
-        again = bytes(flag for row, flag in enumerate(again) if row not in dropped)
-    return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad), again=again)
+        here = np.arange(len(part.shard_no)) if part.at is None else part.at
+        known = np.isin(here, list(bad))
+        for span in part.gathered.spans:
+            span.size[known] = -1
+
+
+def _failure(work: _Work, bad: BadRow) -> Failure:
+    """Return what is wrong with a row: what was known before counts more."""
+    known = work.bad.get(bad.row)
+    if known is not None:
+        bad = replace(bad, field=known[0], reason=known[1])
+    recipe = [field for part in work.parts for field in part.recipe]
+    return failure_of(work.rows, work.indexes, work.files, recipe, bad, told=known is not None)
 
 
 def _bad_rows(parts: Sequence[_Part], results: Sequence[DecodeResult]) -> list[BadRow]:

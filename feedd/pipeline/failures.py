@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.values import Cursor
+    from feedd.decode.work import BadRow
+    from feedd.plan.reader import BatchRows
+    from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +26,18 @@ class Failure:
         key: its key.
         field: the first field that failed.
         reason: why.
+        row: its place in the batch.
+        ordinal: its number in the shard.
+        offset: first byte of that field in the shard, or of the sample where it lacks the field.
     """
 
     url: str
     key: str
     field: str
     reason: str
+    row: int = -1
+    ordinal: int = -1
+    offset: int = -1
 
 
 class FailureBudget:
@@ -88,3 +98,35 @@ class FailureBudget:
             hint=f"repair it, or allow more bad samples than {self._samples_max} per epoch",
             stage="decode",
         )
+
+
+def failure_of(
+    rows: BatchRows,
+    indexes: Sequence[ShardIndex],
+    files: Sequence[ShardFile],
+    recipe: Sequence[FieldRecipe],
+    bad: BadRow,
+    *,
+    told: bool = False,
+) -> Failure:
+    """Return what is wrong with a row, and where its bytes lie.
+
+    Args:
+        rows: of the batch.
+        indexes: of its shards.
+        files: likewise.
+        recipe: all fields it may be about.
+        bad: the row.
+        told: its reason says all.
+    """
+    number, ordinal = int(rows.shard_no[bad.row]), int(rows.ordinal[bad.row])
+    index, ref, reason = indexes[number], files[number].ref, bad.reason
+    field = next((one for one in recipe if one.name == bad.field), None)
+    sources = (bad.field,) if field is None else field.sources
+    held = [index.fields.index(source) for source in sources if source in index.fields]
+    held = [column for column in held if index.sizes[column, ordinal] >= 0]
+    if held and field is not None and index.stored_as(held[0]) != field.stored and not told:
+        reason = f"expected it stored as {field.stored or 'a file'}, got {index.stored_as(held[0]) or 'a file'}"
+    columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()
+    offset = min((int(index.starts[column, ordinal]) for column in columns), default=-1)
+    return Failure(ref.url, index.key(ordinal), bad.field, reason, bad.row, ordinal, offset)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.batch.layout import lay_out
-from feedd.errors import NotFound, ObjectChanged
+from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
@@ -19,7 +19,9 @@ from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.labels import label, with_tables
 from feedd.pipeline.learned import Learned
 from feedd.pipeline.planning import Request, planned
+from feedd.pipeline.policy import BadSamples
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
+from feedd.pipeline.remedy import RemedyOptions
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import WINDOW_BATCHES, SharedBatches, Sharing
 from feedd.pipeline.shelf import Shelf
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.pipeline.made import MadeCache
+    from feedd.pipeline.quarantine import Quarantine
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
@@ -43,11 +46,17 @@ class Pipeline:
     """Seam ``FeedBackend``: sessions over the stages."""
 
     def __init__(
-        self, stages: Stages, options: PipelineOptions, group: asyncio.TaskGroup, learned: Learned | None = None
+        self,
+        stages: Stages,
+        options: PipelineOptions,
+        group: asyncio.TaskGroup,
+        learned: Learned | None = None,
+        quarantine: Quarantine | None = None,
     ) -> None:
         self.stages = stages
         self.shelf = Shelf(stages, group, learned or Learned())
         self._options = options
+        self._quarantine = quarantine
         self._budget = ArenaBudget(options.arena_bytes)
         self._crowd = Crowd()
         self._sharing = Sharing()
@@ -69,6 +78,8 @@ class Pipeline:
             ResourceExhausted: no memory for the arena.
         """
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
+            raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
         request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
         listing = await self.shelf.mixed(
@@ -83,7 +94,7 @@ class Pipeline:
                 stage="plan",
             )
         try:
-            view = await asyncio.to_thread(narrowed, listing, request.wanted)  # microseconds per shard
+            view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
             await label(self.stages.sources, listing, request)  # views have its labels
             return await self._open(request, view, mark)
         except (ObjectChanged, NotFound):
@@ -107,14 +118,13 @@ class Pipeline:
                 recipes, found = await resolving
                 size = estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
                 arena = await self._arena(undo, number, spec, size)
-            budget = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
-            assembler = Assembler(self.stages, recipes, arena, budget)
+            assembler = Assembler(self.stages, recipes, arena, self._assembling(number, request))
             info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
-            memory = _Memory(self, session.slots.slot_bytes, spec, recipes)
+            memory = _Memory(self, session.slots.slot_bytes, request, recipes)
             if spec.share:
                 await self._join(session, spec, (mark, plan.uneven, plan.steps), memory)
             else:
@@ -126,12 +136,12 @@ class Pipeline:
 
     async def _join(self, session: Session, spec: OpenSpec, plan: tuple[object, ...], memory: _Memory) -> None:
         """Put a session into the group of those that ask for the same batches."""
-        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, *plan)
+        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples, *plan)
         shared = await self._sharing.join(key, session, memory.shared)
         session.take_part(shared, lambda member: self._sharing.leave(key, member))
 
     async def decoded(
-        self, slot_count: int, slot_bytes: int, spec: OpenSpec, recipes: Recipes, *, counted: bool
+        self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes, *, counted: bool
     ) -> SharedBatches:
         """Return memory for decoded batches that are copied from there into sessions' slots.
 
@@ -141,13 +151,17 @@ class Pipeline:
         number = next(self._numbers)
         arena = await Arena.create(slot_count, slot_bytes, self._budget)
         self.stages.pool.attach(number, arena.fd, arena.size_bytes)
-        options = AssemblerOptions(number, spec.keys, spec.bad_samples_max)
-        assembler = Assembler(self.stages, recipes, arena, options)
+        assembler = Assembler(self.stages, recipes, arena, self._assembling(number, request))
         return SharedBatches(arena, assembler, self.stages, self._group, counted=counted)
 
     async def close(self) -> None:
         """End listings and index reads under way."""
         await self.shelf.close()
+
+    def _assembling(self, number: int, request: Request) -> AssemblerOptions:
+        """Return how batches are made in an arena."""
+        remedy = RemedyOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
+        return AssemblerOptions(number, request.spec.keys, remedy, request.filters)
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
         """Return the slots to grant."""
@@ -166,16 +180,20 @@ class Pipeline:
 class _Memory:
     """Memory for batches like those of one session."""
 
-    def __init__(self, pipeline: Pipeline, slot_bytes: int, spec: OpenSpec, recipes: Recipes) -> None:
-        self._pipeline, self._slot_bytes, self._spec, self._recipes = pipeline, slot_bytes, spec, recipes
+    def __init__(self, pipeline: Pipeline, slot_bytes: int, request: Request, recipes: Recipes) -> None:
+        self._pipeline, self._slot_bytes, self._request, self._recipes = pipeline, slot_bytes, request, recipes
 
     async def shared(self) -> SharedBatches:
         """For jobs that share."""
-        return await self._pipeline.decoded(WINDOW_BATCHES, self._slot_bytes, self._spec, self._recipes, counted=True)
+        return await self._pipeline.decoded(
+            WINDOW_BATCHES, self._slot_bytes, self._request, self._recipes, counted=True
+        )
 
     async def ahead(self) -> SharedBatches:
         """For the next epoch's first batches."""
-        return await self._pipeline.decoded(AHEAD_BATCHES, self._slot_bytes, self._spec, self._recipes, counted=False)
+        return await self._pipeline.decoded(
+            AHEAD_BATCHES, self._slot_bytes, self._request, self._recipes, counted=False
+        )
 
 
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
@@ -187,7 +205,7 @@ def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
-    return recipes.given + (KEY_SPECS if spec.keys else ())
+    return recipes.specs + (KEY_SPECS if spec.keys else ())
 
 
 def _fixed_bytes(request: Request) -> int | None:

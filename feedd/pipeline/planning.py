@@ -5,19 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.filters import Filter, filter_text, parse_filter
 from feedd.decode.recipe import parse_field
+from feedd.errors import Unsupported
 from feedd.pipeline.cuts import Cuts, cut_of
-from feedd.pipeline.recipes import check_packing
+from feedd.pipeline.packing import check_packing
+from feedd.pipeline.policy import BadSamples, parse_policy
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
 from feedd.plan.steps import Uneven, parse_uneven
+from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.plan.listing import Listing
-    from feedd.values import FieldRecipe, OpenSpec
+    from feedd.values import OpenSpec
 
 AnyReader = Reader | MixedReader
 PACKS_PER_WINDOW: Final = 16  # some 320 MiB
@@ -33,6 +37,8 @@ class Request:
         window_shards: shards per shuffle window.
         mix: facts of the mixture; None: there is but one source.
         cuts: how each source's recipe cuts files of tokens; empty: none does.
+        filters: conditions samples must meet.
+        policy: what becomes of bad samples.
     """
 
     spec: OpenSpec
@@ -40,6 +46,8 @@ class Request:
     window_shards: int
     mix: dict[str, object] | None
     cuts: Cuts = ()
+    filters: tuple[Filter, ...] = ()
+    policy: BadSamples = BadSamples.SKIP
 
     @classmethod
     def of(cls, spec: OpenSpec, window_shards: int) -> Request:
@@ -59,7 +67,17 @@ class Request:
         check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
         cuts = tuple(cut_of(one) for one in wanted)
-        return cls(spec, wanted, spec.window_shards or window_shards, mix, cuts if any(cuts) else ())
+        if spec.bucket_by and (spec.sources or not spec.shuffle):
+            raise Unsupported(
+                "expected one dataset, shuffled, to put samples of similar length together",
+                object="bucket_by",
+                hint="leave bucket_by out, or use Shuffle(bucket_by=...) with one url",
+                stage="plan",
+            )
+        filters = tuple(map(parse_filter, spec.filters))
+        policy = parse_policy(spec.bad_samples)
+        window_shards = spec.window_shards or window_shards
+        return cls(spec, wanted, window_shards, mix, cuts if any(cuts) else (), filters, policy)
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:
@@ -71,10 +89,21 @@ class Request:
         told = self.spec.window_shards or not listing.packs
         return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
 
+    @property
+    def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
+        """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
+        return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
+
+    def _looked_at(self, recipe: tuple[FieldRecipe, ...]) -> list[FieldRecipe]:
+        found = [FieldRecipe(one.field, one.sources(recipe), "bytes") for one in self.filters]
+        name = self.spec.bucket_by
+        return [*found, FieldRecipe(name, bucket_sources(self), "bytes")] if name else found
+
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
-        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix)
+        filters = sorted(map(filter_text, self.filters))
+        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,5 +144,13 @@ def planned(listing: Listing, request: Request) -> Planned:
         steps,
         wrap,
         spec.window_bytes,
+        bucket_sources(request),
     )
     return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)
+
+
+def bucket_sources(request: Request) -> tuple[str, ...]:
+    """Return what the data may call the field that samples are put together by; nothing where by none."""
+    name = request.spec.bucket_by
+    decoded = (field.sources for field in request.wanted[0] if field.name == name)
+    return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))

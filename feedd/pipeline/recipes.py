@@ -7,27 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.batch.layout import slot_bytes
-from feedd.batch.pack import Packing, packed_specs
+from feedd.batch.layout import sample_bytes, slot_bytes
+from feedd.batch.pack import packed_specs
 from feedd.batch.pack import slot_bytes as packed_slot_bytes
-from feedd.decode.params import ArrayParams, params_of
+from feedd.decode.padding import Pad, batch_specs, mask_ndim, parse_pad
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
 from feedd.decode.stored import parse_stored
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
+from feedd.pipeline.packing import packing_of
 from feedd.pipeline.pinned import with_pinned
-from feedd.values import Cursor
+from feedd.pipeline.planning import bucket_sources
+from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.batch.pack import Packing
     from feedd.pipeline.planning import AnyReader, Request
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.values import FieldRecipe, OpenSpec, ShardIndex, TensorSpec
+    from feedd.values import ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]
 """Of all fields, in a batch's order."""
@@ -48,20 +51,31 @@ class Recipes:
     firsts: tuple[int, ...] = (0,)
 
     @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """What the fields look like in a batch, before they are packed."""
-        return tuple(map(spec_of, self.distinct[0]))
-
-    @property
     def packing(self) -> Packing | None:
         """How the only field is packed; None: nothing is."""
         return packing_of(self.distinct[0])
 
     @property
-    def given(self) -> tuple[TensorSpec, ...]:
-        """What the fields look like to a trainer."""
+    def kinds(self) -> tuple[TensorSpec, ...]:
+        """What each field of the recipes looks like in a batch, before it is padded or packed."""
+        return tuple(map(spec_of, self.distinct[0]))
+
+    @property
+    def pads(self) -> tuple[Pad | None, ...]:
+        """How each is padded; None: it is not."""
+        return tuple(parse_pad(field.pad) for field in self.distinct[0])
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """All fields of a batch, with what padding and packing add.
+
+        Raises:
+            BadRecipe: two have one name.
+        """
         packing = self.packing
-        return self.specs if packing is None else packed_specs(self.specs[0], packing)
+        if packing is not None:
+            return packed_specs(self.kinds[0], packing)
+        return batch_specs(zip(self.kinds, self.pads, strict=True))
 
     def rows(self, shards: NDArray[np.int64], shard_no: NDArray[np.int32]) -> list[tuple[Recipe, NDArray[np.intp]]]:
         """Return the rows of a batch that each recipe is for.
@@ -109,41 +123,17 @@ async def resolve(
     """
     orders = reader.orders(Cursor(request.spec.epoch))
     found = await run_all(
-        _resolve(stages, shelf, listing, request.wanted[source], _Candidates(order, listing.shards_of(source)))
+        _resolve(
+            stages,
+            shelf,
+            listing,
+            request.wanted[source],
+            request,
+            _Candidates(order, listing.shards_of(source)),
+        )
         for source, order in enumerate(orders)
     )
     return agreed(request, [one.recipe for one in found], listing.firsts), found
-
-
-def packing_of(recipe: Recipe) -> Packing | None:
-    """Return how a recipe packs; None: it does not.
-
-    Raises:
-        BadRecipe: there are other fields: rows are not samples any more.
-    """
-    for field in recipe:
-        params = params_of(field)
-        if isinstance(params, ArrayParams) and params.pack is not None:
-            if len(recipe) > 1:
-                raise BadRecipe(
-                    f"expected the packed field {field.name!r} alone, got {len(recipe)} fields", stage="decode"
-                )
-            return Packing(params.pack.length, params.pack.how, params.pack.fill)
-    return None
-
-
-def check_packing(spec: OpenSpec, wanted: Sequence[Recipe]) -> None:
-    """Make sure that nothing is asked for sample by sample where samples are packed.
-
-    Raises:
-        BadRequest: something is.
-    """
-    if not any(packing_of(recipe) for recipe in wanted):
-        return
-    asked = {"keys": spec.keys, "uneven='pad'": spec.uneven == "pad", "several datasets": len(wanted) > 1}
-    for what, wrong in asked.items():
-        if wrong:
-            raise BadRequest(f"expected samples as they are for {what}, got packed ones", stage="decode")
 
 
 def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
@@ -155,7 +145,26 @@ def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequenc
         item = 1 if stored is None or stored.varint else np.dtype(stored.dtype).itemsize
         column = next(index.fields.index(source) for source in field.sources if source in index.fields)
         return packed_slot_bytes(specs, packing, batch_size, np.maximum(index.sizes[column], 0) // item)
-    return max(slot_bytes(specs, batch_size, one.index, one.recipe) for one in found if one.index is not None)
+    return max(
+        slot_bytes(specs, batch_size, one.index, one.recipe, dims=_likely_dims(one.recipe, one.index))
+        for one in found
+        if one.index is not None
+    )
+
+
+def _likely_dims(recipe: Recipe, index: ShardIndex) -> dict[str, tuple[int, ...]]:
+    """Return what padded fields and their masks may be as large as, by the largest sample of a first shard."""
+    found: dict[str, tuple[int, ...]] = {}
+    for field in recipe:
+        pad = parse_pad(field.pad)
+        if pad is None:
+            continue
+        spec = spec_of(field)
+        sizes = sample_bytes(spec, field, index, None)
+        most = int(sizes.max(initial=0)) // np.dtype(spec.dtype).itemsize
+        found[field.name] = pad.dims(np.array([[most], [0]])) if spec.ndim == 1 else (most, *(1,) * (spec.ndim - 1))
+        found[field.name + "_mask"] = found[field.name][: mask_ndim(spec.ndim)]
+    return found
 
 
 def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...]) -> Recipes:
@@ -188,7 +197,24 @@ class _Candidates:
     every: range
 
 
-async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, shards: _Candidates) -> Resolved:
+def _check_looked_at(request: Request, recipe: Recipe, index: ShardIndex) -> None:
+    """Make sure that the data has what samples are filtered and put together by, and that it can be read as that.
+
+    Raises:
+        BadRecipe: it has not, or cannot.
+    """
+    for one in request.filters:
+        for codec in one.codecs or ("bytes",):
+            field = FieldRecipe(one.field, one.sources(recipe), codec)
+            check_fields((field,), index.fields)
+            as_stored((field,), index)
+    if request.spec.bucket_by:
+        check_fields((FieldRecipe(request.spec.bucket_by, bucket_sources(request), "bytes"),), index.fields)
+
+
+async def _resolve(
+    stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, request: Request, shards: _Candidates
+) -> Resolved:
     told = bool(wanted) and not any(needs_resolve(field) for field in wanted)
     if told and not shards.order:
         return Resolved(wanted, None)
@@ -207,6 +233,7 @@ async def _resolve(stages: Stages, shelf: Shelf, listing: Listing, wanted: Recip
         )
     if index.sample_count:
         check_fields(recipe, index.fields)
+        _check_looked_at(request, recipe, index)
         recipe = as_stored(recipe, index)
     if any(needs_resolve(field) for field in recipe):
         ref = listing.refs[shard]

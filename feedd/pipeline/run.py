@@ -23,6 +23,7 @@ from feedd.pipeline.made import MadeCache
 from feedd.pipeline.made_facts import MadeFacts
 from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
+from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
@@ -131,7 +132,8 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
         await asyncio.to_thread(learned.load)
-        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group, learned)
+        quarantine = Quarantine(config.cache.dir / config.quarantine.path, config.quarantine.size, recorder)
+        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group, learned, quarantine)
         stack.push_async_callback(pipeline.close)
         warming = group.create_task(sources.warm())
         stack.callback(warming.cancel)

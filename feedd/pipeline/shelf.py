@@ -22,6 +22,7 @@ from feedd.pipeline.making import formed
 from feedd.pipeline.megatron import check_types
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
+from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
 from feedd.plan.objects.layout import is_pack
@@ -139,7 +140,9 @@ class Shelf:
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
         """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
         while isinstance(rows := reader.rows(at), NeedCounts):
-            await self.indexes(listing, rows.shards)
+            indexes = await self.indexes(listing, rows.shards)
+            if isinstance(rows, NeedLengths):
+                rows.learn(indexes)
         return rows
 
     async def close(self) -> None:

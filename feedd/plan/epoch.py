@@ -157,6 +157,12 @@ class EpochMap:
         assert self.sample_count is not None, "expected all counts to be known"
         return self._edges, np.fromiter((start for start, _ in self._starts), np.int64, len(self._starts))
 
+    def start(self, window: int) -> int:
+        """Return the position in the stream of a window that ``locate`` found samples in."""
+        found = self._starts[bisect_right(self._starts, window, key=lambda start: start[1]) - 1]
+        assert found[1] == window, f"window {window} was not located"
+        return found[0]
+
     def locate(self, low: int, high: int) -> Located | NeedCounts:
         """Find samples ``[low, high)`` of the stream; those that are there: past the end there are no segments."""
         start, window = self._starts[bisect_right(self._starts, (low, self.window_count + 1)) - 1]
@@ -212,6 +218,10 @@ class EpochMap:
     def _remember(self, window: int, start: int) -> None:
         if self._starts[-1][1] < window:
             self._starts.append((start, window))
+        else:
+            place = bisect_right(self._starts, window, key=lambda start: start[1])
+            if self._starts[place - 1][1] != window:
+                self._starts.insert(place, (start, window))
 
 
 def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | None) -> NDArray[np.int64]:

@@ -176,6 +176,7 @@ class Listing:
         recipes: Sequence[FieldRecipe],
         window_shards: int,
         mix: Mapping[str, object] | None = None,
+        filters: Sequence[str] = (),
     ) -> bytes:
         """Return 16 bytes over everything that decides which samples a step of the run holds.
 
@@ -186,6 +187,7 @@ class Listing:
             recipes: of the fields; of several sources they are among the facts of ``mix``.
             window_shards: shards per shuffle window.
             mix: facts of a mixture.
+            filters: conditions samples must meet, as text.
         """
         facts: dict[str, object] = {
             "fields": recipe_facts(recipes),
@@ -199,6 +201,10 @@ class Listing:
             facts["formats"] = [self.named.get(shard, "") for shard in range(len(self.refs))]
         if mix is not None:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
+        if filters:
+            facts["filters"] = list(filters)
+        if spec.bucket_by:
+            facts["bucket_by"] = spec.bucket_by
         return fingerprint(self.digest, facts)
 
 
@@ -222,4 +228,7 @@ def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
 
 def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
     """Return what of a recipe decides what a batch holds."""
-    return [[recipe.name, list(recipe.sources), recipe.codec, recipe.params] for recipe in recipes]
+    return [
+        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
+        for recipe in recipes
+    ]

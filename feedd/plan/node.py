@@ -113,6 +113,19 @@ class NodeEpoch:
         """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""
         return self._maps[partition].samples(window)
 
+    def start(self, partition: int, window: int) -> int:
+        """Return where a partition's window begins in its stream; see ``EpochMap.start``."""
+        return self._maps[partition].start(window)
+
+    @property
+    def step_samples(self) -> int:
+        """Samples that each partition gives in a step of all ranks."""
+        return self._step_samples
+
+    def window_shards(self, partition: int, window: int) -> NDArray[np.int64]:
+        """Return the shards (dataset indices) of a partition's window."""
+        return self._maps[partition].shards(window)
+
     @property
     def sample_counts(self) -> tuple[int | None, ...]:
         """Samples of each partition; None: not known yet."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest
+from feedd.plan import rng
+from feedd.plan.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
 from feedd.plan.steps import left_out
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from feedd.plan.listing import Listing
     from feedd.plan.node import Piece, Step
     from feedd.plan.share import Share
-    from feedd.values import Topology
+    from feedd.values import ShardIndex, Topology
 
 _WINDOWS_KEPT = 3  # of each partition: a batch spans two at most times; the third serves a neighbour in production
 
@@ -37,6 +39,7 @@ class ReaderOptions:
         batch_size: samples of a rank's step.
         steps: of every rank in every epoch; None: each rank's end with its samples.
         wrap: partitions that end before the last step begin again.
+        bucket_by: names of the field by whose stored size samples of a window are put into steps; none: by chance.
     """
 
     seed: int
@@ -47,6 +50,7 @@ class ReaderOptions:
     steps: int | None = None
     wrap: bool = False
     window_bytes: int = 0
+    bucket_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ class Reader:
         self._share_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
         self._map: NodeEpoch | None = None
+        self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards that a window is being sorted by
         self._windows: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
         self._places: dict[int, int] = {}
         self._places_epoch = -1
@@ -183,7 +188,36 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
-        return self._gather(plan, found, at)
+        missing = self._unsorted(plan, found)
+        return self._gather(plan, found, at) if missing is None else missing
+
+    def _unsorted(self, plan: NodeEpoch, found: Step) -> NeedLengths | None:
+        """Return the shards whose lengths a step's windows must be sorted by, where they are not known."""
+        if not self._options.bucket_by or not self._options.shuffle:
+            return None
+        names = {(piece.partition, piece.segment.window) for piece in found.pieces}
+        if names <= self._windows.keys():
+            return None
+        # All of them, those that are sorted too: sorting one may push another out.
+        shards = sorted({shard for name in names for shard in plan.window_shards(*name).tolist()})
+        if self._lengths.keys() >= set(shards):
+            return None
+
+        def learn(indexes: Sequence[ShardIndex]) -> None:
+            lengths = (lengths_of(index, self._options.bucket_by) for index in indexes)
+            self._lengths = dict(zip(shards, lengths, strict=True))
+
+        return NeedLengths(tuple(shards), learn)
+
+    def _samples(self, plan: NodeEpoch, partition: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (shard, ordinal) of a partition's window in reading order."""
+        shard, ordinal = plan.samples(partition, window)
+        if not self._options.bucket_by or not self._options.shuffle:
+            return shard, ordinal
+        key = rng.derive(BUCKETS, self._options.seed, self._epoch, window)
+        lengths = gathered(self._lengths, shard, ordinal)
+        places = by_length(lengths, plan.start(partition, window), plan.step_samples, key)
+        return shard[places], ordinal[places]
 
     def _new_map(self, epoch: int) -> NodeEpoch:
         plan = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal)
@@ -202,6 +236,7 @@ class Reader:
 
     def _gather(self, plan: NodeEpoch, found: Step, at: Cursor) -> BatchRows:
         parts = [self._piece(plan, piece) for piece in found.pieces]
+        self._lengths = {}
         shard = np.concatenate([part[0] for part in parts])
         ordinal = np.concatenate([part[1] for part in parts])
         windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
@@ -216,7 +251,7 @@ class Reader:
         name = (piece.partition, piece.segment.window)
         known = self._windows.get(name)
         if known is None:
-            known = self._windows[name] = plan.samples(*name)
+            known = self._windows[name] = self._samples(plan, *name)
             while len(self._windows) > _WINDOWS_KEPT * len(self._shares):
                 del self._windows[next(iter(self._windows))]
         span = slice(piece.segment.low, piece.segment.high)

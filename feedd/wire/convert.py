@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 2  # 1: uneven is answered; 2: sources to be mixed
+PROTOCOL_MINOR = 3  # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets
 
 _INT64_MAX = (1 << 63) - 1
 _ANCHORS_MAX = 1 << 16  # partitions of one node
@@ -25,6 +25,7 @@ _KINDS = {
     FieldKind.RAGGED: pb.TensorSpec.RAGGED,
     FieldKind.TEXT: pb.TensorSpec.TEXT,
     FieldKind.JSON: pb.TensorSpec.JSON,
+    FieldKind.PADDED: pb.TensorSpec.PADDED,
 }
 
 
@@ -36,6 +37,7 @@ class OpenLimits:
     url_bytes_max: int = 8 * 1024
     fields_max: int = 256
     recipe_bytes_max: int = 64 * 1024
+    filters_max: int = 64
     sources_max: int = 256
     weights_max: int = 1 << 14  # sources x epochs at which one of their weights changes
     batch_size_max: int = 1 << 20
@@ -141,6 +143,9 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         sources=sources,
         mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
         samples_per_epoch=bounded("samples_per_epoch", request.mix.samples_per_epoch, 0, _INT64_MAX),
+        bucket_by=bounded_texts("bucket_by", [request.shuffle.bucket_by], 1, limits.url_bytes_max)[0],
+        bad_samples=bounded_texts("bad_samples", [recipe.bad_samples], 1, 64)[0],
+        filters=bounded_texts("filters", recipe.filters, limits.filters_max, limits.recipe_bytes_max),
     )
 
 
@@ -272,6 +277,7 @@ class BatchWriter:
                     values_bytes=region.values_bytes,
                     offsets_at=region.offsets_at,
                     shapes_at=region.shapes_at,
+                    dims=region.dims,
                 )
                 for region in batch.regions
             ]
@@ -287,6 +293,7 @@ class BatchWriter:
             generation=0 if slot is None else slot.generation,
             bad_samples=batch.bad_samples,
             again=batch.again,
+            filtered=batch.filtered,
         )
 
 

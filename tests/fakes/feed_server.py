@@ -111,7 +111,7 @@ class FakeFeed(stubs.FeedServicer):
             self.lock.notify_all()
         script = self.script
         response = pb.OpenResponse(
-            version=pb.ProtocolVersion(major=script.major),
+            version=pb.ProtocolVersion(major=script.major, minor=script.minor),
             session_id=session.id,
             specs=SPECS[script.specs],
             fingerprint=script.fingerprint_of(rank),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,11 +25,12 @@ from feedd.pipeline.made import MadeCache
 from feedd.pipeline.made_facts import MadeFacts
 from feedd.pipeline.making import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
+from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.memory import MemoryStore
 from feedd.source.options import SourceOptions
 from feedd.source.sources import Sources
-from feedd.values import BatchReady, Cursor, EpochEnd, OpenSpec, Topology
+from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import tar_bytes
 
@@ -123,6 +125,16 @@ class Taken:
         values = self.data[region.values_at : region.values_at + region.values_bytes]
         return [values[a:b] for a, b in itertools.pairwise(offsets)]
 
+    def rows(self, name: str) -> list[Any]:
+        """Return a DENSE or PADDED field as nested lists, one per row."""
+        at = next(n for n, spec in enumerate(self.specs) if spec.name == name)
+        spec, region = self.specs[at], self.ready.regions[at]
+        dims = region.dims if spec.kind is FieldKind.PADDED else spec.shape
+        shape = (self.ready.rows, *dims)
+        values = np.frombuffer(self.data, spec.dtype, math.prod(shape), region.values_at)
+        found: list[Any] = values.reshape(shape).tolist()
+        return found
+
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, give its slot back."""
@@ -163,6 +175,7 @@ async def feeding(
     *,
     cache_bytes: int = 64 << 20,
     bypass_bytes: int = 0,
+    quarantine_bytes: int = 1 << 20,
     options: PipelineOptions | None = None,
     decode: DecodeOptions | None = None,
 ) -> AsyncIterator[Feeding]:
@@ -183,8 +196,10 @@ async def feeding(
             await stack.enter_async_context(memory)
             front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
         group = await stack.enter_async_context(asyncio.TaskGroup())
+        quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
         made = await stack.enter_async_context(MadeCache(front, maker))
-        pipeline = Pipeline(Stages(sources, made, pool, recorder, clock), options or PipelineOptions(), group)
+        stages = Stages(sources, made, pool, recorder, clock)
+        pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)
         rig = Feeding(store, pipeline, cache, pool, recorder)
         try:

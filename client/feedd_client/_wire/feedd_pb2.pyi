@@ -40,26 +40,32 @@ class Field(_message.Message):
     def __init__(self, name: _Optional[str] = ..., recipe: _Optional[str] = ...) -> None: ...
 
 class Recipe(_message.Message):
-    __slots__ = ("fields", "batch_size", "keys", "bad_samples_max")
+    __slots__ = ("fields", "batch_size", "keys", "bad_samples_max", "bad_samples", "filters")
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     BAD_SAMPLES_MAX_FIELD_NUMBER: _ClassVar[int]
+    BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FILTERS_FIELD_NUMBER: _ClassVar[int]
     fields: _containers.RepeatedCompositeFieldContainer[Field]
     batch_size: int
     keys: bool
     bad_samples_max: int
-    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., batch_size: _Optional[int] = ..., keys: _Optional[bool] = ..., bad_samples_max: _Optional[int] = ...) -> None: ...
+    bad_samples: str
+    filters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ..., batch_size: _Optional[int] = ..., keys: _Optional[bool] = ..., bad_samples_max: _Optional[int] = ..., bad_samples: _Optional[str] = ..., filters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Shuffle(_message.Message):
-    __slots__ = ("enabled", "window_shards", "window_bytes")
+    __slots__ = ("enabled", "window_shards", "window_bytes", "bucket_by")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     WINDOW_SHARDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_BY_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     window_shards: int
     window_bytes: int
-    def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ..., window_bytes: _Optional[int] = ...) -> None: ...
+    bucket_by: str
+    def __init__(self, enabled: _Optional[bool] = ..., window_shards: _Optional[int] = ..., window_bytes: _Optional[int] = ..., bucket_by: _Optional[str] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("urls", "fields", "weights")
@@ -138,11 +144,13 @@ class TensorSpec(_message.Message):
         RAGGED: _ClassVar[TensorSpec.Kind]
         TEXT: _ClassVar[TensorSpec.Kind]
         JSON: _ClassVar[TensorSpec.Kind]
+        PADDED: _ClassVar[TensorSpec.Kind]
     KIND_UNSPECIFIED: TensorSpec.Kind
     DENSE: TensorSpec.Kind
     RAGGED: TensorSpec.Kind
     TEXT: TensorSpec.Kind
     JSON: TensorSpec.Kind
+    PADDED: TensorSpec.Kind
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -256,19 +264,21 @@ class StreamRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[StreamStart, _Mapping]] = ..., credits: _Optional[int] = ..., releases: _Optional[_Iterable[_Union[Release, _Mapping]]] = ...) -> None: ...
 
 class FieldRegion(_message.Message):
-    __slots__ = ("values_at", "values_bytes", "offsets_at", "shapes_at")
+    __slots__ = ("values_at", "values_bytes", "offsets_at", "shapes_at", "dims")
     VALUES_AT_FIELD_NUMBER: _ClassVar[int]
     VALUES_BYTES_FIELD_NUMBER: _ClassVar[int]
     OFFSETS_AT_FIELD_NUMBER: _ClassVar[int]
     SHAPES_AT_FIELD_NUMBER: _ClassVar[int]
+    DIMS_FIELD_NUMBER: _ClassVar[int]
     values_at: int
     values_bytes: int
     offsets_at: int
     shapes_at: int
-    def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ...) -> None: ...
+    dims: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again")
+    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +289,7 @@ class Batch(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BAD_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     cursor: Cursor
     rows: int
@@ -289,7 +300,8 @@ class Batch(_message.Message):
     generation: int
     bad_samples: int
     again: bytes
-    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ...) -> None: ...
+    filtered: int
+    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("seq", "offset", "data")

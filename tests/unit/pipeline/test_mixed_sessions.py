@@ -155,6 +155,35 @@ async def test_a_bad_sample_of_any_source_is_named(tmp_path: Path) -> None:
         assert caught.value.object == f"{ROOT}/b/01.tar"
 
 
+async def test_filters_padding_and_policies_of_a_mixture(tmp_path: Path) -> None:
+    """Rows of sources with recipes of their own are filtered, padded together, and replaced by rows of any source."""
+    async with feeding(tmp_path) as rig:
+        rows = [[{"cls": str(n).encode(), "bin": b"a" * n} for n in range(8)]]
+        others = [[{"num": str(n).encode(), "raw": b"b" * (n - 100)} for n in range(100, 108)]]
+        others[0][3] = {"num": b"none", "raw": b"b" * 3}
+        fill(rig, "a", rows)
+        fill(rig, "b", others)
+        pad = '{"decode":"bytes","from":["%s"],"pad":{"value":1}}'
+        one = (("cls", "int"), ("bin", pad % "bin"))
+        other = (("cls", '{"decode":"int","from":["num"]}'), ("bin", pad % "raw"))
+        wanted = asked(source("a", 1, one), source("b", 1, other))
+        filters = ('{"field":"bin","max_bytes":6}',)
+        made = await batches(await rig.open(**wanted, filters=filters, bad_samples="replace", bad_samples_max=1))
+        shown = [
+            (n, row, mask)
+            for b in made
+            for n, row, mask in zip(b.ints(), b.rows("bin"), b.rows("bin_mask"), strict=True)
+        ]
+        again = [flag for b in made for flag in b.ready.again or bytes(b.ready.rows)]
+        for number, row, mask in shown:
+            length = number % 100
+            assert row == [ord("b" if number >= 100 else "a")] * length + [1] * (len(row) - length)
+            assert mask == [place < length for place in range(len(row))]
+        first = sorted(n for (n, _, _), flag in zip(shown, again, strict=True) if not flag)
+        assert first == [*range(7), *(n for n in range(100, 107) if n != 103)]
+        assert (sum(again), sum(b.ready.filtered for b in made)) == (1, 2)
+
+
 async def test_a_mixture_resumes_at_every_step(tmp_path: Path) -> None:
     """From any step on, with nothing known but the step, a new session gives the tail and the next epoch."""
     async with feeding(tmp_path) as rig:

@@ -1,0 +1,116 @@
+"""Several batches at a time, where all of each are plain copies of numbers: each alone would cost mostly itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.batch.gather import gather
+from feedd.batch.layout import lay_out
+from feedd.decode.plain import plain_numbers
+from feedd.decode.work import DecodeTask, FieldWork
+from feedd.pipeline.failures import failure_of
+from feedd.plan.reader import merged
+from feedd.values import BatchReady
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.batch.layout import Layout
+    from feedd.decode.pool import DecodePool
+    from feedd.flow.arena import Arena
+    from feedd.pipeline.recipes import Recipes
+    from feedd.pipeline.remedy import Remedy
+    from feedd.plan.reader import BatchRows
+    from feedd.values import ShardFile, ShardIndex, SlotRef
+
+_BATCHES_MAX = 4
+_BYTES_MAX = 4 << 20  # of each
+
+
+class Together:
+    """Fills several slots of one session's arena at once.
+
+    Args:
+        pool: decodes.
+        recipes: of the session.
+        arena: its memory.
+        arena_id: as the pool knows it.
+        remedy: for bad samples.
+    """
+
+    def __init__(self, pool: DecodePool, recipes: Recipes, arena: Arena, arena_id: int, remedy: Remedy) -> None:
+        self._pool = pool
+        self._recipes = recipes
+        self._arena = arena
+        self._arena_id = arena_id
+        self._remedy = remedy
+        self._layouts: dict[int, Layout] = {}  # by rows: nothing else decides
+
+    @property
+    def batches_max(self) -> int:
+        """How many it can make at once; 1: batches of this session are not of this kind."""
+        distinct = self._recipes.distinct
+        if len(distinct) > 1 or self._arena.slot_bytes > _BYTES_MAX or any(self._recipes.pads):
+            return 1
+        if any(plain_numbers(field) is None for field in distinct[0]):
+            return 1
+        return max(min(_BATCHES_MAX, self._arena.slot_count // _BATCHES_MAX), 1)
+
+    async def fill(
+        self,
+        jobs: Sequence[tuple[BatchRows, SlotRef]],
+        shards: Sequence[int],
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+    ) -> list[BatchReady]:
+        """Decode up to ``batches_max`` batches, each into its slot, as ``Assembler.fill`` would one by one.
+
+        Args:
+            jobs: the batches.
+            shards: dataset indices of all their shards, in the order of ``indexes`` and ``files``.
+            indexes: of the shards.
+            files: of the shards, pinned.
+
+        Raises:
+            BadSample: see ``Assembler.fill``.
+        """
+        shard_no, ordinal, its_seeds = merged([rows for rows, _ in jobs], shards)
+        recipe = self._recipes.distinct[0]
+        gathered = gather(indexes, shard_no, ordinal, recipe)
+        layouts = [self._layout(len(rows.ordinal)) for rows, _ in jobs]
+        slot_at = [slot.index * self._arena.slot_bytes for _, slot in jobs]
+        fields = tuple(
+            FieldWork(
+                field,
+                shard_no,
+                span.start,
+                span.size,
+                np.concatenate([one.places[number].out_at + at for one, at in zip(layouts, slot_at, strict=True)]),
+            )
+            for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
+        )
+        result = await self._pool.decode(DecodeTask(files, self._arena_id, 0, fields, its_seeds))
+        ready: list[BatchReady] = []
+        first = 0
+        for (rows, slot), layout in zip(jobs, layouts, strict=True):
+            again = b"" if rows.again is None else rows.again.tobytes()
+            batch = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
+            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
+            if bad:
+                own = [shards.index(shard) for shard in rows.shards.tolist()]
+                where = rows, [indexes[at] for at in own], [files[at] for at in own]
+                failures = [failure_of(*where, recipe, one) for one in bad]
+                await self._remedy.charge(rows.cursor, failures)
+                batch = self._remedy.applied(self._arena.view(slot), layout, batch, failures)
+            ready.append(batch)
+            first += layout.rows
+        return ready
+
+    def _layout(self, rows: int) -> Layout:
+        layout = self._layouts.get(rows)
+        if layout is None:
+            layout = self._layouts[rows] = lay_out(self._recipes.specs, rows, {})
+        return layout
