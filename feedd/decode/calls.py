@@ -210,7 +210,7 @@ class PinCall(_Short):
 
     def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
         """Return the request."""
-        return encode(PinRequest(request_id, split.file_message(self._file), *self._span))
+        return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.stored))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
         """Pin."""

@@ -50,12 +50,17 @@ _FIELDS: Final = {
     "tar": "extensions of members",
     "text": "`text`",
     "tfrecord": "features; feature lists with `.lengths`; `data` where records are no Examples",
+    "tokens": "`tokens`, in windows that the recipe cuts",
     "tsv": "columns",
 }
-_SAME_AS: Final = frozenset({"recordio-image", "recordio-raw"})  # in the row of another
+_NAMES: Final = {
+    "files": "objects that are samples",
+    "tokens": "`.bin` `.npy` `tokens-llmc+`",
+}  # where extensions do not choose
+_SAME_AS: Final = frozenset({"recordio-image", "recordio-raw", "tokens-llmc", "tokens-npy"})  # in the row of another
 _INNER: Final = frozenset({"table"})  # what feedd makes itself
 _OF_MANY: Final = frozenset({"sizes.json", "shardindex.json", "_info.json"})  # index any shards
-_LISTED: Final = {"files": "the listing itself"}
+_LISTED: Final = {"files": "the listing itself", "tokens": "the listing itself"}
 _OF_ONE: Final = {"index.json": ("mds", "litdata")}
 
 
@@ -88,7 +93,7 @@ def rows() -> list[tuple[str, ...]]:
 def _row(name: str, names: tuple[str, ...], *others: str) -> tuple[str, ...]:
     read, fetched, compressed, *rest = others
     counts, extra = (*rest, "")[:2]
-    shown = " ".join(f"`{one}`" for one in names) or "objects that are samples"
+    shown = " ".join(f"`{one}`" for one in names) or _NAMES.get(name, "")
     counts = counts or _LISTED.get(name, "`feedd index`")
     return (name, shown, _fields(name), read, fetched, compressed, counts, extra)
 

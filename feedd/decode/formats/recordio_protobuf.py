@@ -9,12 +9,17 @@ and where the record tells it, ``NAME.shape``. A Bytes value is that value. ``ui
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from feedd.decode.formats.framing import Cells, field_names, numbered
 from feedd.decode.formats.protobuf import MessageReader, NotAMessage
 from feedd.decode.formats.recordio import PartsReader
 from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _FEATURES, _LABEL = 1, 2
 _TEXTS: Final = {3: "uid", 4: "metadata", 5: "configuration"}
@@ -23,6 +28,8 @@ _BYTES: Final = 9
 _WIDTHS: Final = {"float32[]": 4, "float64[]": 8}
 _PARTS: Final = {2: "keys", 3: "shape"}
 _FIELDS_MAX: Final = 4096
+_FRAME_BYTES_MAX: Final = 4096
+_COMPARED_BYTES: Final = 1 << 20  # at a time: each takes eight more to say where it is
 
 
 @dataclass(slots=True)
@@ -63,15 +70,52 @@ class _Reader(PartsReader, MessageReader):
     def read(self) -> ShardIndex:
         """Read all records."""
         starts, sizes = self.records()
-        for sample, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
-            try:
-                self._record(sample, start, start + size)
-            except NotAMessage as error:
-                self.fail(start, "an aialgs.data.Record", str(error))
+        alike = np.zeros(len(starts), np.bool_)
+        first: list[tuple[int, int, int]] = []
+        if len(starts):
+            self._read(0, int(starts[0]), int(sizes[0]))
+            cells = self._columns
+            first = list(zip(cells.column, cells.start, cells.size, strict=True))
+            alike = self._alike(starts, sizes, first)
+        for sample in np.flatnonzero(~alike).tolist():
+            self._read(sample, int(starts[sample]), int(sizes[sample]))
         columns = self._columns
-        tables = columns.tables(self, len(columns.names), len(starts))
+        places, lengths = columns.tables(self, len(columns.names), len(starts))
+        for column, start, size in first:
+            places[column, alike] = starts[alike] + (start - starts[0])
+            lengths[column, alike] = size
         names = field_names(list(columns.names), self._url)
-        return ShardIndex(names, *tables, *numbered(len(starts)), stored=tuple(columns.stored))
+        return ShardIndex(names, places, lengths, *numbered(len(starts)), stored=tuple(columns.stored))
+
+    def _alike(
+        self, starts: NDArray[np.int64], sizes: NDArray[np.int64], first: list[tuple[int, int, int]]
+    ) -> NDArray[np.bool_]:
+        """Return which records have every byte in common with the first that is no value: what they hold lies alike.
+
+        Most data sets have such only, and reading them one by one takes ten times as long.
+        """
+        frame = np.ones(int(sizes[0]), np.bool_)
+        for _, start, size in first:
+            frame[start - int(starts[0]) :][:size] = False
+        places = np.flatnonzero(frame)
+        alike: NDArray[np.bool_] = sizes == sizes[0]
+        if len(places) > _FRAME_BYTES_MAX:
+            alike[1:] = False
+            return alike
+        raw = np.frombuffer(self._data, np.uint8)
+        wanted = raw[starts[0] + places]
+        some = max(1, _COMPARED_BYTES // max(1, len(places)))
+        candidates = np.flatnonzero(alike)
+        for at in range(0, len(candidates), some):
+            rows = candidates[at : at + some]
+            alike[rows] = (raw[starts[rows, None] + places] == wanted).all(axis=1)
+        return alike
+
+    def _read(self, sample: int, start: int, size: int) -> None:
+        try:
+            self._record(sample, start, start + size)
+        except NotAMessage as error:
+            self.fail(start, "an aialgs.data.Record", str(error))
 
     def _record(self, sample: int, start: int, end: int) -> None:
         seen: set[str] = set()

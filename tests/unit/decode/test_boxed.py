@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode.calls import PinCall
 from feedd.decode.codecs.array import NpyCodec, pin_npy
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
+from feedd.decode.messages import PinRequest, encode
 from feedd.decode.params import params_of
+from feedd.decode.split import file_message
 from feedd.decode.stored import check_stored
 from feedd.errors import BadRecipe, BadSample
-from feedd.values import FieldRecipe
+from feedd.values import FieldRecipe, ObjectRef, ShardFile
 from tests.budget import budget
 
 KINDS = ("mds", "mds:float32", "litdata:numpy", "litdata:tensor")
@@ -45,6 +48,14 @@ def test_shape_dtype_and_values(kind: str, shape: tuple[int, ...]) -> None:
     out = np.full(shape, 9, np.float32)
     codec.decode(data, out, 0)
     assert np.array_equal(out, array)
+
+
+def test_a_worker_that_pins_is_told_how_the_array_is_stored() -> None:
+    """Otherwise it would look for a .npy header."""
+    file = ShardFile(ObjectRef("s3://b", "k", 40, "tag"), "/x", 0)
+    recipe = FieldRecipe("x", ("x",), "npy", "{}", "litdata:numpy")
+    packet = PinCall(file, recipe, 3, 20).packet(range(1), 7)
+    assert packet == encode(PinRequest(7, file_message(file), 3, 20, "litdata:numpy"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
