@@ -78,9 +78,10 @@ async def _transfer(make: Make, payloads: list[bytes]) -> tuple[Reader, list[boo
             batch = BatchReady(
                 Cursor(1, seq * 2, ((seq, 3),)),
                 4,
-                (Region(0, len(payload)), Region(1, 2, 3, 4)),
+                (Region(0, len(payload)), Region(1, 2, 3, 4, (5, 6))),
                 len(payload),
                 bad_samples=seq,
+                filtered=seq + 1,
             )
             held.append(await transport.send(seq, batch, slot))
         return reader, held
@@ -101,9 +102,11 @@ async def test_a_reader_gets_the_batch_whole(name: str) -> None:
     assert [payload for _, payload in reader.batches] == payloads
     for seq, (batch, payload) in enumerate(reader.batches):
         assert (batch.seq, batch.rows, batch.size_bytes, batch.bad_samples) == (seq, 4, len(payload), seq)
+        assert batch.filtered == seq + 1
         assert batch.cursor == pb.Cursor(epoch=1, step=2 * seq, anchor_window=seq, anchor_sample=3)
         assert batch.regions[0].values_bytes == len(payload)
-        assert [getattr(batch.regions[1], f.name) for f in pb.FieldRegion.DESCRIPTOR.fields] == [1, 2, 3, 4]
+        told = [getattr(batch.regions[1], f.name) for f in pb.FieldRegion.DESCRIPTOR.fields]
+        assert told == [1, 2, 3, 4, [5, 6]]
 
 
 @given(payloads=st.lists(st.binary(max_size=3000), max_size=5))
