@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,7 +71,7 @@ def test_ranges_at_the_same_time(server: tuple[S3Server, SourceOptions, ObjectRe
     _, options, ref = server
 
     async def run() -> list[bool]:
-        async with _opened(options) as store:
+        async with _opened(replace(options, parts_in_flight=2)) as store:
             spans = [(at, min(len(DATA), at + 1 + at % 700_000)) for at in range(0, len(DATA), 333_333)]
             return await asyncio.gather(*(_read(store, ref, *span) for span in spans * 3))
 
