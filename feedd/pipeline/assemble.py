@@ -10,12 +10,15 @@ import structlog
 
 from feedd.batch.gather import gather, keys, shard_urls
 from feedd.batch.layout import drop_rows, lay_out, write_tables
+from feedd.batch.pack import Packed
+from feedd.decode.plain import plain_numbers
 from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
 from feedd.flow.tasks import run_all
 from feedd.pipeline.failures import Failure, FailureBudget
+from feedd.plan.reader import merged
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
 _OVERSIZE_MAX_BYTES = 2 << 30
+_TOGETHER_MAX = 4  # batches made at once
+_TOGETHER_BYTES_MAX = 4 << 20  # of each
 _log = structlog.get_logger("feedd.pipeline")
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -81,6 +86,7 @@ class _Work:
     parts: Sequence[_Part]
     shapes: Mapping[str, NDArray[np.int64]]
     texts: Mapping[str, Text]
+    packed: Packed | None = None
 
 
 class Assembler:
@@ -90,10 +96,72 @@ class Assembler:
         self._stages = stages
         self._recipes = recipes
         self._kinds = recipes.specs
-        self._specs = (*self._kinds, *(KEY_SPECS if options.keys else ()))
+        self._packing = recipes.packing
+        self._specs = (*recipes.given, *(KEY_SPECS if options.keys else ()))
         self._arena = arena
         self._options = options
         self._failures = FailureBudget(options.bad_samples_max)
+        self._layouts: dict[int, Layout] = {}  # by rows, where nothing else decides
+
+    @property
+    def at_once(self) -> int:
+        """How many batches ``fill_together`` can make: more than 1 where all of a batch are plain copies of numbers."""
+        distinct = self._recipes.distinct
+        if len(distinct) > 1 or self._options.keys or self._arena.slot_bytes > _TOGETHER_BYTES_MAX:
+            return 1
+        if any(plain_numbers(field) is None for field in distinct[0]):
+            return 1
+        return max(min(_TOGETHER_MAX, self._arena.slot_count // _TOGETHER_MAX), 1)
+
+    async def fill_together(
+        self,
+        jobs: Sequence[tuple[BatchRows, SlotRef]],
+        shards: Sequence[int],
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+    ) -> list[BatchReady]:
+        """Decode up to ``at_once`` batches, each into its slot, as ``fill`` would one by one.
+
+        Args:
+            jobs: the batches.
+            shards: dataset indices of all their shards, in the order of ``indexes`` and ``files``.
+            indexes: of the shards.
+            files: of the shards, pinned.
+
+        Raises:
+            BadSample: see ``fill``.
+        """
+        shard_no, ordinal, its_seeds = merged([rows for rows, _ in jobs], shards)
+        recipe = self._recipes.distinct[0]
+        gathered = gather(indexes, shard_no, ordinal, recipe)
+        layouts = [self._layout(len(rows.ordinal)) for rows, _ in jobs]
+        slot_at = [slot.index * self._arena.slot_bytes for _, slot in jobs]
+        fields = tuple(
+            FieldWork(
+                field,
+                shard_no,
+                span.start,
+                span.size,
+                np.concatenate([one.places[number].out_at + at for one, at in zip(layouts, slot_at, strict=True)]),
+            )
+            for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
+        )
+        result = await self._stages.pool.decode(DecodeTask(files, self._options.arena_id, 0, fields, its_seeds))
+        ready: list[BatchReady] = []
+        first = 0
+        for (rows, slot), layout in zip(jobs, layouts, strict=True):
+            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
+            own = [shards.index(shard) for shard in rows.shards.tolist()] if bad else []
+            self._charge(rows, [indexes[at] for at in own], [files[at] for at in own], bad)
+            ready.append(_ready(rows, layout, bad, self._arena.view(slot)))
+            first += layout.rows
+        return ready
+
+    def _layout(self, rows: int) -> Layout:
+        layout = self._layouts.get(rows)
+        if layout is None:
+            layout = self._layouts[rows] = lay_out(self._specs, rows, {})
+        return layout
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
@@ -107,9 +175,10 @@ class Assembler:
         parts = self._parts(rows, indexes)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
-        work = _Work(rows, indexes, files, parts, shapes, texts)
+        packed = None if self._packing is None else Packed.of(shapes[self._kinds[0].name], self._packing)
+        work = _Work(rows, indexes, files, parts, shapes, texts, packed)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        layout = lay_out(self._specs, len(rows.ordinal), lengths)
+        layout = lay_out(self._specs, len(rows.ordinal), lengths) if packed is None else packed.layout(self._specs)
         if layout.size_bytes > self._arena.slot_bytes:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
@@ -178,13 +247,11 @@ class Assembler:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
         write_tables(view, layout, work.texts)
         bad = _bad_rows(work.parts, results)
-        self._charge(work, bad)
-        again = b"" if rows.again is None else rows.again.tobytes()
-        if bad:
-            dropped = {one.row for one in bad}
-            layout = drop_rows(view, layout, sorted(dropped))
-            again = bytes(flag for row, flag in enumerate(again) if row not in dropped)
-        return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad), again=again)
+        self._charge(rows, work.indexes, work.files, bad)
+        if work.packed is not None:
+            work.packed.finish(view, layout, [one.row for one in bad])
+            return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad))
+        return _ready(rows, layout, bad, view)
 
     def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
         """Return what is to be decoded of a part's rows, and their seeds."""
@@ -224,18 +291,30 @@ class Assembler:
             self._stages.pool.detach(arena_id)
             arena.close()  # what was mapped lives as long as the batch's view of it
 
-    def _charge(self, work: _Work, bad: Sequence[BadRow]) -> None:
+    def _charge(
+        self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile], bad: Sequence[BadRow]
+    ) -> None:
         """Hold a batch's bad samples against the budget of the epoch."""
         failures = []
         for row in bad:
-            number = int(work.rows.shard_no[row.row])
-            key = work.indexes[number].key(int(work.rows.ordinal[row.row]))
-            failures.append(Failure(work.files[number].ref.url, key, row.field, row.reason))
-        self._failures.charge(work.rows.cursor, failures)
+            number = int(rows.shard_no[row.row])
+            key = indexes[number].key(int(rows.ordinal[row.row]))
+            failures.append(Failure(files[number].ref.url, key, row.field, row.reason))
+        self._failures.charge(rows.cursor, failures)
         for failure in failures:
             _log.warning(
                 "bad sample dropped", url=failure.url, key=failure.key, field=failure.field, reason=failure.reason
             )
+
+
+def _ready(rows: BatchRows, layout: Layout, bad: Sequence[BadRow], view: memoryview) -> BatchReady:
+    """Return a batch that lies in ``view``, without its bad rows."""
+    again = b"" if rows.again is None else rows.again.tobytes()
+    if bad:
+        dropped = {one.row for one in bad}
+        layout = drop_rows(view, layout, sorted(dropped))
+        again = bytes(flag for row, flag in enumerate(again) if row not in dropped)
+    return BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, len(bad), again=again)
 
 
 def _bad_rows(parts: Sequence[_Part], results: Sequence[DecodeResult]) -> list[BadRow]:

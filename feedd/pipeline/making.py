@@ -21,7 +21,7 @@ from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from feedd.pipeline.made_facts import MadeFacts
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
@@ -34,9 +34,17 @@ _RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
 _FRESH_MAX: Final = 8
 
 
-def formed(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards: those that cannot be read as they lie with the form that can."""
-    return tuple(replace(ref, form=form) if (form := registry.form_for(ref.key)) else ref for ref in refs)
+def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards: those that cannot be read as they lie with the form that can.
+
+    Args:
+        refs: as listed.
+        named: what their URLs name in the place of a format, by their place.
+    """
+    forms = (
+        registry.form_named((named or {}).get(at, "")) or registry.form_for(ref.key) for at, ref in enumerate(refs)
+    )
+    return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

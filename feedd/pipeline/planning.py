@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.decode.recipe import parse_field
+from feedd.pipeline.cuts import Cuts, cut_of
+from feedd.pipeline.recipes import check_packing
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, OpenSpec
 
 AnyReader = Reader | MixedReader
+PACKS_PER_WINDOW: Final = 16  # some 320 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,14 @@ class Request:
         wanted: recipes of each source; empty ones are told by the data.
         window_shards: shards per shuffle window.
         mix: facts of the mixture; None: there is but one source.
+        cuts: how each source's recipe cuts files of tokens; empty: none does.
     """
 
     spec: OpenSpec
     wanted: tuple[tuple[FieldRecipe, ...], ...]
     window_shards: int
     mix: dict[str, object] | None
+    cuts: Cuts = ()
 
     @classmethod
     def of(cls, spec: OpenSpec, window_shards: int) -> Request:
@@ -51,18 +56,25 @@ class Request:
         parse_uneven(spec.uneven)
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
-        return cls(spec, wanted, spec.window_shards or window_shards, mix)
+        cuts = tuple(cut_of(one) for one in wanted)
+        return cls(spec, wanted, spec.window_shards or window_shards, mix, cuts if any(cuts) else ())
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:
         """URLs of each source."""
         return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
 
+    def window(self, listing: Listing) -> int:
+        """Return the shards per shuffle window. Packs hold neighbours, often of one class: more of them unless told."""
+        told = self.spec.window_shards or not listing.packs
+        return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
+
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
-        return listing.fingerprint(self.spec, plain, self.window_shards, self.mix)
+        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ def planned(listing: Listing, request: Request) -> Planned:
     spec = request.spec
     uneven = parse_uneven(spec.uneven)
     if request.mix is not None:
-        plan = MixedPlan.of(listing, spec, request.window_shards)  # its ranks have as many whole steps by themselves
+        plan = MixedPlan.of(listing, spec, request.window(listing))  # its ranks have as many whole steps by themselves
         return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
     uneven = listing.settled(uneven)
     shares, steps = listing.shares(spec), listing.steps(spec, uneven)
@@ -97,7 +109,7 @@ def planned(listing: Listing, request: Request) -> Planned:
     options = ReaderOptions(
         spec.seed,
         spec.shuffle,
-        request.window_shards,
+        request.window(listing),
         spec.batch_size,
         spec.topology,
         steps,

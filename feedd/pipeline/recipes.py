@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.batch.layout import slot_bytes
+from feedd.batch.pack import Packing, packed_specs
+from feedd.batch.pack import slot_bytes as packed_slot_bytes
+from feedd.decode.params import ArrayParams, params_of
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
+from feedd.decode.stored import parse_stored
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.values import FieldRecipe, ShardIndex, TensorSpec
+    from feedd.values import FieldRecipe, OpenSpec, ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]
 """Of all fields, in a batch's order."""
@@ -45,8 +49,19 @@ class Recipes:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """What the fields look like in a batch."""
+        """What the fields look like in a batch, before they are packed."""
         return tuple(map(spec_of, self.distinct[0]))
+
+    @property
+    def packing(self) -> Packing | None:
+        """How the only field is packed; None: nothing is."""
+        return packing_of(self.distinct[0])
+
+    @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """What the fields look like to a trainer."""
+        packing = self.packing
+        return self.specs if packing is None else packed_specs(self.specs[0], packing)
 
     def rows(self, shards: NDArray[np.int64], shard_no: NDArray[np.int32]) -> list[tuple[Recipe, NDArray[np.intp]]]:
         """Return the rows of a batch that each recipe is for.
@@ -100,8 +115,46 @@ async def resolve(
     return agreed(request, [one.recipe for one in found], listing.firsts), found
 
 
+def packing_of(recipe: Recipe) -> Packing | None:
+    """Return how a recipe packs; None: it does not.
+
+    Raises:
+        BadRecipe: there are other fields: rows are not samples any more.
+    """
+    for field in recipe:
+        params = params_of(field)
+        if isinstance(params, ArrayParams) and params.pack is not None:
+            if len(recipe) > 1:
+                raise BadRecipe(
+                    f"expected the packed field {field.name!r} alone, got {len(recipe)} fields", stage="decode"
+                )
+            return Packing(params.pack.length, params.pack.how, params.pack.fill)
+    return None
+
+
+def check_packing(spec: OpenSpec, wanted: Sequence[Recipe]) -> None:
+    """Make sure that nothing is asked for sample by sample where samples are packed.
+
+    Raises:
+        BadRequest: something is.
+    """
+    if not any(packing_of(recipe) for recipe in wanted):
+        return
+    asked = {"keys": spec.keys, "uneven='pad'": spec.uneven == "pad", "several datasets": len(wanted) > 1}
+    for what, wrong in asked.items():
+        if wrong:
+            raise BadRequest(f"expected samples as they are for {what}, got packed ones", stage="decode")
+
+
 def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
     """Return what a slot must hold so that the batches of any source fit, as far as first shards tell."""
+    packing = packing_of(found[0].recipe)
+    if packing is not None and (index := found[0].index) is not None:
+        field = found[0].recipe[0]
+        stored = parse_stored(field.stored)
+        item = 1 if stored is None or stored.varint else np.dtype(stored.dtype).itemsize
+        column = next(index.fields.index(source) for source in field.sources if source in index.fields)
+        return packed_slot_bytes(specs, packing, batch_size, np.maximum(index.sizes[column], 0) // item)
     return max(slot_bytes(specs, batch_size, one.index, one.recipe) for one in found if one.index is not None)
 
 

@@ -141,32 +141,47 @@ def test_every_row_is_done_or_given_up_exactly_once(
     assert deaths <= 2 * len(poison) + 3
 
 
-def test_nothing_waits_behind_a_call_that_takes_long() -> None:
-    """A worker that holds a long chunk gets nothing more until it has answered; what it held before comes first."""
-    schedule, long, short = Schedule(depth=3), Call(alone=True), Call(1)
-    for worker in (0, 1):
+def test_long_chunks_leave_a_worker_to_the_others() -> None:
+    """However many long calls wait, one of several workers is none of theirs; an only worker does them in turn."""
+    schedule, short = Schedule(), Call(1)
+    long = [Call(-1, alone=True) for _ in range(4)]
+    for call in long:
+        schedule.submit(call, 1, 1)
+    for worker in (0, 1, 2):
         schedule.join(worker)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, long[0]), (1, long[1])]
     schedule.submit(short, 2, 1)
-    schedule.submit(long, 1, 1)
-    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, short), (1, short), (0, long)]
-    schedule.submit(short, 4, 1)
-    assert [worker for worker, _ in drain(schedule)] == [1, 1]
-    assert schedule.finish(0).call is short
-    assert not drain(schedule)
-    assert schedule.finish(0).call is long
-    assert [worker for worker, _ in drain(schedule)] == [0, 0]
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(2, short), (2, short)]
+    schedule.finish(0)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, long[2])]
+    for worker in (1, 2):
+        schedule.leave(worker, withdrawn=set(long))
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == []
+    schedule.finish(0)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, short), (0, short)]
+    for _ in range(2):
+        schedule.finish(0)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, long[3])]
 
 
-def test_a_long_call_that_kills_two_workers_is_given_up() -> None:
-    """It is replayed once like any other, on a worker of its own."""
-    schedule, long = Schedule(), Call(alone=True)
+def test_a_resting_worker_gets_nothing_more() -> None:
+    """Who is let go finishes what he holds; what waits goes to the others, also what he had to give back."""
+    schedule, call = Schedule(), Call()
     for worker in (0, 1):
         schedule.join(worker)
-    schedule.submit(long, 1, 1)
-    ((first, _),) = drain(schedule)
-    assert schedule.leave(first, withdrawn=set()) == ([], {long})
-    ((second, chunk),) = drain(schedule)
-    assert chunk.suspect
-    given_up, _ = schedule.leave(second, withdrawn=set())
-    assert [one.call for one in given_up] == [long]
-    assert long.over
+    schedule.submit(call, 8, 1)
+    drain(schedule)
+    schedule.rest(0)
+    assert (schedule.busy_count, schedule.queued) == (2, True)
+    for _ in range(2):
+        schedule.finish(0)
+        assert drain(schedule) == []
+    schedule.finish(1)
+    assert [worker for worker, _ in drain(schedule)] == [1]
+    assert (schedule.busy_count, schedule.queued) == (1, True)
+    assert schedule.leave(0, withdrawn=set()) == ([], set())
+    for _ in range(6):
+        if schedule.running(1):
+            schedule.finish(1)
+        drain(schedule)
+    assert (schedule.busy_count, schedule.queued, call.over) == (0, False, True)
