@@ -6,6 +6,8 @@ import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from feedd.cache.disk import DiskCache
 from feedd.decode.forms import registry
 from feedd.decode.forms.make import make_shard
@@ -21,7 +23,7 @@ from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from feedd.decode.work import MakeTask
     from feedd.protocols import FetchWatch, Held, Out
@@ -52,7 +54,14 @@ class SameForm:
 
 
 SAME = SameForm()
-registry._FORMS[FORM] = (__name__, "SAME")
+
+
+@contextlib.contextmanager
+def same_form() -> Iterator[None]:
+    """Have the form known meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry._FORMS, FORM, (__name__, "SAME"))
+        yield
 
 
 class MakingFetcher(MemoryFetcher):

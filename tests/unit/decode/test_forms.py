@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow.csv
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -24,6 +26,8 @@ from tests.fakes.made import made_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
 
 RAW = bytes(range(256)) * 5000 + b"end"
 
