@@ -1,7 +1,7 @@
 """A decode worker with a weakness: some samples kill it, stop it or keep it busy. Started in place of the real one.
 
-Only the ``bytes`` codec is replaced, and what looks into a shard or a first sample; everything else is the production
-worker.
+Only the ``bytes`` codec is replaced, and what looks into a shard or a first sample; a form is added. Everything else is
+the production worker.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from feedd.decode.codecs.array import pin_npy as _pin_npy
 from feedd.decode.codecs.registry import make
 from feedd.decode.codecs.text import BytesCodec
 from feedd.decode.formats import registry
+from feedd.decode.forms import registry as forms
+from feedd.decode.forms.streams import whole
 from feedd.decode.params import BytesParams
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.decode.codecs.array import NpyHeader
-    from feedd.protocols import SampleCodec, ShardFormat
-    from feedd.values import FieldRecipe, ShardIndex
+    from feedd.protocols import Held, Out, SampleCodec, ShardFormat
+    from feedd.values import ByteRange, FieldRecipe, ShardIndex
 
 COMMAND = (sys.executable, "-m", "tests.fakes.poison_worker")
 
@@ -69,6 +71,28 @@ class PoisonCodec(BytesCodec):
         super().decode(data, out, seed)
 
 
+class PoisonForm:
+    """Reacts to what an object says, half-way through writing it out."""
+
+    name = "poison"
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """All of it."""
+        return whole(held, params)
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write what is said, if it lives to."""
+        del url, params
+        half = held.size_bytes // 2
+        out.write(held.data[:half])
+        react(bytes(held.data))
+        out.write(held.data[half:])
+        return "tar"
+
+
+POISON = PoisonForm()
+
+
 class PoisonFormat:
     """A format whose reader dies of a shard that begins with what a sample would."""
 
@@ -93,6 +117,7 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
 
 
 if __name__ == "__main__":
+    forms._FORMS["poison"] = ("tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
     execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another
     execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # a third
