@@ -325,7 +325,27 @@ class Slots(Protocol):
         """Return the slot's bytes (daemon's own mapping), writable."""
 
 
-class FeedSession(Protocol):
+class BatchMaker(Protocol):
+    """Makes batches of one consumer's opened dataset into its slots."""
+
+    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
+        """Decode the batch at ``at`` into ``slot``.
+
+        Raises:
+            Whatever source, cache and decode raise for the shards and samples it needs.
+        """
+
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """Decode the first of several batches, one at least, as ``produce`` does each; the others are asked for again.
+
+        One that fails fails all: they are then asked for alone.
+
+        Raises:
+            As ``produce``.
+        """
+
+
+class FeedSession(BatchMaker, Protocol):
     """One consumer's opened dataset: produces any of its batches, in any order, several at a time."""
 
     @property
@@ -342,13 +362,6 @@ class FeedSession(Protocol):
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank; None: not known yet."""
-
-    async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
-        """Decode the batch at ``at`` into ``slot``.
-
-        Raises:
-            Whatever source, cache and decode raise for the shards and samples it needs.
-        """
 
     async def close(self) -> None:
         """Give back arena and wishes. Called once, after the last produce has ended and all slots are back."""

@@ -342,6 +342,7 @@ class SessionInfo:
         uneven: what equalises the steps of all ranks: as asked for, or what was chosen.
         left_out: samples of the rank that are in none of the steps of an epoch, told to the first of its consumers;
             None: not known.
+        at_once: batches that are best asked for together: more than 1 where a batch is little work.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -352,6 +353,7 @@ class SessionInfo:
     steps: int | None = None
     uneven: str = "allow"
     left_out: int | None = None
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ class FeedDataset(IterableDataset[Any]):
     start; where it is not, with the StopIteration behind it.
 
     Args:
-        url: prefix, object, list of them, or ``manifest+s3://…``; or a list of ``Source``, which are mixed by their
-            weights. Mixing needs sample counts (``feedd index``). A source that ends begins again, shuffled anew, and
-            goes on from epoch to epoch where it stood; ranks have as many whole steps by themselves.
+        url: prefix, object, list of them, or ``manifest+s3://…``; a format before it (``tfrecord+s3://…``) is that of
+            all shards, whatever their names. Or a list of ``Source``, which are mixed by their weights. Mixing needs
+            sample counts (``feedd index``). A source that ends begins again, shuffled anew, and goes on from epoch to
+            epoch where it stood; ranks have as many whole steps by themselves.
         batch_size: samples per batch; None yields single samples.
         fields: what to decode and how; None takes the format's defaults by extension.
         shuffle: True, False, or a ``Shuffle``.

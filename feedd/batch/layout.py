@@ -181,7 +181,12 @@ def slot_bytes(
         sizes = sample_bytes(spec, by_name.get(spec.name), index, (measured or {}).get(spec.name))
         values = 1.5 * float(sizes.mean()) * rows + float(sizes.max()) if len(sizes) else 0.0
         total += tables + _align(math.ceil(values))
-    return max(1, -(-total // mmap.PAGESIZE)) * mmap.PAGESIZE
+    return slot_pages(total)
+
+
+def slot_pages(size_bytes: int) -> int:
+    """Return so many bytes in whole pages, one at least."""
+    return max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 def sample_bytes(

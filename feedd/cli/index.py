@@ -138,7 +138,7 @@ async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], 
     from feedd.daemon.cut_short import cut_short_by  # noqa: PLC0415 - see _run
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
     from feedd.pipeline import open_pipeline  # noqa: PLC0415 - see _run
-    from feedd.pipeline.run import worker_count  # noqa: PLC0415 - see _run
+    from feedd.pipeline.run import workers_max  # noqa: PLC0415 - see _run
 
     counter: Counter | None = None
     saved = False
@@ -147,7 +147,7 @@ async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], 
         async with cut_short_by(requests.drain):
             await counter.open()
             if not job.check:
-                await counter.count(_PER_WORKER * worker_count(config))
+                await counter.count(_PER_WORKER * workers_max(config))
         if counter.is_open and not job.check:
             await counter.save()
         saved = True

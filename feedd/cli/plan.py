@@ -16,15 +16,17 @@ from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.report import say
 from feedd.errors import BadRequest
 from feedd.plan.epoch import EpochOptions
+from feedd.plan.objects.packs import pack_counts
 from feedd.plan.quality import mix
 from feedd.plan.sharding import SAMPLE, assign, check_mode
 from feedd.plan.share import Share
 from feedd.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.config import Config
+    from feedd.source.sources import Resolved
     from feedd.values import ObjectRef
 
 SKEW_WARNED = 0.2  # a node this much above the mean is worth a word
@@ -36,6 +38,7 @@ class NodeShare:
 
     Attributes:
         share: of all bytes that all nodes read; 0 to 1.
+        samples: where the listing tells them: of plain objects.
     """
 
     node: int
@@ -44,6 +47,7 @@ class NodeShare:
     share: float
     first: str
     last: str
+    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,11 @@ def assignments(refs: Sequence[ObjectRef], node_count: int, sharding: str) -> li
 
 
 def summarise(
-    urls: Sequence[str], refs: Sequence[ObjectRef], per_node: Sequence[Sequence[int]], sharding: str
+    urls: Sequence[str],
+    refs: Sequence[ObjectRef],
+    per_node: Sequence[Sequence[int]],
+    sharding: str,
+    counts: Mapping[int, int] | None = None,
 ) -> PlanReport:
     """Count what each node reads."""
     loads = [sum(refs[index].size_bytes for index in indices) for indices in per_node]
@@ -119,6 +127,7 @@ def summarise(
             share=load / read if read else 0.0,
             first=refs[indices[0]].key if indices else "",
             last=refs[indices[-1]].key if indices else "",
+            samples=sum(counts[index] for index in indices) if counts and len(counts) == len(refs) else None,
         )
         for node, (indices, load) in enumerate(zip(per_node, loads, strict=True))
     )
@@ -142,13 +151,14 @@ def warnings_of(report: PlanReport) -> list[str]:
 
 def _show(report: PlanReport) -> None:
     table = Table(title=f"{report.objects} objects, {format_size(report.bytes)}, sharding {report.sharding}")
-    for name in ("node", "objects", "bytes", "share"):
+    counted = any(share.samples is not None for share in report.nodes)
+    for name in ("node", "objects", "bytes", "share", *(("samples",) if counted else ())):
         table.add_column(name, justify="right")
     for name in ("first key", "last key"):
         table.add_column(name, overflow="fold")
     for share in report.nodes:
         cells = (str(share.node), str(share.objects), format_size(share.bytes), f"{100 * share.share:.1f} %")
-        table.add_row(*cells, share.first, share.last)
+        table.add_row(*cells, *((str(share.samples),) if counted else ()), share.first, share.last)
     console = Console()
     console.print(table)
     mixed = report.shuffle
@@ -163,7 +173,7 @@ def _show(report: PlanReport) -> None:
         console.print(quality)
 
 
-def _resolve(urls: list[str], config: Config) -> tuple[ObjectRef, ...]:
+def _resolve(urls: list[str], config: Config) -> Resolved:
     # The SDK takes most of a second to import, which --help and most other commands do not need.
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
@@ -171,9 +181,9 @@ def _resolve(urls: list[str], config: Config) -> tuple[ObjectRef, ...]:
     from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
     from feedd.source.sources import Sources  # noqa: PLC0415 - see above
 
-    async def resolve() -> tuple[ObjectRef, ...]:
+    async def resolve() -> Resolved:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
-            return await sources.resolve(urls)
+            return await sources.resolve_all(urls)
 
     try:
         return asyncio.run(resolve())
@@ -197,9 +207,10 @@ def plan(
     check_mode(sharding)
     if sharding == SAMPLE:
         raise BadRequest("expected key, size or replicated, got sample, which goes by sample counts: equal shares")
-    refs = _resolve(urls, Flags(config=config, set=set_).load().config)
+    found = _resolve(urls, Flags(config=config, set=set_).load().config)
+    refs = found.refs
     per_node = assignments(refs, nodes, sharding)
-    report = summarise(urls, refs, per_node, sharding)
+    report = summarise(urls, refs, per_node, sharding, pack_counts(refs, found.packs))
     fullest = max(per_node, key=len)
     if fullest and not keys:
         sizes = (batch_size, window_shards, max(parse_size(sample_size), 1))

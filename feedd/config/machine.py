@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from feedd.units import GIB
+from feedd.units import GIB, MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
 
 CACHE_SHARE = 0.5  # of the file system the cache lies on
 ARENA_SHARE = 0.25  # of the memory this process may use
 MEMORY_CACHE_SHARE = 0.4  # of that memory, where the cache's directory is memory too
 BYPASS_SHARE = 0.1  # of that memory, for shards while the disk cannot be used
+WORKERS_SHARE = 0.25  # of that memory, for decode workers
+WORKER_BYTES = 128 * MIB  # a decode worker that decodes images, with room
 _MOUNTS = Path("/proc/self/mounts")
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
+_CGROUPS = Path("/sys/fs/cgroup")
+_DEVICES = Path("/dev")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -76,3 +86,76 @@ def default_arena_bytes() -> int:
     """Return a quarter of the memory, whole GiB where it is that large."""
     share = int(memory_bytes() * ARENA_SHARE)
     return share - share % GIB if share >= GIB else share
+
+
+def usable_cpus() -> frozenset[int]:
+    """Return the cores that a process started by this one can be given, whatever this one is held to itself."""
+    found: list[frozenset[int]] = []
+
+    def ask() -> None:
+        every = range(os.cpu_count() or 1)
+        with contextlib.suppress(OSError):  # the kernel takes from it what a control group withholds
+            os.sched_setaffinity(0, every)  # of this thread alone, which ends here
+        found.append(frozenset(os.sched_getaffinity(0)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def usable_cores() -> int:
+    """Return the cores this process may use: by affinity, or less where a control group gives less time."""
+    cores = len(os.sched_getaffinity(0))
+    for quota, period in _cpu_quotas():
+        if quota > 0 and period > 0:
+            cores = min(cores, max(1, quota // period))
+    return cores
+
+
+def _cpu_quotas() -> Iterator[tuple[int, int]]:
+    """Yield quota and period, in us, of this process's control groups; those without a limit are left out."""
+    folders = [_CGROUPS]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            if line.startswith("0::/"):  # version 2; each group above limits it, too
+                own = _CGROUPS / line.removeprefix("0::/")
+                folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(_CGROUPS)]
+    for folder in folders:
+        words = _words(folder / "cpu.max")
+        if len(words) == 2 and words[0].isdecimal():
+            yield int(words[0]), int(words[1])
+    first = [_words(_CGROUPS / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+    if all(words and words[0].isdecimal() for words in first):  # version 1; -1: no limit
+        yield int(first[0][0]), int(first[1][0])
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return []
+
+
+def trainer_count() -> int:
+    """Return how many trainers to leave a core to: one per NVIDIA GPU, and one where there is none."""
+    try:
+        names = [path.name for path in _DEVICES.iterdir()]
+    except OSError:
+        names = []
+    return max(1, sum(name.startswith("nvidia") and name.removeprefix("nvidia").isdecimal() for name in names))
+
+
+def default_workers_max(cpus: Collection[int]) -> int:
+    """Return the most decode workers: one per core that no trainer needs, as far as memory goes.
+
+    Args:
+        cpus: cores that workers are pinned to, which are theirs; none: all but one core per trainer.
+    """
+    cores = len(cpus) if cpus else usable_cores() - trainer_count()
+    return max(1, min(cores, int(memory_bytes() * WORKERS_SHARE / WORKER_BYTES)))
+
+
+def default_workers(most: int) -> int:
+    """Return the workers to begin with, of ``most``: some on any machine, so that a first batch need not wait."""
+    return min(most, 2 + most // 8)

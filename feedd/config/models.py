@@ -7,10 +7,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from feedd.config.machine import default_arena_bytes, default_bypass_bytes, default_cache_bytes, memory_bytes
+from feedd.config.machine import (
+    default_arena_bytes,
+    default_bypass_bytes,
+    default_cache_bytes,
+    default_workers_max,
+    memory_bytes,
+)
 from feedd.config.types import (
     AbsolutePath,
+    Cpus,
     Duration,
+    Folder,
     HttpUrl,
     Listen,
     PartSize,
@@ -97,9 +105,20 @@ class FetchConfig(Section):
 class DecodeConfig(Section):
     """Decode worker processes."""
 
-    workers: Workers = Field("auto", description="worker processes; auto: one per core this process may use, less one")
+    cpus: Cpus = Field((), description="cores the workers keep to, such as 8-15,20; left out: those of the daemon")
+    workers: Workers = Field("auto", description="worker processes; auto: as many as demand asks for")
+    workers_max: int = Field(
+        default_factory=lambda data: default_workers_max(data.get("cpus", ())),
+        ge=1,
+        le=1024,
+        description="most worker processes of auto; left out: a core each, less one per trainer, or all of cpus",
+    )
+    recycle_growth: Size = Field(
+        512 * MIB, description="memory of its own by which a worker may grow before another takes its place; 0: any"
+    )
     nice: int = Field(0, ge=0, le=19, description="niceness of workers; above 0 the trainer goes first")
     task_deadline: Duration = Field(60.0, gt=0, description="longest time for one task before its worker is replaced")
+    tokenizers: Folder | None = Field(None, description="folder of tokenizer.json files that recipes may name")
 
 
 class ArenaConfig(Section):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from feedd.config.models import Config, S3Config
-from feedd.config.types import OFF, DurationUnit, SizeUnit
+from feedd.config.types import OFF, CpuSet, DurationUnit, SizeUnit, format_cpus
 from feedd.observe.logs import redact_text
 from feedd.units import GIB, KIB, MIB
 
@@ -79,6 +79,8 @@ def render_value(info: FieldInfo | None, value: Any) -> str:  # noqa: ANN401 - a
         return _exact_size(value)
     if DurationUnit in metadata and isinstance(value, int | float):
         return f"{value:g}s"
+    if CpuSet in metadata:
+        value = [format_cpus(value)] if value else []
     if isinstance(value, dict):
         value = [f"{name}={_exact_size(size)}" for name, size in value.items()]
     if isinstance(value, list | tuple):

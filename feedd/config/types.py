@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from feedd.config.machine import usable_cpus
 from feedd.observe.status import is_loopback, parse_address
 from feedd.units import GIB, KIB, format_size, parse_duration_s, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 OFF = "off"
 UNIX_PREFIX = "unix://"
@@ -25,6 +29,10 @@ class SizeUnit:
 
 class DurationUnit:
     """Marks a field as seconds, so that it is shown as ``30s``."""
+
+
+class CpuSet:
+    """Marks a field as cores, so that it is shown as ``8-15,20``."""
 
 
 def _size(value: Any) -> int:  # noqa: ANN401 - whatever the user wrote
@@ -113,9 +121,47 @@ def _workers(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
     return int(text)
 
 
+def _cpus(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
+    """Take ``8-15,20``, the way the kernel writes sets of cores; a core that is not there is a mistake."""
+    if isinstance(value, tuple | list):
+        value = ",".join(map(str, value))
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f'expected cores like "8-15,20", got {value!r}')  # noqa: TRY004 - pydantic collects ValueError only
+    found: set[int] = set()
+    for part in filter(None, (part.strip() for part in str(value).split(","))):
+        match = re.fullmatch(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", part)
+        if part == "-":  # how an empty one is shown
+            continue
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise ValueError(f'expected cores like "8-15,20", got {value!r}')
+        found.update(range(first, last + 1))
+    usable = usable_cpus() if found else found
+    if not found <= usable:
+        raise ValueError(f"expected cores of {format_cpus(usable)}, which this process may use, got {value!r}")
+    return tuple(sorted(found))
+
+
+def format_cpus(cpus: Collection[int]) -> str:
+    """Show cores the way they are written: ``0-3,8``."""
+    spans: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if spans and spans[-1][1] == cpu - 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+
+
 def _readable_file(path: Path) -> Path:
     if not path.is_file() or not os.access(path, os.R_OK):
         raise ValueError(f"expected a readable file, got {str(path)!r}")
+    return path
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_absolute() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        raise ValueError(f"expected the absolute path of a readable folder, got {str(path)!r}")
     return path
 
 
@@ -156,7 +202,9 @@ Duration = Annotated[float, BeforeValidator(_duration), DurationUnit]
 Listen = Annotated[str, BeforeValidator(lambda value: _listen(value) if isinstance(value, str) else value)]
 Status = Annotated[str | None, BeforeValidator(_status)]
 Workers = Annotated[Literal["auto"] | int, BeforeValidator(_workers)]
+Cpus = Annotated[tuple[int, ...], BeforeValidator(_cpus), CpuSet]
 ReadableFile = Annotated[Path, BeforeValidator(lambda value: _readable_file(Path(value).expanduser()))]
+Folder = Annotated[Path, BeforeValidator(lambda value: _folder(Path(value).expanduser()))]
 AbsolutePath = Annotated[Path, BeforeValidator(lambda value: _absolute(Path(value)))]
 SocketMode = Annotated[str, BeforeValidator(_socket_mode)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]

@@ -14,10 +14,11 @@ from feedd.decode.messages import Answer, Decoded, Failed, Indexed, IndexRequest
 from feedd.decode.work import BadRow, DecodeResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.decode.poison import Poison
     from feedd.decode.work import DecodeTask, FieldWork
     from feedd.values import FieldRecipe, ShardFile, ShardIndex
 
@@ -67,6 +68,13 @@ class Work(Protocol):
         """Do without ``rows``: they killed two workers. Raises where that leaves nothing."""
 
 
+def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
+    """Return a field that some of its rows lack."""
+    size = work.size.copy()
+    size[list(rows)] = -1
+    return replace(work, size=size)
+
+
 class _Short:
     """What most calls are: of plain requests that take as long as any other."""
 
@@ -77,8 +85,12 @@ class _Short:
 class DecodeCall(_Short):
     """``DecodePool.decode``."""
 
-    def __init__(self, task: DecodeTask) -> None:
+    def __init__(self, task: DecodeTask, poison: Poison) -> None:
+        self._poison = poison
+        self._known = poison.rows(task.files, task.fields)
         self._task = task
+        if self._known:
+            self._task = replace(task, fields=(without(task.fields[0], self._known), *task.fields[1:]))
         self._bad: list[BadRow] = []
         self._busy_s = 0.0
 
@@ -106,12 +118,16 @@ class DecodeCall(_Short):
         assert isinstance(answer, Decoded)
         self._busy_s += answer.busy_s
         names = [work.recipe.name for work in self._task.fields]
-        self._bad.extend(BadRow(rows.start + row, names[field], reason) for row, field, reason in answer.bad)
+        for row, field, reason in answer.bad:
+            at = rows.start + row
+            self._bad.append(BadRow(at, names[field], self._known.get(at, reason)))
 
     def give_up(self, rows: range, reason: str) -> None:
         """Report the rows as bad."""
-        name = self._task.fields[0].recipe.name
-        self._bad.extend(BadRow(row, name, f"worker died: {reason}") for row in rows)
+        task, reason = self._task, f"worker died: {reason}"
+        for row in rows:
+            self._bad.append(BadRow(row, task.fields[0].recipe.name, reason))
+            self._poison.add(task.files, task.fields, row, reason)
 
 
 class MeasureCall(_Short):
@@ -119,10 +135,14 @@ class MeasureCall(_Short):
 
     stream = 0
 
-    def __init__(self, files: Sequence[ShardFile], work: FieldWork, ndim: int, *, values: bool = False) -> None:
+    def __init__(
+        self, files: Sequence[ShardFile], work: FieldWork, ndim: int, poison: Poison, *, values: bool = False
+    ) -> None:
+        known = poison.rows(files, (work,))
         self._files = files
         self._values = values
-        self._work = work
+        self._work = without(work, known) if known else work
+        self._poison = poison
         self.shapes: NDArray[np.int64] = np.full((len(work.size), ndim), -1, np.int64)
 
     @property
@@ -141,7 +161,9 @@ class MeasureCall(_Short):
         self.shapes[rows.start : rows.stop] = shapes
 
     def give_up(self, rows: range, reason: str) -> None:
-        """Leave -1: decode meets the rows again and reports them."""
+        """Leave -1: decode knows the rows by then, and reports them."""
+        for row in rows:
+            self._poison.add(self._files, (self._work,), row, f"worker died: {reason}")
 
 
 class IndexCall(_Short):

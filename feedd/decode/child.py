@@ -33,6 +33,10 @@ def _environment() -> dict[str, str]:
     return environment | threads | {"PYTHONPATH": os.pathsep.join(path)}
 
 
+def _cores(options: DecodeOptions) -> list[str]:
+    return [",".join(map(str, options.cpus))] if options.cpus else []
+
+
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
@@ -63,7 +67,7 @@ class Child:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
             ours.settimeout(0.0)
             self._process = subprocess.Popen(  # noqa: S603 - our own module, or what the operator configured
-                [*options.command, str(theirs.fileno()), str(os.getpid()), str(options.nice)],
+                [*options.command, str(theirs.fileno()), str(os.getpid()), str(options.nice), *_cores(options)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -112,7 +116,10 @@ class Child:
         while self._outbox:
             payload, fds = self._outbox[0]
             try:
-                socket.send_fds(self._socket, [payload], fds)
+                if fds:
+                    socket.send_fds(self._socket, [payload], fds)
+                else:
+                    self._socket.send(payload)  # a packet goes whole or not at all
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._socket.fileno(), self._flush)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -11,6 +12,7 @@ import structlog
 from feedd.decode.calls import close_all
 from feedd.decode.child import Child
 from feedd.decode.messages import PROTOCOL, Hello, reply_decoder
+from feedd.decode.vitals import anonymous_bytes
 from feedd.errors import Internal, WorkerLost
 
 if TYPE_CHECKING:
@@ -25,8 +27,27 @@ _STARTS_MAX: Final = 5
 _BACK_OFF_S: Final = 0.1
 
 
+@dataclass(eq=False, slots=True)
+class Place:
+    """Where a worker stands, one after the other should they die.
+
+    Attributes:
+        number: its worker's.
+        joined: done when the first worker of the place takes work; fails with ``WorkerLost`` where none can be started.
+        child: its worker, once that takes work.
+        start_bytes: memory of its own that the worker had then.
+        dismissed: its worker is let go, and none comes after it.
+    """
+
+    number: int
+    joined: asyncio.Future[None]
+    child: Child | None = None
+    start_bytes: int = 0
+    dismissed: bool = False
+
+
 class Crew:
-    """Keeps ``options.workers`` processes in the service of ``dispatch``.
+    """Keeps as many processes in the service of ``dispatch`` as it is told, ``options.workers`` at first.
 
     Args:
         options: as the pool's.
@@ -38,8 +59,10 @@ class Crew:
         self._options = options
         self._dispatch = dispatch
         self._first_packets = first_packets
+        self._places: dict[int, Place] = {}
         self._numbers: dict[Child, int] = {}
         self._hellos: dict[Child, asyncio.Future[None]] = {}
+        self._last_number = -1
         self._group = asyncio.TaskGroup()
         self._closing = False
 
@@ -50,10 +73,7 @@ class Crew:
             WorkerLost: one does not start; the others are gone again.
         """
         await self._group.__aenter__()
-        loop = asyncio.get_running_loop()
-        started: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self._options.workers)]
-        for number, future in enumerate(started):
-            self._group.create_task(self._keep(number, future), name=f"decode-worker-{number}")
+        started = [self.hire().joined for _ in range(self._options.workers)]
         try:
             await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
             for future in started:
@@ -75,42 +95,68 @@ class Crew:
         # The keepers end by themselves; the group only has to cancel them where we are cancelled meanwhile.
         await self._group.__aexit__(None, None, None)
 
-    async def _keep(self, number: int, started: asyncio.Future[None]) -> None:
-        """Have a worker in place ``number`` until the crew ends."""
-        failed_starts = 0
-        while not self._closing:
-            failure = await self._employ(number, started)
-            if not failure or self._closing:
-                failed_starts = 0
-                continue
-            failed_starts += 1
-            message = f"expected decode worker {number} to start, got {failure}"
-            if not started.done():
-                started.set_exception(WorkerLost(message, stage="decode"))
-                return
-            if failed_starts == _STARTS_MAX:
-                raise Internal(f"{message}, {failed_starts} times", stage="decode")
-            await asyncio.sleep(_BACK_OFF_S * 2**failed_starts)
+    @property
+    def places(self) -> list[Place]:
+        """Those whose workers take work, or soon will; the oldest first."""
+        return [place for place in self._places.values() if not place.dismissed]
 
-    async def _employ(self, number: int, started: asyncio.Future[None]) -> str:
+    def hire(self) -> Place:
+        """Start one more worker; whoever asks looks at what becomes of ``joined``."""
+        self._last_number += 1
+        place = Place(self._last_number, asyncio.get_running_loop().create_future())
+        self._places[place.number] = place
+        self._group.create_task(self._keep(place), name=f"decode-worker-{place.number}")
+        return place
+
+    def dismiss(self, place: Place) -> None:
+        """Let a worker go once it has done what it holds; one that has not said hello, at once."""
+        place.dismissed = True
+        self._dispatch.retire(place.number)
+        for child in self._hellos:
+            if self._numbers[child] == place.number:
+                child.kill("not needed any more")
+
+    async def _keep(self, place: Place) -> None:
+        """Have a worker in ``place`` until that is dismissed or the crew ends."""
+        failed_starts = 0
+        try:
+            while not self._closing and not place.dismissed:
+                failure = await self._employ(place)
+                if not failure or self._closing or place.dismissed:
+                    failed_starts = 0
+                    continue
+                failed_starts += 1
+                message = f"expected decode worker {place.number} to start, got {failure}"
+                if not place.joined.done():
+                    place.joined.set_exception(WorkerLost(message, stage="decode"))
+                    return
+                if failed_starts == _STARTS_MAX:
+                    raise Internal(f"{message}, {failed_starts} times", stage="decode")
+                await asyncio.sleep(_BACK_OFF_S * 2**failed_starts)
+        finally:
+            del self._places[place.number]
+
+    async def _employ(self, place: Place) -> str:
         """Run one worker to its end; return how it ended if it never said hello, else nothing."""
         try:
             child = Child(self._options, self._on_message)
         except OSError as error:
             return str(error)
-        self._numbers[child] = number
+        self._numbers[child] = place.number
         try:
-            greeted = await self._greet(child)
+            greeted = await self._greet(child) and not place.dismissed
             if greeted:
                 for packet in self._first_packets():
                     child.send(*packet)
-                self._dispatch.join(number, child)
-                if not started.done():
-                    started.set_result(None)
+                place.child, place.start_bytes = child, anonymous_bytes(child.pid)
+                self._dispatch.join(place.number, child)
+                if not place.joined.done():
+                    place.joined.set_result(None)
                 await asyncio.wait((child.gone,))
         finally:
+            place.child = None
             await child.reap()
-            self._dispatch.leave(number)
+            self._dispatch.leave(place.number)
             del self._numbers[child]
         return "" if greeted else child.ending
 

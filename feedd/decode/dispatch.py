@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
 from feedd import metrics
+from feedd.decode.autotune import Load
 from feedd.decode.calls import Work, error_of
 from feedd.decode.messages import MESSAGE_BYTES_MAX, Failed
+from feedd.decode.meter import Meter
 from feedd.decode.schedule import Call, Chunk, Schedule
 from feedd.errors import BadRequest, Draining, FeeddError, Internal
 
@@ -61,12 +64,19 @@ class Dispatch:
         self._children: dict[int, Child] = {}
         self._deadlines: dict[int, asyncio.TimerHandle] = {}
         self._calls: set[Pending] = set()
+        self._retiring: set[int] = set()
+        self._meter = Meter(time.monotonic())
         self._closing = False
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes that take work now, by worker number."""
-        return tuple(self._children[number].pid for number in sorted(self._children))
+        return tuple(self._children[number].pid for number in sorted(self._children.keys() - self._retiring))
+
+    def take_load(self, contended: float = 0.0) -> Load:
+        """Return what was measured since the last call; how contended the cores are, others measure."""
+        elapsed_s, busy_s, queued_s = self._meter.take(time.monotonic())
+        return Load(max(elapsed_s, 1e-9), busy_s, queued_s, len(self._children) - len(self._retiring), contended)
 
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.
@@ -107,16 +117,24 @@ class Dispatch:
         self._recorder.move(metrics.DECODE_WORKERS, 1)
         self._pump()
 
+    def retire(self, number: int) -> None:
+        """Give a worker no more work, and send it home once it has done what it holds."""
+        if number in self._children and number not in self._retiring:
+            self._retiring.add(number)
+            self._schedule.rest(number)
+            self._send_home(number)
+
     def leave(self, number: int) -> None:
-        """Say what becomes of what a dead worker held. Called once it cannot write any more."""
+        """Say what becomes of what a worker held that is gone. Called once it cannot write any more."""
         child = self._children.pop(number, None)
         if child is None:
             return
-        if number in self._deadlines:
-            self._deadlines.pop(number).cancel()
+        went_home = number in self._retiring and self._schedule.running(number) is None
+        self._retiring.discard(number)
+        self._disarm(number)
         self._recorder.move(metrics.DECODE_WORKERS, -1)
         given_up, concerned = self._schedule.leave(number, withdrawn={c for c in self._calls if c.error is not None})
-        if not self._closing:
+        if not self._closing and not went_home:
             self._recorder.count(metrics.DECODE_RESTARTS)
             _log.warning("decode worker died", pid=child.pid, ending=child.ending, calls=len(concerned))
         for chunk in given_up:
@@ -168,6 +186,12 @@ class Dispatch:
             if not call.done.done():
                 call.done.set_result(None)
 
+    def _send_home(self, number: int) -> None:
+        """Let a worker that retires leave, if it has nothing more to do."""
+        if number in self._retiring and self._schedule.running(number) is None:
+            self._children[number].retire()
+            self._kill_later(number, self._options.close_grace_s, "retired")
+
     # ------------------------------------------------------------------ dispatch
 
     def _pump(self) -> None:
@@ -179,6 +203,7 @@ class Dispatch:
                 self._children[number].send(packet, _pending(chunk.call).work.fds)
                 if self._schedule.running(number) is chunk:
                     self._arm(number)
+        self._meter.note(time.monotonic(), self._schedule.busy_count, queued=self._schedule.queued)
 
     def _packet(self, number: int, chunk: Chunk) -> bytes:
         """Return the request, or nothing where the chunk had to be taken back."""
@@ -201,14 +226,19 @@ class Dispatch:
 
     def _arm(self, number: int) -> None:
         """Start the clock for what worker ``number`` is doing now, if anything."""
-        if number in self._deadlines:
-            self._deadlines.pop(number).cancel()
+        self._disarm(number)
         running = self._schedule.running(number)
         if running is not None:
             deadline_s = self._options.task_deadline_s + _pending(running.call).work.long_s
             self._kill_later(number, deadline_s, f"ran past {deadline_s:g} s")
 
+    def _disarm(self, number: int) -> None:
+        timer = self._deadlines.pop(number, None)
+        if timer is not None:
+            timer.cancel()
+
     def _kill_later(self, number: int, delay_s: float, reason: str) -> None:
+        self._disarm(number)
         loop = asyncio.get_running_loop()
         self._deadlines[number] = loop.call_later(delay_s, self._children[number].kill, reason)
 
@@ -223,6 +253,7 @@ class Dispatch:
             raise Internal(f"expected the answer to {running}, got {answer.id}", stage="decode")
         chunk = self._schedule.finish(number)
         self._arm(number)
+        self._send_home(number)
         call = _pending(chunk.call)
         self._recorder.count(metrics.DECODE_BUSY, answer.busy_s)
         try:

@@ -6,15 +6,18 @@ import functools
 import mmap
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from feedd.decode import columns
+from feedd.decode.bulk import copy_rows
 from feedd.decode.codecs.array import pin_npy
+from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
 from feedd.decode.formats import registry as formats
 from feedd.decode.forms.make import make_shard
+from feedd.decode.kept import KeptFiles
 from feedd.decode.messages import (
     REASON_CHARS_MAX,
     Answer,
@@ -31,16 +34,21 @@ from feedd.decode.messages import (
     PinRequest,
 )
 from feedd.decode.padding import Padding, parse_pad
+from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
+from feedd.decode.work import CHUNK_ROWS_MAX
 from feedd.errors import BadSample, CacheUnavailable, FeeddError, Internal
 from feedd.values import FieldKind, FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from feedd.decode.messages import FieldMessage
     from feedd.protocols import SampleCodec
 
+_SHORT_REASON_CHARS: Final = 20
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
 
@@ -61,7 +69,7 @@ class _Field:
         pad = parse_pad(message.pad)
         self.padding = None if pad is None or not message.dims else Padding(pad, message.dims, self.dtype)
 
-    def data(self, row: int, shards: list[Shard]) -> memoryview:
+    def data(self, row: int, shards: Shards) -> memoryview:
         size, start = self.size[row], self.start[row]
         if size < 0:
             raise BadSample("expected the field, got a sample without it")
@@ -70,7 +78,7 @@ class _Field:
             raise BadSample(f"expected {size} bytes at byte {start} of the shard, got {len(data)}")
         return data
 
-    def decode(self, row: int, shards: list[Shard], out: mmap.mmap, slot_at: int, seed: int) -> None:
+    def decode(self, row: int, shards: Shards, out: mmap.mmap, slot_at: int, seed: int) -> None:
         data = self.data(row, shards)
         shape = self.shape[row] if self.dense is None else self.dense
         if self.dense is None and min(shape) < 0:
@@ -87,9 +95,12 @@ class _Field:
             self.padding.decode(self.codec, data, list(shape), target, seed)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, before: int) -> str:
+    """Return why a row is bad; of the many in a large request only the first have room for all of it."""
     text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
-    return text[:REASON_CHARS_MAX]
+    if before < CHUNK_ROWS_MAX:
+        return text[:REASON_CHARS_MAX]
+    return text[:_SHORT_REASON_CHARS].encode("ascii", "replace").decode()
 
 
 class Executor:
@@ -98,6 +109,16 @@ class Executor:
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
         self._refused: dict[int, str] = {}  # why an arena could not be mapped
+        self._kept = KeptFiles()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether shard files are mapped that ``rest`` would let go."""
+        return bool(self._kept)
+
+    def rest(self) -> None:
+        """Let go of shard files: nobody asks for anything."""
+        self._kept.drop()
 
     def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
         """Map an arena read-write; ``fd`` stays the caller's.
@@ -151,7 +172,7 @@ class Executor:
                     answer = make_shard(request, given)
                 case PinRequest():
                     with Shard(request.file) as shard:
-                        params = pin_npy(shard.read(request.start, request.size))
+                        params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))
                     answer = Pinned(request.id, busy_s(), params)
         except FeeddError as error:
             answer = Failed(
@@ -206,21 +227,41 @@ class Executor:
         if arena is None:
             why = self._refused.get(request.arena_id, "one nobody attached")
             raise Internal(f"expected an attached arena {request.arena_id}, got {why}", stage="decode")
+        done = self._copy(request, arena)
+        if all(rows is not None and rows.all() for rows in done):
+            return ()
         fields = [_Field(message, _codec(message)) for message in request.fields]
         seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
         bad: list[tuple[int, int, str]] = []
         with Shards(request.files) as shards:
             for row, seed in enumerate(seeds):
                 for number, field in enumerate(fields):
+                    copied = done[number]
+                    if copied is not None and copied[row]:
+                        continue
                     try:
                         field.decode(row, shards, arena, request.slot_at, seed)
                     except (Internal, CacheUnavailable):
                         raise
                     except Exception as error:  # noqa: BLE001 - one sample must not take the others with it
-                        bad.append((row, number, _reason(error)))
+                        bad.append((row, number, _reason(error, len(bad))))
                         break
         return tuple(bad)
 
+    def _copy(self, request: DecodeRequest, arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
+        """Copy the fields that are plain copies; return, for each field, which rows that did, None for no field."""
+        self._kept.begin()
+        target = (arena, request.slot_at)
+        plains = [plain_numbers(_recipe(message)) for message in request.fields]
+        return [
+            None if plain is None else copy_rows(plain, message, request.files, self._kept, target)
+            for plain, message in zip(plains, request.fields, strict=True)
+        ]
+
+
+def _recipe(message: FieldMessage) -> FieldRecipe:
+    return FieldRecipe(message.name, (), message.codec, message.params, message.stored)
+
 
 def _codec(message: FieldMessage) -> SampleCodec:
-    return _codec_for(FieldRecipe(message.name, (), message.codec, message.params, message.stored))
+    return _codec_for(_recipe(message))

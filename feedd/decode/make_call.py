@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 _SLOWEST_BYTES_PER_S: Final = 1 << 20  # of what is read: bzip2 at its slowest takes in four times as much
 _LEAST_LONG_S: Final = 1.0
+LONG_STREAM: Final = -1
+"""Of its own: calls that take long wait for a worker they may have, and nothing else waits behind them."""
 
 
 class MakeCall:
     """``DecodePool.make``."""
 
-    rows, stream = 1, 0
+    rows, stream = 1, LONG_STREAM
 
     def __init__(self, task: MakeTask) -> None:
         self._task = task

@@ -84,6 +84,7 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
     file: FileMessage
     start: int
     size: int
+    stored: str = ""
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, array_like=True, tag="measure"):

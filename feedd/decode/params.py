@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import msgspec
 
 from feedd.decode import plugins
+from feedd.decode.audio_params import AudioParams
+from feedd.decode.pack_params import PackParams, check_fill
+from feedd.decode.text_params import TokenizeParams
 from feedd.decode.transforms.installed import installed_outcome
 from feedd.decode.transforms.params import ImageTransform, Installed, NumberTransform, of_number
 from feedd.decode.transforms.picture import SIDE_MAX, Picture
@@ -134,13 +137,34 @@ class TensorParams(_Params, frozen=True):
 
 
 class TokensParams(_Params, frozen=True):
-    """``tokens:uint16:2049``: a row of that many raw little-endian token ids."""
+    """``tokens:uint16:2049``: a row of that many raw little-endian token ids.
+
+    Attributes:
+        dtype: of an id.
+        count: ids of a sample.
+        stride: ids from one sample's start to the next one's, where files of tokens are cut (``formats.tokens``); 0:
+            one less than ``count``, so that as inputs and as targets, one further on, samples cover every id once.
+        last: ``pad``: samples of fewer ids are filled up with ``fill``, the last one of a file among them; ``drop``:
+            that one is left out, and others are bad samples.
+        fill: see ``last``.
+    """
 
     dtype: str
     count: int
+    stride: int = 0
+    last: Literal["drop", "pad"] = "drop"
+    fill: int = 0
 
     def __post_init__(self) -> None:
         _check_array(self.dtype, (self.count,))
+        if not 0 <= self.stride <= SAMPLE_BYTES_MAX:
+            raise ValueError(f"expected a stride of 1 or more, got {self.stride}")
+        check_fill(self.dtype, self.fill)
+
+    @property
+    def step(self) -> int:
+        """The stride, of 0 what it stands for."""
+        return self.stride or max(self.count - 1, 1)
 
     def spec(self, name: str) -> TensorSpec:
         """DENSE, one dimension."""
@@ -148,13 +172,16 @@ class TokensParams(_Params, frozen=True):
 
 
 class ArrayParams(_Params, frozen=True):
-    """``array``: as many numbers as the sample has, of the type the data stores them in."""
+    """``array``: as many numbers as the sample has, of the type the data stores them in, packed where asked."""
 
     dtype: str = ""
+    pack: PackParams | None = None
 
     def __post_init__(self) -> None:
         if self.dtype:
             _check_array(self.dtype, ())
+            if self.pack is not None:
+                check_fill(self.dtype, self.pack.fill)
 
     @property
     def pinned(self) -> bool:
@@ -314,15 +341,18 @@ Params: TypeAlias = (
     | IntParams
     | FloatParams
     | TensorParams
+    | TokenizeParams
     | TokensParams
     | ArrayParams
     | NpyParams
+    | AudioParams
     | ImageParams
     | InstalledParams
 )
 
 CODECS: Final[Mapping[str, type[Params]]] = {
     "array": ArrayParams,
+    "audio": AudioParams,
     "bytes": BytesParams,
     "float": FloatParams,
     "image": ImageParams,
@@ -331,6 +361,7 @@ CODECS: Final[Mapping[str, type[Params]]] = {
     "npy": NpyParams,
     "str": StrParams,
     "tensor": TensorParams,
+    "tokenize": TokenizeParams,
     "tokens": TokensParams,
 }
 """Every codec of our own, by its name in a recipe."""

@@ -8,23 +8,21 @@ daemon, which asks what comes out, and in each worker that decodes it; import wh
 from __future__ import annotations
 
 import functools
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
-import structlog
 
 from feedd.errors import BadRecipe
 
 if TYPE_CHECKING:
+    from importlib import metadata
+
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
 
 CODECS: Final = "feedd.codecs"
 TRANSFORMS: Final = "feedd.transforms"
-
-_log = structlog.get_logger("feedd.decode")
 
 
 class ImagePlugin(Protocol):
@@ -43,20 +41,31 @@ class ImagePlugin(Protocol):
         """Return the changed image; ``image`` stays as it is. All chance comes from ``seed``, 64 bits."""
 
 
+def _points(**which: str) -> metadata.EntryPoints:
+    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and most processes never ask
+
+    found: metadata.EntryPoints = metadata.entry_points(**which)  # type: ignore[assignment]  # of older Pythons
+    return found
+
+
 @functools.cache
 def names(group: str) -> tuple[str, ...]:
     """Return what is installed in a group; looked up once per process, and nothing is loaded."""
-    return tuple(sorted({point.name for point in metadata.entry_points(group=group)}))
+    return tuple(sorted({point.name for point in _points(group=group)}))
 
 
 @functools.cache
 def _load(group: str, name: str) -> Any | str:  # noqa: ANN401 - whatever the operator installed; text: why it fails
-    point = next(iter(metadata.entry_points(group=group, name=name)))
+    point = next(iter(_points(group=group, name=name)))
     try:
         return point.load()
-    except Exception as error:  # noqa: BLE001 - code that is not ours may fail in any way
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code that is not ours may fail in any way
+        import structlog  # noqa: PLC0415 - workers have no other use for it, and start without
+
         why = f"{type(error).__name__}: {error}"
-        _log.error("installed plug-in cannot be loaded", group=group, name=name, target=point.value, error=why)
+        log = structlog.get_logger("feedd.decode")
+        about = {"group": group, "name": name, "target": point.value, "error": why}
+        log.error("installed plug-in cannot be loaded", **about)  # noqa: TRY400 - one line; who mends it runs it alone
         return why
 
 

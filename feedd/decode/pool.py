@@ -13,6 +13,9 @@ from feedd.decode.crew import Crew
 from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.make_call import MakeCall
 from feedd.decode.messages import Attach, Detach, encode
+from feedd.decode.overseer import Overseer
+from feedd.decode.plain import chunk_rows
+from feedd.decode.poison import Poison
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 
 if TYPE_CHECKING:
@@ -30,9 +33,10 @@ _MEASURE_ROWS: Final = 256
 class DecodePool:
     """Decode workers behind plain coroutines; an async context manager.
 
-    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. A worker that dies or
-    runs past ``task_deadline_s`` is replaced and what it held is replayed (see ``schedule.Schedule``). Results do not
-    depend on the number of workers, on the size of chunks or on who dies when.
+    Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. Between, there are as
+    many as demand asks for (see ``autotune``), and one that has grown too large is replaced (see ``overseer``). A
+    worker that dies or runs past ``task_deadline_s`` is replaced and what it held is replayed (see
+    ``schedule.Schedule``). Results do not depend on the number of workers, on the size of chunks or on who dies when.
 
     Cancelling ``decode`` returns only when no worker can write into the task's slot any more: waiting chunks are
     dropped, running ones get ``cancel_grace_s`` to finish, then their workers are killed. The slot may be reused the
@@ -43,14 +47,18 @@ class DecodePool:
         self._options = options
         self._recorder = recorder
         self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
+        self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
         self._crew = Crew(options, self._dispatch, lambda: [self._arena_packet(number) for number in self._arenas])
+        self._overseer = Overseer(options, self._dispatch, self._crew, recorder)
 
     async def __aenter__(self) -> Self:
         await self._crew.start()
+        self._overseer.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        self._overseer.stop()
         try:
             await self._crew.stop()
         finally:
@@ -118,7 +126,7 @@ class DecodePool:
         Raises:
             CacheUnavailable: a file is gone or too short.
         """
-        call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim))
+        call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim), self._poison)
         await self._dispatch.do(call, _MEASURE_ROWS)
         return call.shapes
 
@@ -130,7 +138,7 @@ class DecodePool:
         Raises:
             CacheUnavailable: a file is gone or too short.
         """
-        call = MeasureCall(files, work, 2, values=True)
+        call = MeasureCall(files, work, 2, self._poison, values=True)
         await self._dispatch.do(call, _MEASURE_ROWS)
         return np.ascontiguousarray(call.shapes[:, 1]).view(np.float64), call.shapes[:, 0] > 0
 
@@ -143,8 +151,9 @@ class DecodePool:
             Draining: the pool is closing.
             Internal: the arena is not attached, or a row lies outside it.
         """
-        call = DecodeCall(task)
-        await self._dispatch.do(call, self._options.chunk_rows)
+        call = DecodeCall(task, self._poison)
+        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows)
+        await self._dispatch.do(call, rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
         if result.bad:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from feedd.decode import plugins
+from feedd.decode import plugins, tokenizers
+from feedd.decode.extras import present, require
 from feedd.decode.labels import is_label, label_source
 from feedd.decode.padding import pad_text, padded, parse_pad
 from feedd.decode.params import (
@@ -33,7 +34,8 @@ from feedd.decode.params import (
     known_codecs,
     params_of,
 )
-from feedd.decode.stored import check_stored, default_codec, parse_stored
+from feedd.decode.stored import PICKLE, check_stored, default_codec, parse_stored
+from feedd.decode.text_params import TokenizeParams
 from feedd.decode.transforms.params import FOR_IMAGES, FOR_NUMBERS, spelled_out
 from feedd.errors import BadRecipe
 from feedd.values import FieldRecipe, TensorSpec
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 _SHORT_FORMS: Final = (
     "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
-    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, folder, table:FILE, table:FILE:COLUMN"
+    "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, audio, folder, table:FILE, table:FILE:COLUMN"
 )
 _DEFAULTS: Final = {
     "image": ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "avif", "jp2", "j2k"),
@@ -53,7 +55,10 @@ _DEFAULTS: Final = {
     "str": ("txt", "text", "transcript"),
     "json": ("json", "jsn"),
     "npy": ("npy",),
+    "audio": ("wav", "flac", "mp3", "ogg", "oga"),
 }
+_EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr"), "tokenize": ("text", "tokenizers")}
+"""Extra and modules that a codec needs: missed at open, and not by the first worker."""
 _DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
 
 
@@ -112,17 +117,22 @@ def _params(codec: str, form: dict[str, Any]) -> Params:
     """
     kind = CODECS.get(codec)
     if kind is None:
-        params = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
-        params.spec("")  # says whether it loads and takes the options
-        return params
+        installed = InstalledParams(codec, msgspec.json.encode(form, order="sorted").decode())
+        installed.spec("")  # says whether it loads and takes the options
+        return installed
+    if codec in _EXTRAS:
+        require(codec, *_EXTRAS[codec])
     if "transforms" in form and "transforms" in kind.__struct_fields__:
         images = kind is ImageParams
-        known, installed = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
+        known, others = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
         try:
-            form["transforms"] = spelled_out(form["transforms"], known, installed)
+            form["transforms"] = spelled_out(form["transforms"], known, others)
         except ValueError as error:
             raise msgspec.ValidationError(str(error)) from error
-    return msgspec.convert(form, kind)
+    params = msgspec.convert(form, kind)
+    if isinstance(params, TokenizeParams):
+        return msgspec.structs.replace(params, digest=tokenizers.digest(params.tokenizer))
+    return params
 
 
 def _known(codec: str) -> str:
@@ -181,21 +191,30 @@ def _not_understood(name: str, text: str) -> BadRecipe:
 def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tuple[FieldRecipe, ...]:
     """Return what to decode when the user named nothing: one field per extension, by its last part.
 
-    ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field.
+    ``jpg`` and ``jpeg`` are two spellings of one thing and become alternatives of one field. Pickles are left out.
 
     Args:
         extensions: all that the data has.
         stored: how it stores each (see ``decode.stored``); empty: as files.
+
+    Raises:
+        BadRecipe: there is nothing but pickles.
     """
     extensions = [extension for extension in extensions if not is_label(extension)]  # come last: others keep places
+    pickled = {name for name, text in zip(extensions, stored, strict=False) if text == PICKLE}
+    if pickled and len(pickled) == len(extensions):
+        hint = "name fields= as bytes to unpickle them yourself, or write the data as arrays, text or JSON"
+        raise BadRecipe("expected plain data, got pickles only", object=" ".join(extensions), hint=hint, stage="decode")
     how = {name: codec for name, text in zip(extensions, stored, strict=False) if (codec := default_codec(text))}
     recipes: list[FieldRecipe] = []
     spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
     for extension in extensions:
-        if extension in spellings[1:]:
+        if extension in spellings[1:] or extension in pickled:
             continue
         name = ";".join(spellings) if extension in spellings else extension
         codec = _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
+        if codec in _EXTRAS and not present(*_EXTRAS[codec][1:]):
+            codec = "bytes"
         recipes.append(parse_field(name, how.get(extension, codec)))
     return tuple(recipes)
 
@@ -215,8 +234,17 @@ def _as_stored(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
     check_stored(recipe)
     stored = parse_stored(recipe.stored)
     if recipe.codec == "array" and stored is not None:
-        return replace(recipe, params=canonical(ArrayParams(stored.dtype)))
+        params = params_of(recipe)
+        assert isinstance(params, ArrayParams)
+        return replace(recipe, params=canonical(_typed(params, recipe.name, stored.dtype)))
     return recipe
+
+
+def _typed(params: ArrayParams, name: str, dtype: str) -> ArrayParams:
+    try:
+        return ArrayParams(dtype, params.pack)
+    except ValueError as error:
+        raise BadRecipe(str(error), object=name, stage="decode") from error
 
 
 def spec_of(recipe: FieldRecipe) -> TensorSpec:
@@ -233,7 +261,9 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
 def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; otherwise sizes in bytes tell them (or they are fixed)."""
     stored = parse_stored(recipe.stored)
-    return params_of(recipe).measured or (stored is not None and stored.varint and recipe.codec == "array")
+    return params_of(recipe).measured or (
+        stored is not None and bool(stored.varint or stored.steps) and recipe.codec == "array"
+    )
 
 
 def needs_resolve(recipe: FieldRecipe) -> bool:

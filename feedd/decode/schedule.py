@@ -44,6 +44,7 @@ class Chunk:
 @dataclass(slots=True)
 class _Worker:
     chunks: deque[Chunk] = field(default_factory=deque)  # sent, in order; the first is running
+    resting: bool = False
 
     @property
     def engaged(self) -> bool:
@@ -58,15 +59,31 @@ class Schedule:
     first. Within a stream: first come, first served.
 
     A worker holds ``depth`` chunks at most: one it works on, the others wait in its socket, so that it never idles
-    for a round trip. A worker's death is blamed on the chunk it was running: that is replayed row by row, and a row
-    during which a worker dies again is given up. So every row can take at most two workers with it.
+    for a round trip. Chunks that take long leave one worker to the others, if there are two. A worker's death is
+    blamed on the chunk it was running: that is replayed row by row, and a row during which a worker dies again is
+    given up. So every row can take at most two workers with it, where looking for it by halves would take six of 32
+    rows, or six deadlines of one that hangs.
     """
 
     def __init__(self, depth: int = 2) -> None:
-        self._depth = depth
         self._waiting: dict[int, deque[Chunk]] = {}  # of each stream, none empty; the first one's turn is next
         self._workers: dict[int, _Worker] = {}
+        # Workers with room by how many chunks they hold: looking at each for every chunk costs more than sending it.
+        self._with_room: list[dict[int, None]] = [{} for _ in range(depth)]
+        self._held_count = 0
+        self._busy_count = 0
+        self._engaged_count = 0  # chunks that take long; a worker holds at most one
         self._last_id = 0
+
+    @property
+    def busy_count(self) -> int:
+        """Workers that have something to do."""
+        return self._busy_count
+
+    @property
+    def queued(self) -> bool:
+        """Whether work waits behind work."""
+        return self._held_count > self._busy_count or bool(self._waiting)
 
     def submit(self, call: Call, rows: int, chunk_rows: int) -> None:
         """Append ``rows`` rows of ``call`` in chunks of ``chunk_rows``."""
@@ -79,28 +96,36 @@ class Schedule:
     def join(self, worker: int) -> None:
         """Give ``worker`` work from now on."""
         self._workers[worker] = _Worker()
+        self._with_room[0][worker] = None
+
+    def rest(self, worker: int) -> None:
+        """Give ``worker`` no more work; it finishes what it holds."""
+        held = self._workers[worker]
+        self._without_room(worker, len(held.chunks))
+        held.resting = True
 
     def assign(self) -> tuple[int, Chunk] | None:
         """Hand the next chunk to the worker that holds the fewest; None where nothing waits or all are full."""
-        if not self._waiting:
+        free = next((workers for workers in self._with_room if workers), None)
+        chunk = None if free is None else self._next()
+        if free is None or chunk is None:
             return None
-        open_to_more = [name for name, held in self._workers.items() if not held.engaged]
-        if not open_to_more:
-            return None
-        worker = min(open_to_more, key=lambda name: len(self._workers[name].chunks))
-        if len(self._workers[worker].chunks) >= self._depth:
-            return None
-        chunk = self._next()
+        worker = next(iter(free))
         self._last_id += 1
         chunk.id = self._last_id
         chunk.call.waiting_count -= 1
         chunk.call.running_count += 1
         self._workers[worker].chunks.append(chunk)
+        self._engaged_count += chunk.call.alone
+        self._moved(worker, 1)
         return worker, chunk
 
     def take_back(self, worker: int) -> None:
         """Undo the last assignment to ``worker``; the chunk is forgotten."""
-        self._workers[worker].chunks.pop().call.running_count -= 1
+        chunk = self._workers[worker].chunks.pop()
+        chunk.call.running_count -= 1
+        self._engaged_count -= chunk.call.alone
+        self._moved(worker, -1)
 
     def divide(self, chunk: Chunk) -> None:
         """Queue the halves of a chunk taken back, first in line: its request was too large."""
@@ -117,6 +142,8 @@ class Schedule:
         """Take note of the answer to the chunk that ``worker`` was running, and return it."""
         chunk = self._workers[worker].chunks.popleft()
         chunk.call.running_count -= 1
+        self._engaged_count -= chunk.call.alone
+        self._moved(worker, -1)
         return chunk
 
     def holders(self, call: Call) -> list[int]:
@@ -141,6 +168,10 @@ class Schedule:
             Chunks given up (suspects that killed a second worker), and all calls concerned.
         """
         held = self._workers.pop(worker, _Worker()).chunks
+        self._without_room(worker, len(held))
+        self._held_count -= len(held)
+        self._busy_count -= bool(held)
+        self._engaged_count -= sum(chunk.call.alone for chunk in held)
         given_up: list[Chunk] = []
         again: list[Chunk] = []
         for position, chunk in enumerate(held):
@@ -156,9 +187,29 @@ class Schedule:
         self._put_first(again)
         return given_up, {chunk.call for chunk in held}
 
-    def _next(self) -> Chunk:
+    def _moved(self, worker: int, by: int) -> None:
+        """Keep the books after ``worker`` got a chunk more, or has one less."""
+        held = self._workers[worker]
+        now = len(held.chunks)
+        self._held_count += by
+        self._busy_count += (now > 0) - (now - by > 0)
+        if held.resting:
+            return
+        self._without_room(worker, now - by)
+        if now < len(self._with_room) and not held.engaged:
+            self._with_room[now][worker] = None
+
+    def _without_room(self, worker: int, chunk_count: int) -> None:
+        if chunk_count < len(self._with_room):
+            self._with_room[chunk_count].pop(worker, None)
+
+    def _next(self) -> Chunk | None:
         """Take the next chunk; the turn passes on when all of its call is taken."""
-        stream, queue = next(iter(self._waiting.items()))
+        spare = len(self._workers) - self._engaged_count != 1 or not self._engaged_count
+        turns = ((stream, queue) for stream, queue in self._waiting.items() if spare or not queue[0].call.alone)
+        stream, queue = next(turns, (0, None))
+        if queue is None:
+            return None
         chunk = queue.popleft()
         if not queue:
             del self._waiting[stream]

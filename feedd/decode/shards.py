@@ -45,7 +45,7 @@ class Shard:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close. An evicted file must not keep its disk space, so nothing stays open or mapped between tasks."""
+        """Close: an evicted file must not keep its disk space. What stays mapped between tasks is in ``kept``."""
         os.close(self._fd)
         # A traceback may still hold a slice: the mapping then goes when the traceback does.
         with suppress(BufferError):
@@ -91,27 +91,36 @@ class Shard:
         return memoryview(self._map)
 
     def _unavailable(self, got: str) -> CacheUnavailable:
-        file = self._file
-        message = f"expected {file.size_bytes} bytes at {file.data_at} of {file.path}, got {got}"
-        return CacheUnavailable(message, object=file.url, stage="decode")
+        return unavailable(self._file, got)
 
 
 class Shards:
-    """The shard files of one task; a context manager, and indexed as the task counts them."""
+    """The shard files of one task, opened when first read; a context manager, and indexed as the task counts them."""
 
     def __init__(self, files: Sequence[FileMessage]) -> None:
         self._files = files
-        self._open: list[Shard] = []
+        self._open: dict[int, Shard] = {}
 
-    def __enter__(self) -> list[Shard]:
-        try:
-            for file in self._files:
-                self._open.append(Shard(file))
-        except BaseException:
-            self.__exit__()
-            raise
-        return self._open
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        for shard in self._open:
+        for shard in self._open.values():
             shard.__exit__()
+
+    def __getitem__(self, number: int) -> Shard:
+        """Return one.
+
+        Raises:
+            CacheUnavailable: see ``Shard``.
+        """
+        shard = self._open.get(number)
+        if shard is None:
+            shard = self._open[number] = Shard(self._files[number])
+        return shard
+
+
+def unavailable(file: FileMessage, got: str) -> CacheUnavailable:
+    """Return the error for a shard file that cannot be read."""
+    message = f"expected {file.size_bytes} bytes at {file.data_at} of {file.path}, got {got}"
+    return CacheUnavailable(message, object=file.url, stage="decode")

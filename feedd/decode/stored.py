@@ -7,6 +7,12 @@ A name, so that an index says it in a few bytes and a mismatch can be told::
     uint8[3,224]  so many of them, in C order
     varint        one number as protobuf packs it: int64 in two's complement
     varint[]      any number of those
+    float32[][]   a FeatureList of TensorFlow's, whose steps hold any number of them; so varint[][], bytes[][], and
+    lengths[][]   how many values each of its steps has
+    mds           an array in front of which MosaicML says its dtype and shape; mds:float32: its shape
+    litdata:numpy an array in front of which LitData says its dtype and shape; so litdata:tensor
+    pil           pixels as PIL has them, in front of them their size and mode
+    pickle        what nothing here ever opens
 
 and nothing at all for what a tar holds: text, an encoded image, a .npy file. Where the format says which of these it
 is, its name is ``text``, ``json`` or ``image``: that only chooses the codec where the user names none.
@@ -27,11 +33,24 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe
 
 _NAME: Final = re.compile(r"([a-z0-9]+)(?:\[([0-9,]*)\])?")
+_STEPS: Final = {"float32[][]": "float32", "varint[][]": "int64", "bytes[][]": "uint8", "lengths[][]": "int64"}
 _VARINT: Final = "varint"
-_FILES: Final = frozenset({"image", "json", "npy", "str"})
+_FILES: Final = frozenset({"audio", "image", "json", "npy", "str", "tokenize"})
 """Codecs of bytes that say themselves what they are."""
-_FILE_NAMES: Final = {"text": "str", "json": "json", "image": "image"}
+_FILE_NAMES: Final = {
+    "text": "str",
+    "json": "json",
+    "image": "image",
+    "pil": "image",
+    "litdata:numpy": "npy",
+    "litdata:tensor": "npy",
+    "mds": "npy",
+    "pickle": "bytes",
+} | {f"mds:{dtype}": "npy" for dtype in DTYPES}
 """Codec by name, where a file of its own says more than a tar's member."""
+_ONLY: Final = {name: codec for name, codec in _FILE_NAMES.items() if codec == "npy" or name in {"pil", "pickle"}}
+"""Those that no other codec than this one can read, but for ``bytes``."""
+PICKLE: Final = "pickle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +61,13 @@ class Stored:
         dtype: of the numbers; of varints what they become.
         shape: of a sample: empty for one number, None for any number of them.
         varint: whether they are packed as protobuf does.
+        steps: of a feature list: ``float32``, ``varint``, ``bytes`` or ``lengths``.
     """
 
     dtype: str
     shape: tuple[int, ...] | None
     varint: bool = False
+    steps: str = ""
 
     @property
     def scalar(self) -> bool:
@@ -63,6 +84,8 @@ def parse_stored(name: str) -> Stored | None:
     """
     if not name or name in _FILE_NAMES:
         return None
+    if name in _STEPS:
+        return Stored(_STEPS[name], None, steps=name.removesuffix("[][]"))
     match = _NAME.fullmatch(name)
     dtype, sides = match.groups() if match is not None else ("", None)
     if dtype == _VARINT and not sides:
@@ -86,12 +109,19 @@ def check_stored(recipe: FieldRecipe) -> None:
     stored = parse_stored(recipe.stored)
     codec = recipe.codec
     if stored is None:
+        only = _ONLY.get(recipe.stored, codec)
+        raw = recipe.stored == "pil" and getattr(params_of(recipe), "raw", False)
+        if codec not in {only, "bytes"} or raw:
+            instead = "bytes, which you may unpickle yourself" if recipe.stored == PICKLE else f"{only}, or bytes"
+            raise _unfit(recipe, "an encoded file" if raw else "another kind of data", recipe.stored, instead)
         if codec == "array":
             raise _unfit(recipe, "numbers", "a file of its own, as tar members are", "npy, tensor:DTYPE:SHAPE or bytes")
         return
     if codec in _FILES:
         raise _unfit(recipe, "a file of its own", recipe.stored, suggest(stored))
-    if codec in {"int", "float"} and stored.shape:  # any number of them may well be one: each sample tells
+    if codec in {"int", "float"} and (
+        stored.shape or stored.steps
+    ):  # any number of them may well be one: each sample tells
         raise _unfit(recipe, "one number per sample", recipe.stored, suggest(stored))
     if codec == "int" and stored.dtype.startswith("float"):
         raise _unfit(recipe, "integers", recipe.stored, suggest(stored))

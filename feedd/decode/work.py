@@ -17,12 +17,20 @@ CHUNK_ROWS_MAX: Final = 64
 """A worker's answer names each bad row with its reason, and must fit one packet."""
 
 
+RECYCLE_GROWTH_BYTES: Final = 512 << 20
+"""Eight times what a codec keeps for the largest image. Reached by what leaks, or by memory that samples far beyond
+the others have left torn: a new process costs 0.3 s of one core then, and no supply."""
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """How the pool runs.
 
     Attributes:
-        workers: processes, >= 1.
+        workers: processes, >= 1; where ``workers_max`` is more, the fewest.
+        workers_max: most processes; between the two demand decides. 0: ``workers``, always.
+        cpus: cores the workers may run on; empty: those of this process.
+        recycle_growth_bytes: memory of its own by which a worker may grow before another takes its place; 0: any.
         task_deadline_s: a worker that spends longer on one chunk is killed and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
         chunk_rows: rows a worker is sent at once; small enough to balance, large enough to amortise a message.
@@ -33,6 +41,9 @@ class DecodeOptions:
     """
 
     workers: int = 1
+    workers_max: int = 0
+    cpus: tuple[int, ...] = ()
+    recycle_growth_bytes: int = RECYCLE_GROWTH_BYTES
     task_deadline_s: float = 60.0
     nice: int = 0
     chunk_rows: int = 32

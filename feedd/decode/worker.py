@@ -1,4 +1,4 @@
-"""A decode worker: ``python -m feedd.decode.worker DESCRIPTOR PARENT_PID [NICE]``.
+"""A decode worker: ``python -m feedd.decode.worker DESCRIPTOR PARENT_PID [NICE [CPU,...]]``.
 
 Started by the pool with one end of a SEQPACKET socket pair. It knows no network and no asyncio: it reads a request,
 does it, answers. It leaves when the other end closes, and the kernel kills it when its daemon dies, however it dies.
@@ -12,11 +12,13 @@ import ctypes
 import errno
 import gc
 import os
+import select
 import signal
 import socket
 import sys
 
 from feedd.decode.execute import Executor
+from feedd.decode.kept import REST_S
 from feedd.decode.messages import (
     MESSAGE_BYTES_MAX,
     PROTOCOL,
@@ -71,8 +73,12 @@ def _answer(sock: socket.socket, reply: Reply, fds: list[int]) -> None:
 def serve(sock: socket.socket) -> None:
     """Answer requests until the other end closes."""
     executor = Executor()
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
     _answer(sock, Hello(PROTOCOL), [])
     while True:
+        if executor.keeps and not waiting.poll(1000 * REST_S):
+            executor.rest()
         data, fds = receive(sock)
         if not data:
             return
@@ -95,6 +101,11 @@ def main(arguments: list[str]) -> int:
     """Run until the daemon hangs up."""
     descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
     die_with(parent_pid)
+    if len(arguments) > 3:
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in arguments[3].split(",")})
+        except OSError as error:
+            raise SystemExit(f"feedd decode worker: expected to run on cores {arguments[3]}, got: {error}") from error
     if nice:
         os.nice(nice)
     gc.freeze()  # what importing left behind is never garbage

@@ -23,7 +23,10 @@ class Standing:
         group: what shares a limit with it: its bucket.
         urgency: asked whenever there is a choice; lower goes first, and minus infinity is waited for by somebody.
         in_flight_count: its parts that hold a place.
+        many: small ones of its parts share a place: they are objects of their own, and wait more than they flow.
     """
+
+    many = False
 
     def __init__(
         self, group: str, spans: Iterable[ByteRange], part_size_bytes: int, urgency: Callable[[], float]
@@ -60,12 +63,18 @@ class Standing:
         self._spans.appendleft(ByteRange(end, span.end))
         return ByteRange(span.start, end)
 
+    def portions_of(self, size_bytes: int) -> int:
+        """Return how much of a place a part of that size takes, in parts of ``PARTS_PER_PLACE``."""
+        return 1 if self.many and size_bytes < _SMALL_BYTES else PARTS_PER_PLACE
+
     def drop(self) -> None:
         """Forget what waits."""
         self._spans.clear()
 
 
 _S = TypeVar("_S", bound=Standing)
+PARTS_PER_PLACE = 8  # small objects in flight in the place of one part of a large one
+_SMALL_BYTES = 1 << 20
 _LANES = 2  # as many as there are movers: see below
 
 
@@ -92,8 +101,9 @@ class Line(Generic[_S]):
         self._limit_of = limit_of
         self._waiting: dict[int, _S] = {}  # in order of arrival
         self._numbers = itertools.count()
-        self._in_flight: Counter[str] = Counter()
         self._in_flight_count = 0
+        self._portions: Counter[str] = Counter()  # by group
+        self._portions_sum = 0
 
     def __repr__(self) -> str:
         return f"Line({len(self._waiting)} waiting, {self._in_flight_count}/{self._places_max} in flight)"
@@ -105,12 +115,12 @@ class Line(Generic[_S]):
 
     @property
     def in_flight_count(self) -> int:
-        """Places taken."""
+        """Parts in flight."""
         return self._in_flight_count
 
     def in_flight_of(self, group: str) -> int:
         """Places taken by one group."""
-        return self._in_flight[group]
+        return -(-self._portions[group] // PARTS_PER_PLACE)
 
     def join(self, standing: _S) -> None:
         """Stand at the end of the line."""
@@ -125,7 +135,7 @@ class Line(Generic[_S]):
 
     def take(self) -> tuple[_S, ByteRange] | None:
         """Give the next place; None where there is none to give, or nobody to take it."""
-        if self._in_flight_count >= self._places_max:
+        if self._portions_sum >= self._places_max * PARTS_PER_PLACE:
             return None
         number = self._next()
         if number is None:
@@ -135,8 +145,10 @@ class Line(Generic[_S]):
             return None
         span = standing.cut()
         standing.in_flight_count += 1
-        self._in_flight[standing.group] += 1
         self._in_flight_count += 1
+        portions = standing.portions_of(span.size_bytes)
+        self._portions[standing.group] += portions
+        self._portions_sum += portions
         if not standing.waiting:
             del self._waiting[number]
         return standing, span
@@ -146,10 +158,12 @@ class Line(Generic[_S]):
         self._budget.give_back(span.size_bytes)
         standing.in_flight_count -= 1
         self._in_flight_count -= 1
-        self._in_flight[standing.group] -= 1
+        portions = standing.portions_of(span.size_bytes)
+        self._portions_sum -= portions
+        self._portions[standing.group] -= portions
         assert standing.in_flight_count >= 0, "gave back more places than were taken"
-        if not self._in_flight[standing.group]:
-            del self._in_flight[standing.group]
+        if not self._portions[standing.group]:
+            del self._portions[standing.group]
 
     def _next(self) -> int | None:
         """Return who is to be given a place: of the two most urgent the one that holds fewer, unless it can wait."""
@@ -158,7 +172,7 @@ class Line(Generic[_S]):
         for number, standing in self._waiting.items():
             group = standing.group
             if group not in room:  # a limit below 1 would stop the group for good
-                room[group] = self._in_flight[group] < max(1, self._limit_of(group))
+                room[group] = self._portions[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
             if room[group]:
                 able.append((standing.urgency() if len(self._waiting) > 1 else 0.0, number))
         if not able:

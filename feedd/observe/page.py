@@ -94,6 +94,8 @@ def render_page(
         metrics.SERVE_LEASES,
         metrics.SERVE_ARENA_BYTES,
         metrics.DECODE_WORKERS,
+        metrics.DECODE_WANTED,
+        metrics.DECODE_DEMAND,
         metrics.DECODE_TASKS,
         metrics.FETCH_PARTS,
         metrics.FETCH_BYTES,

@@ -81,6 +81,10 @@ class Ahead:
         finally:
             self._taking_count -= 1
 
+    def holds(self, at: Cursor) -> bool:
+        """Whether the batch at ``at`` was, or is being, decoded ahead."""
+        return at.epoch == self._epoch and at.step in self._left
+
     async def settle(self, at: Cursor) -> None:
         """Let go of what is not wanted any more, a stream standing at ``at``."""
         over = at.epoch > self._epoch or (at.epoch == self._epoch and not self._left)

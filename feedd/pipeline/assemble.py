@@ -9,8 +9,10 @@ import numpy as np
 
 from feedd.batch.gather import gather, keys, shard_urls
 from feedd.batch.layout import lay_out, write_tables
+from feedd.batch.pack import Packed
 from feedd.batch.padding import own_lengths, write_lengths, write_mask
 from feedd.decode.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
+from feedd.decode.plain import plain_numbers
 from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
@@ -20,6 +22,7 @@ from feedd.metrics import PIPELINE_FILTERED
 from feedd.pipeline.failures import Failure
 from feedd.pipeline.filtering import Filters
 from feedd.pipeline.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
+from feedd.plan.reader import merged
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from feedd.batch.gather import Gathered, Text
     from feedd.batch.layout import Layout
     from feedd.decode.filters import Filter
+    from feedd.decode.padding import Pad
     from feedd.decode.work import BadRow, DecodeResult
     from feedd.pipeline.recipes import Recipe, Recipes
     from feedd.pipeline.stages import Stages
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
+_TOGETHER_MAX = 4  # batches made at once
+_TOGETHER_BYTES_MAX = 4 << 20  # of each
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
@@ -97,6 +103,7 @@ class _Work:
     texts: Mapping[str, Text]
     bad: Mapping[int, tuple[str, str]]
     filtered: int
+    packed: Packed | None = None
 
 
 class Assembler:
@@ -105,13 +112,83 @@ class Assembler:
     def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
         self._stages = stages
         self._recipes = recipes
-        self._kinds = recipes.kinds
+        self._kinds = recipes.specs
         self._pads = {spec.name: pad for spec, pad in zip(self._kinds, recipes.pads, strict=True) if pad is not None}
-        self._specs = (*recipes.specs, *(KEY_SPECS if options.keys else ()))
+        self._specs = (*recipes.given, *(KEY_SPECS if options.keys else ()))
         self._arena = arena
         self._options = options
         self._filters = Filters(options.filters, recipes.distinct, stages.pool)
         self._remedy = Remedy(options.remedy)
+        self._packing = recipes.packing
+        self._layouts: dict[int, Layout] = {}  # by rows, where nothing else decides
+
+    @property
+    def at_once(self) -> int:
+        """How many batches ``fill_together`` can make: more than 1 where all of a batch are plain copies of numbers."""
+        distinct = self._recipes.distinct
+        if (
+            len(distinct) > 1
+            or self._options.keys
+            or self._options.filters
+            or self._pads
+            or self._arena.slot_bytes > _TOGETHER_BYTES_MAX
+        ):
+            return 1
+        if any(plain_numbers(field) is None for field in distinct[0]):
+            return 1
+        return max(min(_TOGETHER_MAX, self._arena.slot_count // _TOGETHER_MAX), 1)
+
+    async def fill_together(
+        self,
+        jobs: Sequence[tuple[BatchRows, SlotRef]],
+        shards: Sequence[int],
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+    ) -> list[BatchReady]:
+        """Decode up to ``at_once`` batches, each into its slot, as ``fill`` would one by one.
+
+        Args:
+            jobs: the batches.
+            shards: dataset indices of all their shards, in the order of ``indexes`` and ``files``.
+            indexes: of the shards.
+            files: of the shards, pinned.
+
+        Raises:
+            BadSample: see ``fill``.
+        """
+        shard_no, ordinal, its_seeds = merged([rows for rows, _ in jobs], shards)
+        recipe = self._recipes.distinct[0]
+        gathered = gather(indexes, shard_no, ordinal, recipe)
+        layouts = [self._layout(len(rows.ordinal)) for rows, _ in jobs]
+        slot_at = [slot.index * self._arena.slot_bytes for _, slot in jobs]
+        fields = tuple(
+            FieldWork(
+                field,
+                shard_no,
+                span.start,
+                span.size,
+                np.concatenate([one.places[number].out_at + at for one, at in zip(layouts, slot_at, strict=True)]),
+            )
+            for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
+        )
+        result = await self._stages.pool.decode(DecodeTask(files, self._options.arena_id, 0, fields, its_seeds))
+        ready: list[BatchReady] = []
+        first = 0
+        for (rows, slot), layout in zip(jobs, layouts, strict=True):
+            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
+            own = [shards.index(shard) for shard in rows.shards.tolist()] if bad else []
+            part = _Part(recipe, None, rows.shard_no, gathered)
+            its = [indexes[at] for at in own], tuple(files[at] for at in own)
+            work = _Work(rows, *its, [part], {}, {}, {}, {}, 0)
+            ready.append(await self._settled(work, layout, bad, self._arena.view(slot)))
+            first += layout.rows
+        return ready
+
+    def _layout(self, rows: int) -> Layout:
+        layout = self._layouts.get(rows)
+        if layout is None:
+            layout = self._layouts[rows] = lay_out(self._specs, rows, {})
+        return layout
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
@@ -131,9 +208,14 @@ class Assembler:
             _blank(part, judged.bad)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
-        work = _Work(rows, indexes, files, parts, shapes, self._dims(shapes), texts, judged.bad, judged.filtered)
+        packed = None if self._packing is None else Packed.of(shapes[self._kinds[0].name], self._packing)
+        dims = self._dims(shapes)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, judged.bad, judged.filtered, packed)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
-        layout = lay_out(self._specs, len(rows.ordinal), lengths, work.dims)
+        if packed is not None:
+            layout = packed.layout(self._specs)
+        else:
+            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
         if layout.size_bytes > self._arena.slot_bytes:
             return await self._fill_oversize(work, layout)
         at = slot.index * self._arena.slot_bytes
@@ -204,31 +286,27 @@ class Assembler:
                 dims[spec.name + MASK_SUFFIX] = dims[spec.name][: mask_ndim(spec.ndim)]
         return dims
 
-    def _write_beside(self, view: memoryview, layout: Layout, work: _Work) -> None:
-        """Write offsets, shapes and texts, and which values of padded fields are the samples' own."""
-        write_tables(view, layout, work.texts)
-        for name, pad in self._pads.items():
-            dims, shapes = work.dims[name], work.shapes[name]
-            own = own_lengths(shapes.reshape(layout.rows, len(dims)), dims)
-            if pad.mask:
-                write_mask(view, layout, name + MASK_SUFFIX, own)
-            if pad.lengths:
-                write_lengths(view, layout, name + LENGTH_SUFFIX, own)
-
     async def _decode(self, work: _Work, layout: Layout, arena_id: int, slot_at: int, view: memoryview) -> BatchReady:
-        rows = work.rows
         tasks = [DecodeTask(work.files, arena_id, slot_at, *self._fields(work, part, layout)) for part in work.parts]
         if len(tasks) == 1:
             results = [await self._stages.pool.decode(tasks[0])]
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
-        self._write_beside(view, layout, work)
-        failures = [_failure(work, bad) for bad in _bad_rows(work.parts, results)]
+        _write_beside(view, layout, work, self._pads)
+        return await self._settled(work, layout, _bad_rows(work.parts, results), view)
+
+    async def _settled(self, work: _Work, layout: Layout, bad: Sequence[BadRow], view: memoryview) -> BatchReady:
+        """Return a batch that lies in ``view``, what is bad of it held against the budget and seen to."""
+        rows = work.rows
+        failures = [_failure(work, one) for one in bad]
         await self._remedy.charge(rows.cursor, failures)
         again = b"" if rows.again is None else rows.again.tobytes()
         ready = BatchReady(
             rows.cursor, layout.rows, layout.regions, layout.size_bytes, again=again, filtered=work.filtered
         )
+        if work.packed is not None:
+            work.packed.finish(view, layout, [one.row for one in bad])
+            return replace(ready, bad_samples=len(bad), again=b"")
         return self._remedy.applied(view, layout, ready, failures) if failures else ready
 
     def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
@@ -271,6 +349,18 @@ class Assembler:
         finally:
             self._stages.pool.detach(arena_id)
             arena.close()  # what was mapped lives as long as the batch's view of it
+
+
+def _write_beside(view: memoryview, layout: Layout, work: _Work, pads: Mapping[str, Pad]) -> None:
+    """Write offsets, shapes and texts, and which values of padded fields are the samples' own."""
+    write_tables(view, layout, work.texts)
+    for name, pad in pads.items():
+        dims, shapes = work.dims[name], work.shapes[name]
+        own = own_lengths(shapes.reshape(layout.rows, len(dims)), dims)
+        if pad.mask:
+            write_mask(view, layout, name + MASK_SUFFIX, own)
+        if pad.lengths:
+            write_lengths(view, layout, name + LENGTH_SUFFIX, own)
 
 
 def _blank(part: _Part, bad: Mapping[int, tuple[str, str]]) -> None:

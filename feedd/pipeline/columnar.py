@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 from feedd.decode.forms.columns import ROWS_ONLY, params_of
 from feedd.decode.forms.registry import COLUMNAR
 from feedd.pipeline.making import formed
+from feedd.plan.listing import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
@@ -37,12 +38,17 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
         params = params_of(field.sources for field in recipe) if recipe else ""
         params = params if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
-    return listing.viewed(tuple(refs))
+    return view_of(listing, tuple(refs))
 
 
-def counting(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards of which only samples are counted: without columns where that is less."""
-    found = formed(refs)
+def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards of which only samples are counted: without columns where that is less.
+
+    Args:
+        refs: as listed.
+        named: see ``formed``.
+    """
+    found = formed(refs, named)
     return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
+from feedd.cache import trouble
 from feedd.cache.pins import Pins
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
@@ -101,11 +102,10 @@ class MadeCache:
         self._inner.note_next_use(told)
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop an entry found to be damaged; it is made again."""
-        shard = self._maker.facts.made(ref) if ref.form else ref
-        if shard is not None:
-            self._maker.drop(shard)
-            await self._inner.discard(shard)
+        """Drop an entry found to be damaged, named as listed or as it lies in the cache; it is made again."""
+        shard = self._maker.facts.made(ref) or ref if ref.form else ref
+        self._maker.drop(shard)
+        await self._inner.discard(shard)
 
     async def close(self) -> None:
         """Cancel makings, close the cache below; idempotent."""
@@ -141,7 +141,7 @@ class MadeCache:
             yield ref
             return
         with self._awaiting((ref,)):
-            yield self._maker.facts.made(ref) or await self._flights.do(ref, lambda: self._bring(ref))
+            yield await self._known(ref)
 
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:
@@ -157,9 +157,18 @@ class MadeCache:
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
         """Make a shard of unknown size; among several, put it into the cache at once, to hold memory for few."""
         async with self._landing:
-            shard = await self._flights.do(ref, lambda: self._bring(ref))
-            if not alone:
-                (await self._inner.acquire([shard])).release()
+            shard = await self._known(ref)
+        if not alone:  # others need not wait where there is no space, for instance in the quota of this one
+            (await self._inner.acquire([shard])).release()
+
+    async def _known(self, ref: ObjectRef) -> ObjectRef:
+        """Return the ref of a shard, made if its size is not known."""
+        shard = self._maker.facts.made(ref)
+        if shard is not None:
+            return shard
+        if self._closed:
+            raise trouble.closed()
+        return await self._flights.do(ref, lambda: self._bring(ref))
 
     async def _bring(self, ref: ObjectRef) -> ObjectRef:
         return await self._maker.bring(ref, lambda: self._urgency(ref))

@@ -36,7 +36,7 @@ class MadeFact(NamedTuple):
     format_name: str
 
 
-_Key = tuple[str, str, str]  # URL, ETag, form
+_Key = tuple[str, str, str, int]  # URL, ETag, form, bytes of the object, or of the shard
 _Row = tuple[str, str, str, int, int, str]
 _rows = msgspec.json.Decoder(_Row)
 
@@ -50,14 +50,19 @@ class MadeFacts:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._facts: dict[_Key, MadeFact] = {}
+        self._facts: dict[_Key, MadeFact] = {}  # by object
+        self._by_shard: dict[_Key, MadeFact] = {}
 
     def __repr__(self) -> str:
         return f"MadeFacts({len(self._facts)} shards)"
 
     def known(self, ref: ObjectRef) -> MadeFact | None:
-        """Return what is known of a ref with a form, be it of the object as listed or of the shard made."""
+        """Return what is known of an object as listed, with a form."""
         return self._facts.get(_key(ref))
+
+    def origin(self, shard: ObjectRef) -> MadeFact | None:
+        """Return what is known of a shard that was made."""
+        return self._by_shard.get(_key(shard))
 
     def made(self, ref: ObjectRef) -> ObjectRef | None:
         """Return the ref of the shard made of an object; None: its size is not known yet."""
@@ -69,14 +74,24 @@ class MadeFacts:
         key = _key(ref)
         if self._facts.get(key) == fact:
             return False
-        self._facts[key] = fact
+        self.forget(ref)
+        self._put(key, fact)
         if len(self._facts) > _ROWS_MAX:
-            del self._facts[next(iter(self._facts))]
+            self._drop(next(iter(self._facts)))
         return True
 
     def forget(self, ref: ObjectRef) -> None:
-        """Drop what turned out to be wrong."""
-        self._facts.pop(_key(ref), None)
+        """Drop what turned out to be wrong of an object as listed."""
+        if _key(ref) in self._facts:
+            self._drop(_key(ref))
+
+    def _put(self, key: _Key, fact: MadeFact) -> None:
+        self._facts[key] = fact
+        self._by_shard[*key[:3], fact.size_bytes] = fact
+
+    def _drop(self, key: _Key) -> None:
+        fact = self._facts.pop(key)
+        self._by_shard.pop((*key[:3], fact.size_bytes), None)
 
     def keep(self, ref: ObjectRef, fact: MadeFact) -> None:
         """Append to the file; a directory that cannot be written is nobody's trouble."""
@@ -84,7 +99,7 @@ class MadeFacts:
             with contextlib.suppress(OSError):
                 fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 try:
-                    os.write(fd, msgspec.json.encode((*_key(ref), *fact)) + b"\n")
+                    os.write(fd, msgspec.json.encode((*_key(ref)[:3], *fact)) + b"\n")
                 finally:
                     os.close(fd)
 
@@ -99,12 +114,12 @@ class MadeFacts:
         for line in lines[-_ROWS_MAX:]:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # the last may be half a line
                 url, etag, form, *fact = _rows.decode(line)
-                self._facts[url, etag, form] = MadeFact(*fact)
+                self._put((url, etag, form, fact[0]), MadeFact(*fact))
         if len(lines) > 2 * len(self._facts):
             with contextlib.suppress(FeeddError):
-                rows = [msgspec.json.encode((*key, *fact)) for key, fact in self._facts.items()]
+                rows = [msgspec.json.encode((*key[:3], *fact)) for key, fact in self._facts.items()]
                 write_file(str(self._path), b"\n".join([*rows, b""]))
 
 
 def _key(ref: ObjectRef) -> _Key:
-    return ref.url, ref.etag, ref.form
+    return ref.url, ref.etag, ref.form, ref.size_bytes

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _AHEAD_MAX: Final = 2
+_FRESH_MAX: Final = 4  # made and being made: the cache below takes no more than it has room for
 
 
 class MadeWishes:
@@ -77,7 +78,9 @@ class MadeWishes:
 
     def pump(self) -> None:
         """Start what can be started now."""
-        while not self._closed and len(self._running) < _AHEAD_MAX and not self._maker.full:
+        while not self._closed and len(self._running) < _AHEAD_MAX:
+            if self._maker.fresh_count + len(self._running) >= _FRESH_MAX:
+                return
             ref = self._next()
             if ref is None:
                 return

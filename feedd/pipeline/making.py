@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms import registry
 from feedd.decode.forms.making import HeldObject
 from feedd.decode.work import MadeShard, MakeTask
-from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted
+from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.made_facts import MadeFact
 from feedd.pipeline.memory_file import MemoryFile, copy_into, tell_landed
-from feedd.units import MIB, format_size
+from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from feedd.pipeline.made_facts import MadeFacts
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
@@ -30,12 +31,20 @@ if TYPE_CHECKING:
 
 _ROUNDS_MAX: Final = 16  # of asking for more of an object
 _RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
-_FRESH_MAX: Final = 4
+_FRESH_MAX: Final = 8
 
 
-def formed(refs: Sequence[ObjectRef]) -> tuple[ObjectRef, ...]:
-    """Return listed objects as shards: those that cannot be read as they lie with the form that can."""
-    return tuple(replace(ref, form=form) if (form := registry.form_for(ref.key)) else ref for ref in refs)
+def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards: those that cannot be read as they lie with the form that can.
+
+    Args:
+        refs: as listed.
+        named: what their URLs name in the place of a format, by their place.
+    """
+    forms = (
+        registry.form_named((named or {}).get(at, "")) or registry.form_for(ref.key) for at, ref in enumerate(refs)
+    )
+    return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +54,13 @@ class MakerOptions:
     Attributes:
         limit_bytes: most bytes of one made shard.
         makings: at one time, fetching included.
+        deadline_s: longest time one making may take, waiting for its turn and fetching included.
         available: bytes of memory that can still be taken; None: nobody knows.
     """
 
     limit_bytes: int
     makings: int = 2
+    deadline_s: float = 1800.0
     available: Callable[[], int | None] = available_bytes
 
 
@@ -94,7 +105,8 @@ class Maker:
         self._make = make
         self._options = options
         self._recorder = recorder
-        self._places = asyncio.Semaphore(options.makings)
+        self._semaphore = asyncio.Semaphore(options.makings)
+        self._running_count = 0
         self._fresh: dict[ObjectRef, _Fresh] = {}
 
     def __repr__(self) -> str:
@@ -104,11 +116,6 @@ class Maker:
     def fresh_count(self) -> int:
         """How many made shards wait in memory."""
         return len(self._fresh)
-
-    @property
-    def full(self) -> bool:
-        """Whether as many wait there as may."""
-        return len(self._fresh) >= _FRESH_MAX
 
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``.
@@ -137,11 +144,25 @@ class Maker:
         Raises:
             Whatever the fetcher raises; BadShard, Unsupported: a shard cannot be made of it.
             ResourceExhausted: not enough memory.
+            StoreUnavailable: it took longer than its deadline.
         """
-        async with self._places:
+        scope = asyncio.timeout(self._options.deadline_s)
+        try:
+            async with scope:
+                return await self._bring(ref, urgency)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            message = (
+                f"expected a shard to be made within {format_duration(self._options.deadline_s)}, got no end of it"
+            )
+            raise StoreUnavailable(message, object=ref.url, stage="cache") from error
+
+    async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
+        async with self._place():
             file = MemoryFile("feedd-made")
             try:
-                while self.full:
+                while len(self._fresh) >= _FRESH_MAX:
                     self._drop(next(iter(self._fresh)))
                 room_bytes = self._room(ref.size_bytes, ref)
                 task = self._task(ref, file.fd, 0, min(self._options.limit_bytes, 1 << 62), room_bytes)
@@ -157,6 +178,16 @@ class Maker:
             if self.facts.note(ref, fact):
                 await asyncio.to_thread(self.facts.keep, ref, fact)
             return shard
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Be one of those made at one time."""
+        async with self._semaphore:
+            self._running_count += 1
+            try:
+                yield
+            finally:
+                self._running_count -= 1
 
     def drop(self, shard: ObjectRef) -> None:
         """Free the memory of a made shard, if it is there."""
@@ -181,12 +212,12 @@ class Maker:
 
     async def _make_into(self, shard: ObjectRef, target: memoryview, urgency: Callable[[], float]) -> None:
         """Make a shard of known size where it belongs."""
-        fact = self.facts.known(shard)
+        fact = self.facts.origin(shard)
         if fact is None:
             raise _unknown(shard, "an object nobody has made a shard of")
         ref = replace(shard, size_bytes=fact.object_bytes)
         place = file_of(target) if target.nbytes else None
-        async with self._places:
+        async with self._place():
             room_bytes = self._room(ref.size_bytes, ref)
             if place is not None:
                 made = await self._again(
@@ -200,7 +231,7 @@ class Maker:
                     if made.size_bytes == shard.size_bytes:
                         await copy_into(target, file.fd)
         if made.size_bytes != shard.size_bytes:
-            self.facts.forget(shard)
+            self.facts.forget(ref)
             raise _unknown(shard, f"{made.size_bytes}")
 
     async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
@@ -255,11 +286,15 @@ class Maker:
         self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, form=form)
 
     def _room(self, object_bytes: int, ref: ObjectRef) -> int:
-        """Return the memory there is for a shard beside its object, for each of those made at one time."""
-        left = self._options.available()
-        if left is None:
-            return 1 << 62
-        room_bytes = (left - _RESERVE_BYTES) // self._options.makings - object_bytes
+        """Return the memory there is for a shard beside its object, as much for each of those made at this time."""
+        while True:
+            left = self._options.available()
+            if left is None:
+                return 1 << 62
+            room_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
+            if room_bytes > 0 or not self._fresh:
+                break
+            self._drop(next(iter(self._fresh)))
         if room_bytes <= 0:
             raise ResourceExhausted(
                 f"expected memory for an object of {format_size(object_bytes)} and what is made of it, got "

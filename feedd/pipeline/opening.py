@@ -82,7 +82,9 @@ class Pipeline:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
         request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
-        listing = await self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected)
+        listing = await self.shelf.mixed(
+            request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
+        )
         mark = request.fingerprint(listing)
         if expected and mark != expected:
             raise ObjectChanged(
@@ -120,6 +122,7 @@ class Pipeline:
             info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
+            info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
             memory = _Memory(self, session.slots.slot_bytes, request, recipes)
             if spec.share:
@@ -202,7 +205,7 @@ def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
-    return recipes.specs + (KEY_SPECS if spec.keys else ())
+    return recipes.given + (KEY_SPECS if spec.keys else ())
 
 
 def _fixed_bytes(request: Request) -> int | None:

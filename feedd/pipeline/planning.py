@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.decode.filters import Filter, filter_text, parse_filter
 from feedd.decode.recipe import parse_field
 from feedd.errors import Unsupported
+from feedd.pipeline.cuts import Cuts, cut_of
 from feedd.pipeline.policy import BadSamples, parse_policy
+from feedd.pipeline.recipes import check_packing
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from feedd.values import OpenSpec
 
 AnyReader = Reader | MixedReader
+PACKS_PER_WINDOW: Final = 16  # some 320 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Request:
         wanted: recipes of each source; empty ones are told by the data.
         window_shards: shards per shuffle window.
         mix: facts of the mixture; None: there is but one source.
+        cuts: how each source's recipe cuts files of tokens; empty: none does.
         filters: conditions samples must meet.
         policy: what becomes of bad samples.
     """
@@ -41,6 +45,7 @@ class Request:
     wanted: tuple[tuple[FieldRecipe, ...], ...]
     window_shards: int
     mix: dict[str, object] | None
+    cuts: Cuts = ()
     filters: tuple[Filter, ...] = ()
     policy: BadSamples = BadSamples.SKIP
 
@@ -59,6 +64,7 @@ class Request:
         parse_uneven(spec.uneven)
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
         if spec.bucket_by and (spec.sources or not spec.shuffle):
             raise Unsupported(
@@ -69,28 +75,42 @@ class Request:
             )
         filters = tuple(map(parse_filter, spec.filters))
         policy = parse_policy(spec.bad_samples)
-        return cls(spec, wanted, spec.window_shards or window_shards, mix, filters, policy)
+        cuts = tuple(cut_of(one) for one in wanted)
+        cuts = cuts if any(cuts) else ()
+        return cls(spec, wanted, spec.window_shards or window_shards, mix, cuts, filters, policy)
 
     @property
     def sources(self) -> tuple[tuple[str, ...], ...]:
         """URLs of each source."""
         return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
 
+    def window(self, listing: Listing) -> int:
+        """Return the shards per shuffle window. Packs hold neighbours, often of one class: more of them unless told."""
+        told = self.spec.window_shards or not listing.packs
+        return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
+
     @property
     def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
         """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
         return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
 
+    @property
+    def bucket_sources(self) -> tuple[str, ...]:
+        """What the data may call the field that samples are put together by; nothing where by none."""
+        name = self.spec.bucket_by
+        decoded = (field.sources for field in self.wanted[0] if field.name == name)
+        return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))
+
     def _looked_at(self, recipe: tuple[FieldRecipe, ...]) -> list[FieldRecipe]:
         found = [FieldRecipe(one.field, one.sources(recipe), "bytes") for one in self.filters]
         name = self.spec.bucket_by
-        return [*found, FieldRecipe(name, bucket_sources(self), "bytes")] if name else found
+        return [*found, FieldRecipe(name, self.bucket_sources, "bytes")] if name else found
 
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
         filters = sorted(map(filter_text, self.filters))
-        return listing.fingerprint(self.spec, plain, self.window_shards, self.mix, filters)
+        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +137,7 @@ def planned(listing: Listing, request: Request) -> Planned:
     spec = request.spec
     uneven = parse_uneven(spec.uneven)
     if request.mix is not None:
-        plan = MixedPlan.of(listing, spec, request.window_shards)  # its ranks have as many whole steps by themselves
+        plan = MixedPlan.of(listing, spec, request.window(listing))  # its ranks have as many whole steps by themselves
         return Planned(lambda: MixedReader(plan), Uneven.DROP if uneven is Uneven.AUTO else uneven)
     uneven = listing.settled(uneven)
     shares, steps = listing.shares(spec), listing.steps(spec, uneven)
@@ -125,19 +145,12 @@ def planned(listing: Listing, request: Request) -> Planned:
     options = ReaderOptions(
         spec.seed,
         spec.shuffle,
-        request.window_shards,
+        request.window(listing),
         spec.batch_size,
         spec.topology,
         steps,
         wrap,
         spec.window_bytes,
-        bucket_sources(request),
+        request.bucket_sources,
     )
     return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)
-
-
-def bucket_sources(request: Request) -> tuple[str, ...]:
-    """Return what the data may call the field that samples are put together by; nothing where by none."""
-    name = request.spec.bucket_by
-    decoded = (field.sources for field in request.wanted[0] if field.name == name)
-    return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.batch.layout import sample_bytes, slot_bytes
+from feedd.batch.pack import Packing, packed_specs
+from feedd.batch.pack import slot_bytes as packed_slot_bytes
 from feedd.decode.padding import Pad, batch_specs, mask_ndim, parse_pad
+from feedd.decode.params import ArrayParams, params_of
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
+from feedd.decode.stored import parse_stored
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
 from feedd.pipeline.pinned import with_pinned
-from feedd.pipeline.planning import bucket_sources
 from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.values import ShardIndex, TensorSpec
+    from feedd.values import OpenSpec, ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]
 """Of all fields, in a batch's order."""
@@ -46,8 +49,8 @@ class Recipes:
     firsts: tuple[int, ...] = (0,)
 
     @property
-    def kinds(self) -> tuple[TensorSpec, ...]:
-        """What each field of the recipes looks like in a batch."""
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """What the fields look like in a batch, one by one, before they are packed."""
         return tuple(map(spec_of, self.distinct[0]))
 
     @property
@@ -56,13 +59,21 @@ class Recipes:
         return tuple(parse_pad(field.pad) for field in self.distinct[0])
 
     @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """All fields of a batch, with what padding adds.
+    def packing(self) -> Packing | None:
+        """How the only field is packed; None: nothing is."""
+        return packing_of(self.distinct[0])
+
+    @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """What the fields look like to a trainer, with what packing or padding adds.
 
         Raises:
             BadRecipe: two have one name.
         """
-        return batch_specs(zip(self.kinds, self.pads, strict=True))
+        packing = self.packing
+        if packing is not None:
+            return packed_specs(self.specs[0], packing)
+        return batch_specs(zip(self.specs, self.pads, strict=True))
 
     def rows(self, shards: NDArray[np.int64], shard_no: NDArray[np.int32]) -> list[tuple[Recipe, NDArray[np.intp]]]:
         """Return the rows of a batch that each recipe is for.
@@ -123,8 +134,51 @@ async def resolve(
     return agreed(request, [one.recipe for one in found], listing.firsts), found
 
 
+def packing_of(recipe: Recipe) -> Packing | None:
+    """Return how a recipe packs; None: it does not.
+
+    Raises:
+        BadRecipe: there are other fields: rows are not samples any more.
+    """
+    for field in recipe:
+        params = params_of(field)
+        if isinstance(params, ArrayParams) and params.pack is not None:
+            if len(recipe) > 1:
+                raise BadRecipe(
+                    f"expected the packed field {field.name!r} alone, got {len(recipe)} fields", stage="decode"
+                )
+            return Packing(params.pack.length, params.pack.how, params.pack.fill)
+    return None
+
+
+def check_packing(spec: OpenSpec, wanted: Sequence[Recipe]) -> None:
+    """Make sure that nothing is asked for sample by sample where samples are packed.
+
+    Raises:
+        BadRequest: something is.
+    """
+    if not any(packing_of(recipe) for recipe in wanted):
+        return
+    asked = {
+        "keys": spec.keys,
+        "uneven='pad'": spec.uneven == "pad",
+        "bad_samples='replace'": spec.bad_samples == "replace",
+        "several datasets": len(wanted) > 1,
+    }
+    for what, wrong in asked.items():
+        if wrong:
+            raise BadRequest(f"expected samples as they are for {what}, got packed ones", stage="decode")
+
+
 def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequence[Resolved]) -> int:
     """Return what a slot must hold so that the batches of any source fit, as far as first shards tell."""
+    packing = packing_of(found[0].recipe)
+    if packing is not None and (index := found[0].index) is not None:
+        field = found[0].recipe[0]
+        stored = parse_stored(field.stored)
+        item = 1 if stored is None or stored.varint else np.dtype(stored.dtype).itemsize
+        column = next(index.fields.index(source) for source in field.sources if source in index.fields)
+        return packed_slot_bytes(specs, packing, batch_size, np.maximum(index.sizes[column], 0) // item)
     return max(
         slot_bytes(specs, batch_size, one.index, one.recipe, dims=_likely_dims(one.recipe, one.index))
         for one in found
@@ -189,7 +243,7 @@ def _check_looked_at(request: Request, recipe: Recipe, index: ShardIndex) -> Non
             check_fields((field,), index.fields)
             as_stored((field,), index)
     if request.spec.bucket_by:
-        check_fields((FieldRecipe(request.spec.bucket_by, bucket_sources(request), "bytes"),), index.fields)
+        check_fields((FieldRecipe(request.spec.bucket_by, request.bucket_sources, "bytes"),), index.fields)
 
 
 async def _resolve(

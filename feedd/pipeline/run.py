@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +14,9 @@ from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
+from feedd.config.machine import default_workers
 from feedd.decode.pool import DecodePool
+from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
 from feedd.pipeline.learned import Learned
 from feedd.pipeline.made import MadeCache
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.pipeline.making import Make
     from feedd.protocols import Clock, Recorder, ShardFetcher
+
+
+_MAKINGS_MAX = 16  # each holds an object and what is made of it in memory
 
 
 def source_options(config: Config) -> SourceOptions:
@@ -81,21 +85,27 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
 def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
     """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
-    options = MakerOptions(limit_bytes=limit_bytes, makings=max(1, worker_count(config) - 1))
+    options = MakerOptions(limit_bytes=limit_bytes, makings=min(max(1, workers_max(config) - 1), _MAKINGS_MAX))
     return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
 
 
 def decode_options(config: Config) -> DecodeOptions:
     """Translate the ``decode`` section."""
     decode = config.decode
-    return DecodeOptions(workers=worker_count(config), task_deadline_s=decode.task_deadline, nice=decode.nice)
+    auto = decode.workers == "auto"
+    return DecodeOptions(
+        workers=default_workers(decode.workers_max) if decode.workers == "auto" else decode.workers,
+        workers_max=decode.workers_max if auto else 0,
+        cpus=decode.cpus,
+        nice=decode.nice,
+        task_deadline_s=decode.task_deadline,
+        recycle_growth_bytes=decode.recycle_growth,
+    )
 
 
-def worker_count(config: Config) -> int:
-    """Return the decode workers to start; ``auto`` leaves one of the usable cores to the trainer."""
-    if config.decode.workers == "auto":
-        return max(1, len(os.sched_getaffinity(0)) - 1)
-    return config.decode.workers
+def workers_max(config: Config) -> int:
+    """Return the most decode workers there will be."""
+    return config.decode.workers_max if config.decode.workers == "auto" else config.decode.workers
 
 
 @asynccontextmanager
@@ -112,6 +122,7 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         slots_max=config.arena.slots_max,
     )
     async with AsyncExitStack() as stack:
+        stack.enter_context(offered(config.decode.tokenizers))
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
         maker = node_maker(config, sources, pool.make, recorder)

@@ -11,7 +11,7 @@ from feedd.pipeline.pinned import with_pinned
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
@@ -112,6 +112,36 @@ class Session:
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """Decode several batches of the same windows: their shards are pinned, looked up and read together.
+
+        Raises:
+            As ``produce``.
+        """
+        began_s = self._stages.clock.monotonic_s()
+        planned: list[tuple[BatchRows, SlotRef]] = []
+        ends: list[EpochEnd] = []
+        ahead = self._parts.ahead
+        for at, slot in jobs:
+            if ahead is not None and ahead.holds(at):
+                if not planned:
+                    return [await self.produce(at, slot)]
+                break
+            rows = await self._planned(at)
+            if isinstance(rows, EpochEnd):
+                ends.append(rows)
+            elif planned and rows.last_window != planned[0][0].last_window:
+                break  # its shards may not be here yet
+            else:
+                planned.append((rows, slot))
+        made = await self._decode_together(planned) if planned else []
+        if ahead is not None:
+            await ahead.settle(jobs[0][0])
+        for _ in made:
+            took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
+            self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
+        return [*made, *ends]
+
     async def close(self) -> None:
         """Withdraw wishes, take the arena from the workers, free it."""
         if self._parts.ahead is not None:
@@ -152,6 +182,32 @@ class Session:
             self._stages.recorder.count(metrics.PIPELINE_LEFT_OUT, self._parts.info.left_out or 0)
             if self._parts.ahead is not None:
                 self._parts.ahead.begin(epoch + 1)
+
+    async def _planned(self, at: Cursor) -> BatchRows | EpochEnd:
+        self._start(at)
+        try:
+            return await self._rows(at)
+        except (ObjectChanged, NotFound):
+            self._shelf.forget(self._parts.listing)
+            raise
+        finally:
+            self._making_count -= 1
+
+    async def _decode_together(self, jobs: Sequence[tuple[BatchRows, SlotRef]]) -> list[BatchReady]:
+        parts = self._parts
+        shards = list(dict.fromkeys(shard for rows, _ in jobs for shard in rows.shards.tolist()))
+        refs = [parts.listing.refs[shard] for shard in shards]
+        self._making_count += 1
+        try:
+            indexes = await self._shelf.indexes(parts.listing, shards)
+            return await with_pinned(
+                self._stages.cache, refs, lambda files: parts.assembler.fill_together(jobs, shards, indexes, files)
+            )
+        except (ObjectChanged, NotFound):
+            self._shelf.forget(parts.listing)
+            raise
+        finally:
+            self._making_count -= 1
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts

@@ -5,40 +5,53 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from feedd.decode.formats.files import FilesFormat
+from feedd.decode.formats import registry as formats
+from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_named
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.columnar import counting
+from feedd.pipeline.cuts import Cuts, cut_files
 from feedd.pipeline.labels import LabelledIndexes
 from feedd.pipeline.making import formed
+from feedd.pipeline.megatron import check_types
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.told import read_told
 from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
-from feedd.plan.listing import Listing
+from feedd.plan.listing import Listing, format_of
 from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from feedd.pipeline.learned import Learned
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
+    from feedd.pipeline.told import Told
     from feedd.plan.reader import BatchRows
     from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """Of each source of a dataset."""
+_Wanted = tuple[_Urls, Cuts]
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
+
+
+class _Key(NamedTuple):
+    """What an index is of: an object, read as what it was named."""
+
+    ref: ObjectRef
+    format: str
 
 
 class Shelf:
@@ -48,19 +61,26 @@ class Shelf:
         self._stages = stages
         self._learned = learned
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
-        self._listings: dict[tuple[_Urls, bytes], Listing] = {}
-        self._listing_flight: SingleFlight[_Urls, Listing] = SingleFlight(group)
-        self._indexes: WeightedLru[ObjectRef, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
+        self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
         self._labelled = LabelledIndexes()
-        self._index_flight: SingleFlight[ObjectRef, ShardIndex] = SingleFlight(group)
+        self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
+        self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
         return await self.mixed((urls,), known)
 
-    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool]) -> Listing:
-        """Return one listing of several sources, one after another; as ``listing`` otherwise."""
-        held = {name: listing for name, listing in self._listings.items() if name[0] == sources}
+    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool], cuts: Cuts = ()) -> Listing:
+        """Return one listing of several sources, one after another; as ``listing`` otherwise.
+
+        Args:
+            sources: URLs of each.
+            known: whether a held listing is the run's.
+            cuts: how each source's files of tokens are cut; none: there are no such files.
+        """
+        wanted = sources, cuts
+        held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         for name, listing in held.items():
             if known(listing):
                 self._listings[name] = self._listings.pop(name)  # in use: the last to be dropped
@@ -68,7 +88,7 @@ class Shelf:
         newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
-        return await self._listing_flight.do(sources, lambda: self._list(sources))
+        return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""
@@ -82,9 +102,10 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         ref = listing.refs[shard]
-        index = self._indexes.get(ref)
+        key = _key(listing, shard)
+        index = self._indexes.get(key)
         if index is None:
-            index = await self._index_flight.do(ref, lambda: self._read_index(ref))
+            index = await self._index_flight.do(key, lambda: self._read_index(listing, key))
         self._learned.note(ref, index.sample_count)
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
@@ -96,7 +117,8 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        known = {shard: self._indexes.get(listing.refs[shard]) for shard in wanted}
+        keys = {shard: _key(listing, shard) for shard in wanted}
+        known = {shard: self._indexes.get(key) for shard, key in keys.items()}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
             self._learn(listing, shard, index)
@@ -107,11 +129,12 @@ class Shelf:
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs))
+        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs, found.named))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.packs = resolved.packs
+        listing.packs, listing.named = resolved.packs, _known_formats(resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
         listing.tell(told.exact, told.claimed, told.by)
+        listing.formats = told.formats
         return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
@@ -128,20 +151,30 @@ class Shelf:
         await self._index_flight.cancel_all()
         await asyncio.to_thread(self._learned.save)
 
-    async def _list(self, sources: _Urls) -> Listing:
-        resolved = await run_all(self._stages.sources.resolve_all(urls) for urls in sources)
+    async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
+        resolve = self._stages.sources.resolve_all
+        cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
+        resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
         whole = Resolved(
-            await asyncio.to_thread(formed, tuple(itertools.chain.from_iterable(one.refs for one in resolved))),
+            await asyncio.to_thread(formed, refs, named),
             tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
             tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
+            named,
         )
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
-        listing.packs = whole.packs
+        listing.packs, listing.named = whole.packs, _known_formats(whole)
         told = await read_told(self._stages.sources, whole)
+        if any(cuts):
+            told = await self._cut(whole, firsts, cuts, told)
         listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
-        held = self._listings.pop((sources, listing.digest), None)
+        listing.formats = told.formats
+        held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (
             held is not None
@@ -150,10 +183,18 @@ class Shelf:
         ):
             held.renew(listing)
             listing = held
-        self._listings[sources, listing.digest] = listing
+        self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
+
+    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
+        """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
+        files = await asyncio.to_thread(cut_files, whole.refs, firsts, cuts, {**told.formats, **whole.named})
+        await check_types(self._stages.sources, whole, files.dtypes)
+        claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
+        exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
+        return replace(told, exact=exact, claimed=claimed, formats=formats)
 
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
         try:
@@ -162,11 +203,39 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, ref: ObjectRef) -> ShardIndex:
-        name = "" if ref.form else FilesFormat().name if is_pack(ref) else format_for(ref.url)  # before it is fetched
-        index = await with_pinned(
-            self._stages.cache, [ref], lambda files: self._stages.pool.index(files[0], files[0].format or name)
-        )
+    async def _read_index(self, listing: Listing, key: _Key) -> ShardIndex:
+        if is_pack(key.ref):
+            index = await asyncio.to_thread(_index_of_pack, listing, key.ref)
+        else:
+            name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
+            index = await with_pinned(
+                self._stages.cache,
+                [key.ref],
+                lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
+            )
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
-        self._indexes.put(ref, index, weight)
+        self._indexes.put(key, index, weight)
         return index
+
+
+def _key(listing: Listing, shard: int) -> _Key:
+    name = format_of(listing, shard)
+    return _Key(listing.refs[shard], "" if form_named(name) else name)
+
+
+def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    """Return what URLs name in the place of their shards' formats.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name.
+    """
+    for name in set(resolved.named.values()):
+        if not form_named(name):
+            formats.get(name)
+    return resolved.named
+
+
+def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
+    """Return what the pack itself would say, which the listing knows as well."""
+    packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
+    return index_of(packs.table(number))

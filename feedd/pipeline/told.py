@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -35,11 +35,13 @@ class Told:
         exact: counted in this very version of the object, by feedd's own index; of packs, known from the listing.
         claimed: of others, where feedd's own says nothing: may turn out wrong.
         by: URLs of the files these are from.
+        formats: how shards are to be read, where a file says so.
     """
 
     exact: dict[int, int]
     claimed: dict[int, int]
     by: tuple[str, ...]
+    formats: dict[int, str] = field(default_factory=dict)
 
 
 async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> Told:
@@ -48,13 +50,15 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     Args:
         sources: where they are read from.
         resolved: the data, and what lies beside it.
-        claims: whether to read those of others.
+        claims: whether to believe the counts of others.
     """
     indexes = await _own(sources, [ref for ref in resolved.beside if is_index(ref.key)])
-    others = await _others(sources, [ref for ref in resolved.beside if is_claim(ref.key)]) if claims else {}
+    others = await _others(sources, [ref for ref in resolved.beside if is_claim(ref.key)])
     if not indexes and not others and not resolved.packs:
         return Told({}, {}, ())
     told = await asyncio.to_thread(_weigh, resolved, indexes, others)
+    if not claims:
+        told = replace(told, claimed={}, by=tuple(ref.url for ref in indexes))
     _log.info("sample counts known", shards=len(resolved.refs), known=len(told.exact), claimed=len(told.claimed))
     return told
 
@@ -65,18 +69,22 @@ def _weigh(resolved: Resolved, indexes: dict[ObjectRef, list[Row]], others: dict
     exact = known(refs, {(ref.root, folder_of(ref.key)): rows for ref, rows in indexes.items()})
     exact |= pack_counts(refs, resolved.packs)
     claimed: dict[int, int] = {}
+    formats: dict[int, str] = {}
     around = Surroundings(refs) if others else None
     # those that know the bytes of what they counted go first
     for ref in sorted(others, key=lambda ref: any(claim.size_bytes is None for claim in others[ref])):
         assert around is not None
+        found: dict[int, int] = {}
         try:
             found = around.believed(ref, others[ref])
         except ValueError as error:
             _pass_over(ref, error)
+        formats = around.formats(ref, others[ref], found.keys()) | formats
+        if not found:
             continue
         by.append(ref.url)
         claimed = found | claimed
-    return Told(exact, {shard: count for shard, count in claimed.items() if shard not in exact}, tuple(by))
+    return Told(exact, {shard: count for shard, count in claimed.items() if shard not in exact}, tuple(by), formats)
 
 
 async def _own(sources: Sources, refs: Sequence[ObjectRef]) -> dict[ObjectRef, list[Row]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from feedd.cache.report import CacheStats
     from feedd.config import Config
     from feedd.protocols import Clock, Recorder
+    from feedd.source.sources import Resolved
     from feedd.values import ObjectRef
     from feedd.warming import WarmSpec
 
@@ -79,7 +80,7 @@ class Warmer:
         """
         check_mode(spec.sharding)
         listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
-        refs = await asyncio.to_thread(_assigned, formed(listed.refs), spec)  # balancing takes microseconds per object
+        refs = await asyncio.to_thread(_assigned, listed, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
         missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
         if not spec.fit:
@@ -153,7 +154,8 @@ class _Run:
         self._tell(self.progress, failure)
 
 
-def _assigned(listed: Sequence[ObjectRef], spec: WarmSpec) -> list[ObjectRef]:
+def _assigned(resolved: Resolved, spec: WarmSpec) -> list[ObjectRef]:
+    listed = formed(resolved.refs, resolved.named)
     sizes = np.fromiter((ref.size_bytes for ref in listed), dtype=np.int64, count=len(listed))
     chosen = assign(sizes, spec.node_count, spec.node_rank, spec.sharding)
     return list(dict.fromkeys(listed[index] for index in chosen.tolist()))

@@ -2,7 +2,8 @@
 
 | file | written for | what it claims of each shard |
 |---|---|---|
-| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the shard as it is and compressed |
+| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the shard as it is and compressed; columns |
+| ``index.json`` (chunks) | LitData | bytes and samples of each chunk, and what its items are |
 | ``shardindex.json`` | webdataset, by ``widsindex`` | bytes and samples |
 | ``sizes.json`` | open_clip, open_flamingo | samples, by the shard's name |
 | ``_info.json`` | timm | samples, by the shard's name, per split |
@@ -20,10 +21,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from feedd.plan import litdata
 from feedd.plan.counts import SAMPLES_MAX, decoded, folder_of, is_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from feedd.values import ObjectRef
 
@@ -36,11 +38,13 @@ class Claim(NamedTuple):
     Attributes:
         key: below the file's folder.
         size_bytes: None: it does not say.
+        format: how the shard is to be read (see ``decode.formats.registry``); empty: it does not say.
     """
 
     key: str
     size_bytes: int | None
     sample_count: int
+    format: str = ""
 
 
 class _Data(msgspec.Struct):
@@ -52,6 +56,21 @@ class _MdsShard(msgspec.Struct):
     samples: int
     raw_data: _Data | None = None
     zip_data: _Data | None = None
+    format: str = ""
+    column_names: list[str] = []
+    column_encodings: list[str] = []
+    column_sizes: list[int | None] = []
+
+    def reader(self) -> str:
+        """Return the format with the columns that the shard must have; empty: none are named."""
+        if self.format != "mds" or not self.column_names:
+            return ""
+        columns = {
+            "column_names": self.column_names,
+            "column_encodings": self.column_encodings,
+            "column_sizes": self.column_sizes,
+        }
+        return f"mds:{msgspec.json.encode(columns).decode()}"
 
 
 class _Mds(msgspec.Struct):
@@ -79,14 +98,27 @@ class _Info(msgspec.Struct):
     splits: dict[str, _Split]
 
 
+def _index(data: bytes) -> Iterator[Claim]:
+    if "chunks" not in decoded(data, dict[str, msgspec.Raw]):
+        yield from _mosaic(data)
+        return
+    claims, reader = litdata.chunks(data)
+    for key, size_bytes, count in claims:
+        yield Claim(key, size_bytes, count, reader)
+
+
 def _mosaic(data: bytes) -> Iterator[Claim]:
     file = decoded(data, _Mds)
     if file.version != 2:
         raise ValueError(f"expected an index of version 2, got {file.version}")
+    readers: dict[str, str] = {}  # one text for all shards that have it
     for shard in file.shards:
-        for stored in (shard.raw_data, shard.zip_data):
-            if stored is not None:
-                yield Claim(stored.basename, stored.bytes, shard.samples)
+        reader = shard.reader()
+        reader = readers.setdefault(reader, reader)
+        if shard.raw_data is not None:
+            yield Claim(shard.raw_data.basename, shard.raw_data.bytes, shard.samples, reader)
+        if shard.zip_data is not None:
+            yield Claim(shard.zip_data.basename, shard.zip_data.bytes, shard.samples)
 
 
 def _wids(data: bytes) -> Iterator[Claim]:
@@ -112,12 +144,13 @@ def _timm(data: bytes) -> Iterator[Claim]:
 
 
 _READERS: Final[Mapping[str, Callable[[bytes], Iterator[Claim]]]] = {
-    "index.json": _mosaic,
+    "index.json": _index,
     "shardindex.json": _wids,
     "sizes.json": _sizes,
     "_info.json": _timm,
 }
 _ONLY_SUMS: Final = "__len__"
+_ABOUT_RECORDS: Final = (".idx", ".lst")  # where MXNet's records lie, and what im2rec was given to pack
 
 
 def is_claim(key: str) -> bool:
@@ -127,7 +160,7 @@ def is_claim(key: str) -> bool:
 
 def is_beside(key: str) -> bool:
     """Whether an object is about samples, feedd's own index or another's, and so no shard."""
-    return is_index(key) or is_claim(key) or key.rpartition("/")[2] == _ONLY_SUMS
+    return is_index(key) or is_claim(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
 
 
 def parse_claims(key: str, data: bytes) -> list[Claim]:
@@ -172,7 +205,7 @@ class Surroundings:
         if blind:
             self._check_names(file.root, blind)
         found: dict[int, int] = {}
-        for key, size_bytes, count in claims:
+        for key, size_bytes, count, _ in claims:
             for number in self._at.get((file.root, folder + key), ()):
                 actual_bytes = self._refs[number].size_bytes
                 if size_bytes is None and count and count >= actual_bytes:
@@ -182,6 +215,20 @@ class Surroundings:
         if not found:
             raise ValueError(f"expected objects that are there as it says, got none of {len(claims)}")
         return found
+
+    def formats(self, file: ObjectRef, claims: Sequence[Claim], believed: Collection[int]) -> dict[int, str]:
+        """Return how shards are to be read as far as a file says, by their index.
+
+        What LitData says holds for chunks of other bytes, too: without it they cannot be read at all.
+        """
+        folder = folder_of(file.key)
+        return {
+            number: claim.format
+            for claim in claims
+            if claim.format
+            for number in self._at.get((file.root, folder + claim.key), ())
+            if number in believed or claim.format.startswith("litdata:")
+        }
 
     def _check_names(self, root: str, named: set[str]) -> None:
         folders = {folder_of(key) for key in named}

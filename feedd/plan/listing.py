@@ -37,8 +37,10 @@ class Listing:
         indexed: whether what lies beside the data tells them all: every daemon that lists it then knows the same.
         told_by: URLs of the files beside the data that counts are from.
         firsts: the first dataset index of each source; of several, one lies behind another.
+        named: the format of shards whose URL names one, by dataset index.
+        formats: how shards are to be read where what lies beside them says so, by dataset index.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
-        base: the listing that this one is a view of, see ``viewed``; None: it is none.
+        base: the listing that this one is a view of, see ``view_of``; None: it is none.
         packs: what is in those shards that are packs of objects.
         labels: of their samples, by column (see ``decode.labels``) and shard.
     """
@@ -52,6 +54,8 @@ class Listing:
     told_by: tuple[str, ...] = ()
     firsts: tuple[int, ...] = (0,)
     twins: NDArray[np.int64] | None = None
+    named: Mapping[int, str] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
     base: Listing | None = field(default=None, repr=False)
     packs: tuple[Packs, ...] = ()
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
@@ -63,11 +67,6 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
-
-    def viewed(self, refs: tuple[ObjectRef, ...]) -> Listing:
-        """Return this listing with its objects in other forms; what either learns of them, both know."""
-        twins = _twins(refs) if self.twins is not None else None
-        return replace(self, refs=refs, twins=twins, base=self)
 
     def shards_of(self, source: int) -> range:
         """Return the dataset indices of one source."""
@@ -96,6 +95,7 @@ class Listing:
         """Take what a later listing of the same objects knows, which contradicts nothing here."""
         self.counts.update(newer.counts)
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
+        self.formats = newer.formats
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""
@@ -197,6 +197,8 @@ class Listing:
             "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
             "seed": spec.seed,
         }
+        if self.named:
+            facts["formats"] = [self.named.get(shard, "") for shard in range(len(self.refs))]
         if mix is not None:
             facts["mix"] = {**mix, "firsts": list(self.firsts)}
         if filters:
@@ -204,6 +206,18 @@ class Listing:
         if spec.bucket_by:
             facts["bucket_by"] = spec.bucket_by
         return fingerprint(self.digest, facts)
+
+
+def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
+    """Return a listing with its objects in other forms; what either learns of them, both know."""
+    twins = _twins(refs) if listing.twins is not None else None
+    return replace(listing, refs=refs, twins=twins, base=listing)
+
+
+def format_of(listing: Listing, shard: int) -> str:
+    """Return the format that somebody named for a shard; empty: its name tells it."""
+    named, told = listing.named.get(shard, ""), listing.formats.get(shard, "")
+    return told if not named or told.startswith(f"{named}:") else named  # what was named, with its parameters
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:

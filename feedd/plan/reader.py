@@ -282,3 +282,21 @@ def batch_rows(
     rank_of[by_use] = np.arange(by_use.shape[0])
     shard_no = rank_of[inverse].astype(np.int32)
     return BatchRows(cursor, distinct[by_use], shard_no, ordinal, its_seeds, *windows, again)
+
+
+def merged(
+    batches: Sequence[BatchRows], shards: Sequence[int]
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint64]]:
+    """Return shard_no, ordinal and seeds of several batches one after another.
+
+    Args:
+        batches: the batches.
+        shards: dataset indices of all their shards, which ``shard_no`` then counts.
+    """
+    place = {shard: number for number, shard in enumerate(shards)}
+    numbers = [np.array([place[shard] for shard in one.shards.tolist()], np.int32)[one.shard_no] for one in batches]
+    return (
+        np.concatenate(numbers),
+        np.concatenate([one.ordinal for one in batches]),
+        np.concatenate([one.seeds for one in batches]),
+    )

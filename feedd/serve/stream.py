@@ -17,7 +17,7 @@ from feedd.wire import feedd_pb2 as pb
 from feedd.wire.convert import error_message, slots_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from feedd.serve.hosted import HostedSession
     from feedd.serve.instructions import Instruction, Outcome
@@ -160,17 +160,34 @@ class StreamCall:
             lane.close()  # another task failed and the group is on its way out; _leave frees the jobs
 
     async def _lane(self) -> None:
-        """Take jobs until there are none; each lane has one production under way."""
+        """Take jobs until there are none; each lane has as many productions under way as it pays to start at once."""
+        at_once = self._hosted.feed.info.at_once
         while self._jobs:
-            job = self._jobs.popleft()
+            jobs = [self._jobs.popleft() for _ in range(min(at_once, len(self._jobs)))]
             self._ask_help()
-            outcome: Outcome = None
+            outcomes: Sequence[Outcome] = [None] * len(jobs)
             try:
-                outcome = await self._produce(job)
+                outcomes = await self._produce(jobs)
+                while len(outcomes) < len(jobs):
+                    self._jobs.appendleft(jobs.pop())
             finally:
-                self.apply(self._machine.produced(job.slot, outcome))
+                self.apply(
+                    [
+                        follows
+                        for job, outcome in zip(jobs, outcomes, strict=True)
+                        for follows in self._machine.produced(job.slot, outcome)
+                    ]
+                )
 
-    async def _produce(self, job: Produce) -> Outcome:
+    async def _produce(self, jobs: Sequence[Produce]) -> Sequence[Outcome]:
+        if len(jobs) > 1:
+            try:
+                return await self._hosted.feed.produce_together([(job.at, job.slot) for job in jobs])
+            except Exception:  # noqa: BLE001 -- told apart below, where each is asked for alone
+                return [await self._produce_one(job) for job in jobs]
+        return [await self._produce_one(jobs[0])]
+
+    async def _produce_one(self, job: Produce) -> Outcome:
         try:
             return await self._hosted.feed.produce(job.at, job.slot)
         except FeeddError as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping  # noqa: TC003 - readers of configuration re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from feedd.flow.line import PARTS_PER_PLACE
 from feedd.units import MIB
 
 AddressingStyle = Literal["auto", "path", "virtual"]
@@ -44,7 +45,8 @@ class SourceOptions:
 
     Attributes:
         part_size_bytes: size of one ranged GET; 0: as suits the object and how its bucket answers.
-        parts_in_flight: ranged GETs at one time, over all shards; see ``connections_max``.
+        parts_in_flight: ranged GETs at one time, over all shards; of small objects that are samples eight times as
+            many. See ``connections_max``.
         bytes_in_flight: bytes of parts being received at one time.
         attempts_max: attempts of one request that bring nothing, the first included; being told to slow down is
             bounded by time instead.
@@ -91,7 +93,8 @@ class SourceOptions:
         Second requests come on top: one that waited for a part to end would come too late, and one that took a part's
         place would make that late, and the next.
         """
-        return self.parts_in_flight + (self.parts_in_flight // 4 + 1 if self.hedge_share else 0)
+        requests = self.parts_in_flight * PARTS_PER_PLACE
+        return requests + (requests // 4 + 1 if self.hedge_share else 0)
 
     def read_deadline_s(self, size_bytes: int) -> float:
         """Return how long one request for ``size_bytes`` may take in all."""

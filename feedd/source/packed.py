@@ -84,6 +84,8 @@ class ObjectsFetcher:
 class _PackArrivals(Arrivals):
     """A pack on its way in."""
 
+    many = True
+
     def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None, packs: Packs, number: int) -> None:
         super().__init__(ref, target, watch)
         self._members = packs.members

@@ -174,6 +174,7 @@ class _Parts(Standing):
         super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
         self._store = store
         self._arrivals = arrivals
+        self.many = arrivals.many
         self._tasks = tasks
         self._sizes = sizes
         self._context = contextvars.copy_context()  # a place may be freed by somebody else's part

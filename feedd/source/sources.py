@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
+from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.retry import RetryPolicy
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
@@ -28,7 +29,7 @@ from feedd.source.tempo import Tempo
 from feedd.source.urls import FILE_ROOT, Location, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
@@ -44,11 +45,13 @@ class Resolved:
         refs: the data.
         beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
         packs: what is in those of the refs that are packs, which can be fetched as long as these are held.
+        named: the format of those whose URL names one, by their place in ``refs``.
     """
 
     refs: tuple[ObjectRef, ...]
     beside: tuple[ObjectRef, ...]
     packs: tuple[Packs, ...] = ()
+    named: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sources:
@@ -123,11 +126,15 @@ class Sources:
         """
         return (await self.resolve_all(urls)).refs
 
-    async def resolve_all(self, urls: Sequence[str]) -> Resolved:
+    async def resolve_all(self, urls: Sequence[str], *, shards: bool = False) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
         manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that.
+
+        Args:
+            urls: of one dataset.
+            shards: objects are shards, whatever they are called; else those that look like samples are packed.
 
         Raises:
             BadRequest: malformed URL or manifest. Unsupported: understood, and not served.
@@ -137,18 +144,21 @@ class Sources:
         found: list[ObjectRef] = []
         beside: dict[ObjectRef, None] = {}
         packs: list[Packs] = []
+        named: dict[int, str] = {}
         for location in [parse_url(url) for url in urls]:  # all are judged before the first request
-            taking = Taking(location)
+            taking = Taking(location, shards=shards)
             await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
             beside.update(taking.beside)
             for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
+                if location.format:
+                    named |= dict.fromkeys(range(len(found), len(found) + len(grouped.refs)), location.format)
                 found += grouped.refs
                 if grouped.packs is not None:
                     packs.append(grouped.packs)
                     self._book.note(grouped.packs)
         if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(beside), tuple(packs))
+        return Resolved(tuple(found), tuple(beside), tuple(packs), named)
 
     async def head(self, url: str) -> ObjectRef:
         """Return the current version of one object, or file.
@@ -190,7 +200,7 @@ class Sources:
 
     def _wrapped(self, bare: ObjectStore) -> ObjectStore:
         metered = MeteredStore(bare, self._recorder, self._clock)
-        limited = LimitStore(metered, self._options.parts_in_flight + self._options.heads_in_flight)
+        limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
         tempo = self.tempo(bare.root)
         hedged: ObjectStore = limited
         if tempo.hedger is not None and bare.root != FILE_ROOT:
@@ -263,4 +273,4 @@ async def _directory_or_file(store: ObjectStore, location: Location) -> Location
             await anext(pages, None)
         except NotFound:
             return location
-    return Location(location.url, location.root, location.key + "/", manifest=False)
+    return replace(location, key=location.key + "/")

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.plan.beside import is_beside
-from feedd.plan.objects.gathering import Gathering
+from feedd.plan.objects.gathering import Gathering, Grouped
 
 if TYPE_CHECKING:
-    from feedd.plan.objects.gathering import Grouped
     from feedd.source.urls import Location
     from feedd.values import ObjectRef
 
@@ -21,14 +20,19 @@ _log = structlog.get_logger(__name__)
 class Taking:
     """Takes the objects of one URL.
 
+    Args:
+        location: the URL.
+        shards: objects are shards, as where the URL names their format.
+
     Attributes:
         beside: objects that tell of samples and hold none.
         count: objects taken.
     """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, *, shards: bool = False) -> None:
         self._url = location.url
         self._exact = location.key
+        self._named = shards or bool(location.format)
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []
@@ -64,4 +68,4 @@ class Taking:
         self.count += len(page)
         beside = [ref for ref in page if is_beside(ref.key) and ref.key != self._exact]
         self.beside.update(dict.fromkeys(beside))
-        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page)
+        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page, named=self._named)

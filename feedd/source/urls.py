@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feedd.errors import BadRequest, Unsupported
@@ -11,6 +11,8 @@ from feedd.errors import BadRequest, Unsupported
 FILE_ROOT = "file://"
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _FORMS = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
+_MANIFEST = "manifest"
+_FORMAT = re.compile(r"[a-z0-9][a-z0-9.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,15 @@ class Location:
         root: ``s3://bucket`` or ``file://``.
         key: key or prefix, verbatim: nothing in it is percent-decoded.
         manifest: the object lists the data, it is not the data.
+        format: by which its shards are to be read, whatever their names (``tfrecord+s3://bucket/prefix/``); empty: by
+            their names. Which formats there are is not known here.
     """
 
     url: str
     root: str
     key: str
     manifest: bool
+    format: str = ""
 
     @property
     def bucket(self) -> str:
@@ -48,13 +53,20 @@ def parse_url(url: str) -> Location:
         kept_slash = "/" if url.endswith("/") else ""
         return Location(url, FILE_ROOT, str(Path(url).absolute()).rstrip("/") + kept_slash, manifest=False)
     scheme, rest = match["scheme"].lower(), match["rest"]
-    kind, _, inner = scheme.rpartition("+")
-    if kind == "augmented":
+    *kinds, inner = scheme.split("+")
+    if "augmented" in kinds:
         hint = "list the objects in a plain manifest (manifest+s3://…), or give their prefix"
         raise Unsupported("expected a plain manifest, got an augmented one", object=url, hint=hint, stage="source")
-    if kind not in {"", "manifest"} or inner not in {"s3", "file"}:
+    named = [kind for kind in kinds if kind != _MANIFEST]
+    if inner not in {"s3", "file"} or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
         raise BadRequest(f"{_FORMS}, got scheme {scheme!r}", object=url, stage="source")
-    return _file(url, rest, kind) if inner == "file" else _s3(url, rest, kind)
+    kind = _MANIFEST if _MANIFEST in kinds else ""
+    location = _file(url, rest, kind) if inner == "file" else _s3(url, rest, kind)
+    return replace(location, format=named[0]) if named else location
+
+
+def _formats(named: list[str]) -> bool:
+    return all(_FORMAT.fullmatch(name) for name in named)
 
 
 def _s3(url: str, rest: str, kind: str) -> Location:

@@ -29,7 +29,10 @@ class Arrivals:
         ref: the object.
         watch: whoever the fetch is for.
         target: the object's bytes.
+        many: its parts are objects of their own.
     """
+
+    many = False
 
     def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None) -> None:
         self.ref = ref

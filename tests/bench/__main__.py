@@ -15,15 +15,19 @@ from feedd.bench.report import Result, show
 from tests.bench import (
     boot_scan,
     boundary,
+    columns,
     epoch,
     eviction,
     fault_table,
     first_batch,
     handoff,
     ingest,
+    jpeg,
     machine,
+    objects,
     plan_speed,
     s3_bytes,
+    tokens,
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
@@ -41,7 +45,13 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "faults": fault_table.run,
     "ingest": ingest.run,
     "plan_speed": plan_speed.run,
+    "objects": objects.run,
     "boundary": boundary.run,
+    "jpeg": jpeg.run,
+    "shared": jpeg.run_shared,
+    "memory": jpeg.run_memory,
+    "columns": columns.run,
+    "tokens": tokens.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feedd.bench.harness import Arm, Row, run_arm
-from tests.bench.dataset import BUCKET, FULL, QUICK, Data, prepare
+from tests.bench.dataset import BUCKET, FULL, QUICK, Data, Shape, prepare
 from tests.bench.s3 import BenchServer
 
 if TYPE_CHECKING:
@@ -40,12 +40,14 @@ class Plan:
         quick: small data and short times.
         peers: their environment, or None.
         say: prints a line of progress.
+        shape: how many pictures; None: as quick says.
     """
 
     round_count: int
     quick: bool
     peers: Peers | None
     say: Callable[[str], None]
+    shape: Shape | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _data: Data | None = None
     _server: BenchServer | None = None
@@ -55,7 +57,7 @@ class Plan:
         """The pictures; made when first asked for."""
         if self._data is None:
             self.say("pictures: making what is missing")
-            self._data = prepare(QUICK if self.quick else FULL, self.peers)
+            self._data = prepare(self.shape or (QUICK if self.quick else FULL), self.peers)
         return self._data
 
     @property

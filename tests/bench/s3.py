@@ -42,14 +42,23 @@ class Sent:
 class BenchServer:
     """Runs ``feedd.bench.server.server`` over ``root``; a context manager."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, latency_ms: float = 0.0) -> None:
         self._root = root
+        self._latency_ms = latency_ms
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "feedd.bench.server.server", "--root", str(self._root), "--port", "0"],
+            [
+                sys.executable,
+                "-m",
+                "feedd.bench.server.server",
+                "--root",
+                str(self._root),
+                "--latency-ms",
+                str(self._latency_ms),
+            ],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

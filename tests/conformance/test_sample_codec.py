@@ -13,15 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode import tokenizers
 from feedd.decode.codecs.registry import make
 from feedd.decode.params import CODECS
 from feedd.decode.recipe import as_stored, parse_field, spec_of
 from feedd.errors import BadSample
 from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
+from tests.fakes.sounds import sines, sound
 from tests.fakes.tars import jpeg, natural_image
+from tests.fakes.texts import word_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
@@ -54,6 +59,9 @@ def encoded(extension: str) -> bytes:
     return data.tobytes()
 
 
+TONES = (sines(900, 8000, 300, 200) * 30_000).astype(np.int16)
+WAVE, FLAC, OGG, MP3 = (sound(TONES, 8000, kind) for kind in ("WAV", "FLAC", "OGG", "MP3"))
+WORDS = '{"decode": "tokenize", "tokenizer": "words.json"}'
 VARINTS = b"\x01\xac\x02" + b"\xff" * 9 + b"\x01"  # 1, 300, -1
 FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -142,6 +150,18 @@ CASES = {
         None,
         (encoded(".tiff")[:90],),
     ),
+    "audio": Case('{"decode": "audio", "dtype": "int16"}', WAVE, TONES.T, (WAVE[:-1], WAVE[:20], b"")),
+    "audio-flac": Case(
+        '{"decode": "audio", "rate": 4000, "mono": true, "dtype": "int16"}', FLAC, None, (FLAC[:-60], FLAC[:30])
+    ),
+    "audio-cut": Case(
+        '{"decode": "audio", "rate": 8000, "channels": 2, "seconds": 0.05, "random": true}', OGG, None, (OGG[:99],)
+    ),
+    "audio-mp3": Case('{"decode": "audio", "mono": true}', MP3, None, (b"\xff\xfb",)),
+    "tokenize": Case(WORDS, b"a b c", np.array([1, 2, 0], np.int32), (b"\xff", b"a \xc3")),
+    "tokenize-padded": Case(
+        WORDS[:-1] + ', "max_length": 4, "pad": 8}', b"b", np.array([2, 8, 8, 8], np.int32), (b"a\xffb",)
+    ),
     "int-one-hot": Case(
         '{"decode": "int", "transforms": [{"op": "one_hot", "classes": 3, "dtype": "int8"}]}',
         b"1",
@@ -156,6 +176,15 @@ CASES = {
         "int16",
     ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Offer the tokenizer of the cases."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    word_tokenizer(folder / "words.json", ["a", "b"])
+    with tokenizers.offered(folder):
+        yield
 
 
 @pytest.fixture(params=CASES)

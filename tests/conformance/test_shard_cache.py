@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-@pytest.fixture(params=["disk", "tmpfs", "memory", "tiers", "standby"])
+@pytest.fixture(params=["disk", "tmpfs", "memory", "tiers", "standby", "passed", "made"])
 def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CacheRig]:
     """A cache on the file system of temporary files, one in memory, and tiers."""
     with rig_on(request.param, tmp_path) as made:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
+import h5py
+import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +19,11 @@ import torch
 from pyarrow import csv, ipc
 
 from feedd_client import BadRequestError, FeedDataset
+from tests.unit.decode.test_strided import npy, safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
@@ -117,6 +125,56 @@ def test_every_kind_of_column(s3: S3Server, daemons: Callable[..., Daemon]) -> N
     s3.put("data", "c/0.csv", sink.getvalue())
     (batch,) = FeedDataset("s3://data/c/", batch_size=2, fields={"n": "int", "t": "str"}, address=daemon.address)
     assert (batch["n"].tolist(), list(batch["t"])) == ([1, 2], ["x", "y,z"])
+
+
+def test_arrays(s3: S3Server, daemons: Callable[..., Daemon], tmp_path: Path) -> None:
+    """Files of arrays: each row is a sample, whichever library wrote them; LMDB's values are samples of one field."""
+    x, y = np.arange(12, dtype=np.float32).reshape(4, 3), np.arange(4)
+    sink = io.BytesIO()
+    np.savez_compressed(sink, x=x, y=y)
+    s3.put("data", "npz/0.npz", sink.getvalue())
+    sink = io.BytesIO()
+    with h5py.File(sink, "w") as file:
+        file["x"], file["y"], file["other"] = x, y, np.arange(9)
+    s3.put("data", "h5/0.h5", sink.getvalue())
+    s3.put("data", "st/0.safetensors", safetensors({"x": x, "y": y}))
+    s3.put("data", "svm/0.libsvm", b"1 1:0.5 7:2\n0 2:1\n")
+    s3.put("data", "npy/0.npy", npy(x))
+    with lmdb.open(str(tmp_path / "data.mdb"), subdir=False, map_size=1 << 20) as env, env.begin(write=True) as change:
+        for number in range(4):
+            change.put(b"%08d" % number, b"v" * number)
+    s3.put("data", "mdb/data.mdb", (tmp_path / "data.mdb").read_bytes())
+    s3.put("data", "mdb/lock.mdb", bytes(64))
+    daemon = daemons()
+
+    def read(prefix: str, fields: dict[str, str], **options: Any) -> Any:
+        (batch,) = FeedDataset(
+            f"s3://data/{prefix}/", batch_size=4, fields=fields, address=daemon.address, copy=True, **options
+        )
+        return batch
+
+    for prefix in ("npz", "h5", "st"):
+        batch = read(prefix, {"x": "tensor:float32:3", "y": "int"})
+        assert (batch["x"].tolist(), batch["y"].tolist()) == (x.tolist(), y.tolist())
+    assert read("npy", {"data": "tensor:float32:3"})["data"].tolist() == x.tolist()
+    batch = read("svm", {"label": "float", "indices": "array", "values": "array"})
+    assert (batch["label"].tolist(), [row.tolist() for row in batch["indices"]]) == ([1.0, 0.0], [[1, 7], [2]])
+    assert [row.tolist() for row in batch["values"]] == [[0.5, 2.0], [1.0]]
+    batch = read("mdb", {"data": "str"}, keys=True)
+    assert (list(batch["data"]), batch["__key__"][3]) == (["", "v", "vv", "vvv"], "00000003")
+
+
+def test_rows_are_counted_by_footers(s3: S3Server) -> None:
+    """``feedd index`` reads no column to count the rows of Parquet."""
+    files = [put(s3, f"p/{shard}.parquet", wide(shard)) for shard in range(3)]
+    environment = {**os.environ, "AWS_ENDPOINT_URL": s3.url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    words = [sys.executable, "-m", "feedd", "index", "s3://data/p/", "--json"]
+    done = subprocess.run(
+        words, env={**environment, "AWS_REGION": "us-east-1"}, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["samples"] == 3 * ROWS
+    assert body_bytes(s3) < sum(map(len, files)) / 20
 
 
 def test_columns_that_are_not_there_are_named(s3: S3Server, daemons: Callable[..., Daemon]) -> None:

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import json
 import lzma
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import torch
 import zstandard
 
-from feedd_client import FeedDataset
+from feedd_client import BadRequestError, DatasetChanged, FeedDataset, FeedError
 from tests.e2e.shards import numbered
+from tests.e2e.test_warm import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-PACKED = {
+PACKED: dict[str, Callable[[bytes], bytes]] = {
     "tar": bytes,
     "tar.gz": lambda data: gzip.compress(data[:7000]) + gzip.compress(data[7000:]),
     "tgz": gzip.compress,
@@ -63,3 +67,92 @@ def test_compressed_shards_give_the_same_batches(s3: S3Server, daemons: Callable
                     assert torch.equal(batch["cls"], other["cls"]), kind
     daemon.wait_idle(sessions=0)
     assert daemon.metrics()["feedd_pipeline_made_shards_total"] == 4 * (len(PACKED) - 1)
+
+
+def _labels(daemon: Daemon, url: str) -> list[list[int]]:
+    dataset = FeedDataset(url, batch_size=5, fields={"cls": "int"}, address=daemon.address, copy=True)
+    return [batch["cls"].tolist() for batch in dataset]
+
+
+def _workers(daemon: Daemon) -> list[psutil.Process]:
+    assert daemon.process is not None
+    children = psutil.Process(daemon.process.pid).children(recursive=True)
+    return [child for child in children if "feedd.decode.worker" in " ".join(child.cmdline())]
+
+
+def test_kills_while_shards_are_made(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A worker killed while it makes a shard costs nothing, nor does the daemon's death."""
+    for shard in range(8):
+        s3.put("data", f"k/{shard:03d}.tar.xz", lzma.compress(numbered(shard, 20, pad_bytes=60_000)))
+    daemon = daemons(workers=2)
+    got = []
+    dataset = FeedDataset("s3://data/k/", batch_size=5, fields={"cls": "int"}, address=daemon.address, copy=True)
+    for step, batch in enumerate(dataset):
+        got.append(batch["cls"].tolist())
+        if step == 2:
+            _workers(daemon)[0].kill()
+    expected = [[shard * 1000 + n for n in range(at, at + 5)] for shard in range(8) for at in range(0, 20, 5)]
+    assert got == expected
+    del dataset, batch
+    daemon.wait_idle()
+    daemon.kill()
+    daemon.start()
+    assert _labels(daemon, "s3://data/k/") == expected
+    assert daemon.metrics().get("feedd_source_bytes_total", 0) == 0, "what was made did not survive"
+    daemon.wait_idle()
+    assert daemon.stop() == 0
+
+
+def test_broken_objects(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A cut object is told by its name and where it ends; one packed otherwise by what to do."""
+    s3.put("data", "b/000.tar.gz", gzip.compress(numbered(0, 5))[:-30])
+    s3.put("data", "l/000.tar.lz4", b"\x04\x22\x4d\x18" + bytes(100))
+    daemon = daemons()
+    with pytest.raises(FeedError, match=r"expected the end of the stream.*b/000\.tar\.gz"):
+        _labels(daemon, "s3://data/b/")
+    with pytest.raises(BadRequestError, match="compress it with gzip"):
+        _labels(daemon, "s3://data/l/")
+    daemon.wait_idle()
+
+
+def test_an_object_that_changes_under_a_run(s3: S3Server, daemons: Callable[..., Daemon], short_dir: Path) -> None:
+    """What was made of the old version is not mixed with the new one: that is an error, as for any other shard."""
+    s3.put("data", "n/000.tar.gz", gzip.compress(numbered(0, 40)))
+    daemon = daemons()
+    dataset = FeedDataset("s3://data/n/", batch_size=5, fields={"cls": "int"}, address=daemon.address, copy=True)
+    assert len(list(dataset)) == 8
+    daemon.wait_idle(sessions=1)
+    s3.put("data", "n/000.tar.gz", gzip.compress(numbered(1, 5)))
+    assert Command(short_dir / "d", s3.url).run("rm", "--all", "--yes").returncode == 0
+    with pytest.raises(DatasetChanged):
+        list(dataset)  # its first two batches were decoded ahead
+    del dataset
+    assert _labels(daemon, "s3://data/n/") == [[1000, 1001, 1002, 1003, 1004]]
+
+
+def test_commands_of_the_cache(s3: S3Server, daemons: Callable[..., Daemon], short_dir: Path) -> None:
+    """Made shards are warmed, listed by what they are made of, and removed, with a daemon and without."""
+    home = short_dir / "d"
+    home.mkdir()
+    for shard in range(3):
+        s3.put("data", f"c/{shard:03d}.tar.zst", zstandard.compress(numbered(shard, 10)))
+    url = "s3://data/c/"
+    command = Command(home, s3.url)
+    done = command.run("warm", url)
+    assert done.returncode == 0, done.stderr
+    assert "3 warmed" in done.stderr
+    listed = json.loads(command.run("ls", "--json").stdout)
+    assert [(row["form"], row["size_bytes"]) for row in listed] == [("unzstd", len(numbered(0, 10)))] * 3
+    assert "(unzstd)" in command.run("ls").stdout.replace("\n", "")
+    again = command.run("warm", url)
+    assert "3 there before" in again.stderr
+    removed = command.run("rm", f"{url}000*", "--yes")
+    assert removed.stdout.startswith("removed 1 objects")
+    daemon = daemons()
+    assert len(json.loads(command.run("ls", "--json").stdout)) == 2
+    assert "1 warmed" in command.run("warm", url).stderr
+    assert _labels(daemon, url)[0] == [0, 1, 2, 3, 4]
+    daemon.wait_idle()
+    removed = command.run("rm", "--all", "--yes")
+    assert removed.stdout.startswith("removed 3 objects")
+    assert json.loads(command.run("ls", "--json").stdout) == []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from feedd_client import BadRequestError, FeedDataset
+import tests.fixtures
+from feedd_client import BadRequestError, BadShardError, FeedDataset
+from tests.fakes.recordio import MAGIC, dmlc, image_record, part, recordio
+from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 from tests.unit.decode.test_mds import mds
 
@@ -60,3 +65,81 @@ def test_mds_and_json_lines(s3: S3Server, daemons: Callable[..., Daemon]) -> Non
     )
     (lines,) = FeedDataset("s3://data/j/", batch_size=4, fields=None, address=daemon.address, copy=True)
     assert list(lines["json"]) == [{"a": 1}, {"a": [2]}]
+
+
+FIXTURES = Path(tests.fixtures.__file__).parent
+
+
+@pytest.mark.parametrize("name", ["litdata", "litdata_zstd", "mds", "tfrecord_sequences"])
+def test_what_other_libraries_wrote(s3: S3Server, daemons: Callable[..., Daemon], name: str) -> None:
+    """Folders as the libraries leave them: numbers, text and arrays as they were written; without ``fields``, too."""
+    for path in (FIXTURES / name / "data").iterdir():
+        s3.put("data", f"x/{path.name}", path.read_bytes())
+    expected = json.loads((FIXTURES / name / "expected.json").read_text())
+    address = daemons().address
+    dataset = FeedDataset("s3://data/x/", batch_size=2, fields=expected["fields"], address=address, copy=True)
+    batches = list(dataset)
+    for field, how in expected["fields"].items():
+        got = [row for batch in batches for row in batch[field]]
+        wanted = [sample[field] for sample in expected["samples"]]
+        assert len(got) == len(wanted)
+        if how in {"int", "str", "json"}:
+            assert [row.item() if how == "int" else row for row in got] == wanted
+        elif how in {"array", "npy"}:
+            assert [row.tolist() for row in got] == [one["values"] for one in wanted]
+    (whole,) = FeedDataset("s3://data/x/", batch_size=5, fields=None, address=address, copy=True)
+    assert set(whole) >= expected["fields"].keys()
+    if name not in {"tfrecord_sequences", "litdata_zstd"}:  # what lies beside tells the counts
+        assert len(FeedDataset("s3://data/x/", batch_size=1, fields=None, uneven="drop", address=address)) == 5
+
+
+def test_rows_that_litdata_wrote_as_arrow(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Where the URL says so they are columns; else an error tells how it is said."""
+    for path in (FIXTURES / "litdata_arrow" / "data").iterdir():
+        s3.put("data", f"x/{path.name}", path.read_bytes())
+    address = daemons().address
+    with pytest.raises(BadRequestError, match="Arrow") as caught:
+        next(iter(FeedDataset("s3://data/x/", batch_size=5, fields=None, address=address)))
+    assert "litdata-arrow+" in str(caught.value)
+    (batch,) = FeedDataset("litdata-arrow+s3://data/x/", batch_size=5, fields=None, address=address, copy=True)
+    assert batch["label"].tolist() == [0, 1, 2, 3, 4]
+    assert list(batch["text"]) == [f"t{n}" for n in range(5)]
+
+
+def test_recordio(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Images with labels, without their .idx; split records where the URL says so, and else an error that tells it."""
+    tiny = (FIXTURES / "webdataset" / "data" / "000.tar").read_bytes()
+    png = tiny[tiny.index(b"\x89PNG") :]
+    png = png[: png.index(b"IEND") + 8]
+    s3.put("data", "i/a.rec", recordio(*(image_record(png, [n], n) for n in range(4))))
+    s3.put("data", "i/a.idx", b"0\t0\n")
+    daemon = daemons()
+    (batch,) = FeedDataset("s3://data/i/", batch_size=4, fields=None, address=daemon.address, copy=True)
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+    assert batch["id"].tolist() == [0, 1, 2, 3]
+    assert len(batch["image"]) == 4
+    s3.put("data", "s/a.rec", recordio(b"whole") + dmlc(b"abcd" + MAGIC + b"e") + part(b"last"))
+    with pytest.raises(BadShardError, match="several") as caught:
+        next(iter(FeedDataset("s3://data/s/", batch_size=3, fields={"data": "bytes"}, address=daemon.address)))
+    assert "recordio-join+" in str(caught.value)
+    joined = FeedDataset(
+        "recordio-join+s3://data/s/", batch_size=3, fields={"data": "bytes"}, address=daemon.address, copy=True
+    )
+    (batch,) = joined
+    assert [bytes(row.numpy()) for row in batch["data"]] == [b"whole", b"abcd" + MAGIC + b"e", b"last"]
+
+
+def test_formats_without_extensions(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """First bytes tell, or the URL; a name that no format has is refused with those there are, as is a known file."""
+    s3.put("data", "n/part-0", tar_bytes([("a", {"txt": b"x"}), ("b", {"txt": b"y"})]))
+    s3.put("data", "n/part-1", tfrecord(example(txt=b"z")))
+    s3.put("data", "t/lines", b"one\ntwo\n")
+    s3.put("data", "p/model.pth", b"PK\3\4")
+    daemon = daemons()
+    (batch,) = FeedDataset("s3://data/n/", batch_size=4, fields={"txt": "str"}, address=daemon.address, copy=True)
+    assert list(batch["txt"]) == ["x", "y", "z"]
+    (lines,) = FeedDataset("text+s3://data/t/", batch_size=4, fields=None, address=daemon.address, copy=True)
+    assert list(lines["text"]) == ["one", "two"]
+    for url, match in (("gs+s3://data/t/", "recordio"), ("s3://data/p/", "PyTorch"), ("s3://data/t/", "begins with")):
+        with pytest.raises(BadRequestError, match=match):
+            next(iter(FeedDataset(url, batch_size=1, fields=None, address=daemon.address)))

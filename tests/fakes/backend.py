@@ -14,6 +14,8 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 ALIGN_BYTES = 64
@@ -44,6 +46,8 @@ class FakeScript:
         stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
         budget: bound on all arenas.
+        at_once: batches that are asked for together; where one of them fails, all do.
+        alone: steps that are not made together with those before them.
     """
 
     steps: int = 8
@@ -59,6 +63,8 @@ class FakeScript:
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
     budget: ArenaBudget | None = None
+    at_once: int = 1
+    alone: set[int] = field(default_factory=set)
 
 
 def expected_arrays(epoch: int, step: int, rank: int, rows: int) -> Arrays:
@@ -124,6 +130,7 @@ class FakeSession:
         self.arena = arena
         self.specs = (*SPECS, KEYS) if spec.keys else SPECS
         self.produced: list[Cursor] = []
+        self.together: list[int] = []
         self.producing_count = 0
         self.producing_peak = 0
         self.close_count = 0
@@ -138,6 +145,7 @@ class FakeSession:
             assigned_shard_count=2,
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
+            at_once=self.script.at_once,
         )
 
     @property
@@ -153,6 +161,12 @@ class FakeSession:
     def steps(self, epoch: int) -> int | None:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None
+
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """One after another."""
+        count = next((n for n, (at, _) in enumerate(jobs) if n and at.step in self.script.alone), len(jobs))
+        self.together.append(count)
+        return [await self.produce(*job) for job in jobs[:count]]
 
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Write the batch at ``at`` into the slot."""

@@ -125,6 +125,11 @@ def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
 
         yield suite_rig(tmp_path / "cache", standby=place == "standby")
         return
+    if place in {"passed", "made"}:
+        from tests.fakes.forms import FORM, MadeRig  # noqa: PLC0415 - likewise
+
+        yield MadeRig(tmp_path / "cache", form=FORM if place == "made" else "")
+        return
     if not MEMORY_FOLDER.is_dir():
         pytest.skip(f"no tmpfs at {MEMORY_FOLDER}")
     with tempfile.TemporaryDirectory(prefix="feedd-test-", dir=MEMORY_FOLDER) as folder:

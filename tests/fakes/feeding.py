@@ -177,12 +177,13 @@ async def feeding(
     bypass_bytes: int = 0,
     quarantine_bytes: int = 1 << 20,
     options: PipelineOptions | None = None,
+    decode: DecodeOptions | None = None,
 ) -> AsyncIterator[Feeding]:
     """Open everything; at the end all sessions are closed and nothing is pinned, reserved or under way."""
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
     cache_options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(DecodePool(DecodeOptions(), recorder))
+        pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
         maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)

@@ -1,6 +1,7 @@
 """A decode worker with a weakness: some samples kill it, stop it or keep it busy. Started in place of the real one.
 
-Only the ``bytes`` codec is replaced; everything else is the production worker.
+Only the ``bytes`` codec is replaced, and what looks into a shard or a first sample; everything else is the production
+worker.
 """
 
 from __future__ import annotations
@@ -9,21 +10,49 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from feedd.decode import execute, worker
+from feedd.decode.codecs.array import pin_npy as _pin_npy
 from feedd.decode.codecs.registry import make
 from feedd.decode.codecs.text import BytesCodec
+from feedd.decode.formats import registry
 from feedd.decode.params import BytesParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.protocols import SampleCodec
-    from feedd.values import FieldRecipe
+    from feedd.decode.codecs.array import NpyHeader
+    from feedd.protocols import SampleCodec, ShardFormat
+    from feedd.values import FieldRecipe, ShardIndex
 
 COMMAND = (sys.executable, "-m", "tests.fakes.poison_worker")
+
+
+_leaked: list[bytes] = []
+
+
+def react(data: bytes) -> None:
+    """Do what a sample says."""
+    if data.startswith(b"segfault"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif data.startswith(b"kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif data.startswith(b"stop"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif data.startswith(b"slow"):
+        time.sleep(0.2)
+    elif data.startswith(b"leak"):
+        _leaked.append(os.urandom(1 << 20))
+    elif data.startswith(b"once:"):  # kills the first worker that sees it
+        path = data[5:].decode()
+        if not os.path.exists(path):  # noqa: PTH110 - a plain question
+            os.close(os.open(path, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class PoisonCodec(BytesCodec):
@@ -31,27 +60,31 @@ class PoisonCodec(BytesCodec):
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
         """Length in bytes, if it lives to tell."""
-        self._react(bytes(data))
+        react(bytes(data))
         return super().measure(data)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
         """Copy, if it lives to."""
-        self._react(bytes(data))
+        react(bytes(data))
         super().decode(data, out, seed)
 
-    @staticmethod
-    def _react(data: bytes) -> None:
-        if data.startswith(b"segfault"):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        elif data.startswith(b"stop"):
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif data.startswith(b"slow"):
-            time.sleep(0.2)
-        elif data.startswith(b"once:"):  # kills the first worker that sees it
-            path = data[5:].decode()
-            if not os.path.exists(path):  # noqa: PTH110 - a plain question
-                os.close(os.open(path, os.O_CREAT))
-                os.kill(os.getpid(), signal.SIGKILL)
+
+class PoisonFormat:
+    """A format whose reader dies of a shard that begins with what a sample would."""
+
+    def __init__(self, real: ShardFormat) -> None:
+        self._real = real
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Index, if it lives to."""
+        react(bytes(data[:64]))
+        return self._real.index(data, url)
+
+
+def pin_poison(data: memoryview, header: Callable[[memoryview], NpyHeader]) -> str:
+    """Pin, if it lives to."""
+    react(bytes(data))
+    return _pin_npy(data, header)
 
 
 def make_poison(recipe: FieldRecipe) -> SampleCodec:
@@ -60,5 +93,7 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
 
 
 if __name__ == "__main__":
-    execute._codec_for = make_poison  # type: ignore[assignment]  # the one seam of the worker
+    execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
+    execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another
+    execute.formats = SimpleNamespace(get=lambda name: PoisonFormat(registry.get(name)))  # type: ignore[attr-defined, assignment]  # a third
     sys.exit(worker.main(sys.argv[1:]))

@@ -16,13 +16,17 @@ from feedd.errors import BadSample
 from feedd.values import FieldKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    from feedd.decode.params import Params
+    from feedd.decode.params import Params, TokensParams
     from feedd.values import TensorSpec
 
 _NPY_MAGIC: Final = b"\x93NUMPY"
 _HEADER_BYTES_MAX: Final = 10_000
+_DESCR_CHARS_MAX: Final = 12
+_SIDE_MAX: Final = 1 << 40
 
 
 class RawCodec:
@@ -50,6 +54,27 @@ class RawCodec:
             raise BadSample(f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {len(data)}")
         little_endian = np.frombuffer(data, out.dtype.newbyteorder("<"))
         out[...] = little_endian.reshape(out.shape)
+
+
+class TokensCodec(RawCodec):
+    """``tokens``: as ``tensor``, and short samples filled up where the recipe says so."""
+
+    def __init__(self, params: TokensParams) -> None:
+        super().__init__(params)
+        self._pads, self._fill = params.last == "pad", params.fill
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
+        """Copy ``data`` into ``out``.
+
+        Raises:
+            BadSample: another length than ``out`` has.
+        """
+        count, rest = divmod(len(data), out.dtype.itemsize)
+        if not self._pads or rest or not 0 < count < out.size:
+            super().decode(data, out, seed)
+            return
+        out[count:] = self._fill
+        super().decode(data, out[:count], seed)
 
 
 class VarintsCodec(RawCodec):
@@ -90,6 +115,27 @@ def read_npy_header(data: memoryview) -> NpyHeader:
     Raises:
         BadSample: not .npy, an object or structured dtype, an absurd shape, or a length that does not fit it.
     """
+    header = read_npy_head(data, DTYPES)
+    expected = header.dtype.itemsize * math.prod(header.shape)
+    if expected > SAMPLE_BYTES_MAX:
+        what = f"shape {header.shape!r} of {header.dtype}"
+        raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got {what}")
+    if len(data) - header.data_at != expected:
+        left = len(data) - header.data_at
+        raise BadSample(f"expected {expected} bytes for {header.dtype}{list(header.shape)}, got {left}")
+    return header
+
+
+def read_npy_head(data: memoryview, dtypes: tuple[str, ...] = ()) -> NpyHeader:
+    """Read the header of a .npy file of which only the beginning is here.
+
+    Args:
+        data: at least the header.
+        dtypes: that are allowed; empty: all but objects and structures, text and times too.
+
+    Raises:
+        BadSample: see ``read_npy_header``.
+    """
     head = bytes(data[:12])
     if head[:6] != _NPY_MAGIC or len(head) < 12 or head[6] not in {1, 2, 3}:
         raise BadSample(f"expected a .npy array, got {head!r}")
@@ -98,43 +144,44 @@ def read_npy_header(data: memoryview) -> NpyHeader:
     data_at = 8 + length_size + length
     if length > _HEADER_BYTES_MAX or data_at > len(data):
         raise BadSample(f"expected a .npy header of at most {_HEADER_BYTES_MAX} bytes, got {length}")
-    header = _parse_header(bytes(data[8 + length_size : data_at]), data_at)
-    expected = header.dtype.itemsize * math.prod(header.shape)
-    if len(data) - data_at != expected:
-        raise BadSample(f"expected {expected} bytes for {header.dtype}{list(header.shape)}, got {len(data) - data_at}")
-    return header
+    return _parse_header(bytes(data[8 + length_size : data_at]), data_at, dtypes)
 
 
 @functools.lru_cache(maxsize=256)  # a data set has few different headers; parsing one costs 30 us
-def _parse_header(text: bytes, data_at: int) -> NpyHeader:
+def _parse_header(text: bytes, data_at: int, dtypes: tuple[str, ...]) -> NpyHeader:
     try:
         fields = ast.literal_eval(text.decode("utf-8").strip())
         descr, fortran_order, shape = fields["descr"], fields["fortran_order"], fields["shape"]
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise BadSample(f"expected a .npy header, got {text[:60]!r}") from error
-    if not (isinstance(descr, str) and len(descr) <= 4 and isinstance(fortran_order, bool)):
+    if not (isinstance(descr, str) and len(descr) <= _DESCR_CHARS_MAX and isinstance(fortran_order, bool)):
         raise BadSample(f"expected a plain dtype in the .npy header, got {text[:60]!r}")
     try:
         dtype = np.dtype(descr)
-    except TypeError as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadSample(f"expected a dtype in the .npy header, got {descr!r}") from error
-    if dtype.newbyteorder("=").name not in DTYPES:
-        raise BadSample(f"expected one of the dtypes {', '.join(DTYPES)}, got {dtype}")
+    if dtype.hasobject or dtype.kind == "V" or (dtypes and dtype.newbyteorder("=").name not in dtypes):
+        raise BadSample(f"expected one of the dtypes {', '.join(dtypes or DTYPES)}, got {dtype}")
     if not (
         isinstance(shape, tuple)
         and len(shape) <= DIMS_MAX
-        and all(isinstance(side, int) and 0 <= side <= SAMPLE_BYTES_MAX for side in shape)
-        and math.prod(shape) * dtype.itemsize <= SAMPLE_BYTES_MAX
+        and all(isinstance(side, int) and 0 <= side <= _SIDE_MAX for side in shape)
     ):
-        raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got shape {shape!r} of {dtype}")
+        raise BadSample(f"expected a shape of at most {DIMS_MAX} sizes, got shape {shape!r} of {dtype}")
     return NpyHeader(dtype, shape, fortran_order, data_at)
 
 
 class NpyCodec:
-    """``npy``: any byte and memory order in the file, native C order in the batch."""
+    """``npy``: any byte and memory order in the file, native C order in the batch.
 
-    def __init__(self, params: NpyParams) -> None:
+    Args:
+        params: of the field.
+        header: reads what the array says of itself in front of its numbers.
+    """
+
+    def __init__(self, params: NpyParams, header: Callable[[memoryview], NpyHeader] = read_npy_header) -> None:
         self._params = params
+        self._read = header
 
     def spec(self, name: str) -> TensorSpec:
         """DENSE with a shape in the recipe, else RAGGED."""
@@ -161,7 +208,7 @@ class NpyCodec:
         out[...] = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
 
     def _header(self, data: memoryview) -> NpyHeader:
-        header = read_npy_header(data)
+        header = self._read(data)
         params = self._params
         ndim = params.ndim if params.shape is None else len(params.shape)
         name = header.dtype.newbyteorder("=").name
@@ -170,14 +217,18 @@ class NpyCodec:
         return header
 
 
-def pin_npy(data: memoryview) -> str:
+def pin_npy(data: memoryview, header: Callable[[memoryview], NpyHeader] = read_npy_header) -> str:
     """Return canonical parameters for arrays like this first one: its dtype and number of dimensions.
+
+    Args:
+        data: the first one.
+        header: see ``NpyCodec``.
 
     Raises:
         BadSample: not .npy.
     """
-    header = read_npy_header(data)
-    dtype = header.dtype.newbyteorder("=").name
-    if not header.shape:
+    found = header(data)
+    dtype = found.dtype.newbyteorder("=").name
+    if not found.shape:
         return canonical(NpyParams(dtype=dtype, shape=()))
-    return canonical(NpyParams(dtype=dtype, ndim=len(header.shape)))
+    return canonical(NpyParams(dtype=dtype, ndim=len(found.shape)))

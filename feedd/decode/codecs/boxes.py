@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _JP2: Final = b"\0\0\0\x0cjP  \r\n\x87\n"
 _CODESTREAM: Final = b"\xff\x4f\xff\x51"
 _BRANDS: Final = (b"avif", b"avis")
+# Orientation by quarter turns counter-clockwise, then by the axis mirrored at: none, top and bottom, left and right.
+_TURNS: Final = {None: (1, 8, 3, 6), 0: (4, 5, 2, 7), 1: (2, 7, 4, 5)}
 _BOXES_MAX: Final = 4096
 
 
@@ -24,12 +26,14 @@ class Header(NamedTuple):
         width: in pixels.
         channels: 1 grey, 3 colour, 4 colour and alpha; another number where decoding "unchanged" is refused.
         depth: bits per channel.
+        orientation: of an AVIF image, as EXIF counts it; the others say it elsewhere (see ``orient``).
     """
 
     height: int
     width: int
     channels: int = 3
     depth: int = 8
+    orientation: int = 1
 
 
 def is_jpeg2000(head: bytes) -> bool:
@@ -112,7 +116,7 @@ def _avif(data: memoryview) -> Header:
     iprp = _inside(data, first, last, b"iprp")
     properties = list(_boxes(data, *_inside(data, *iprp, b"ipco")))
     size: tuple[int, int] | None = None
-    channels, depth = 3, 8
+    channels, depth, angle, axis = 3, 8, 0, None
     for number in _associated(data, *_inside(data, *iprp, b"ipma"), primary):
         if not 0 < number <= len(properties):
             continue
@@ -124,11 +128,15 @@ def _avif(data: memoryview) -> Header:
             flags = data[at + 2]
             depth = (12 if flags & 0x20 else 10) if flags & 0x40 else 8
             channels = 1 if flags & 0x10 else 3
+        elif kind == b"irot":
+            angle = data[at] & 3
+        elif kind == b"imir":
+            axis = data[at] & 1
     if size is None:
         raise BadSample(f"expected the size of an AVIF image, got {len(properties)} properties without it")
     if any(kind == b"auxC" and b"alpha" in bytes(data[at:end]) for kind, at, end in properties):
         channels = 4
-    return Header(*size, channels, depth)
+    return Header(*size, channels, depth, _TURNS[axis][angle])
 
 
 def _associated(data: memoryview, first: int, last: int, primary: int) -> list[int]:

@@ -60,7 +60,7 @@ class StoredNumberCodec(_NumberCodec):
         value = np.frombuffer(data, self._dtype)[0]
         if self._dtype.kind == "u" and out.dtype.kind == "i" and int(value) >= _INT64:
             raise BadSample(f"expected an integer of 64 bits, got {value}")
-        with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 it is infinity, as IEEE rounds
             out[()] = value
 
 

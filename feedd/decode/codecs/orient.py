@@ -1,10 +1,10 @@
-"""EXIF orientation: found where a file says that it has EXIF, and nowhere else; then applied."""
+"""Orientation: looked for where a file says that it has EXIF, or in an AVIF's properties; then applied."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from feedd.decode.codecs import tiff
+from feedd.decode.codecs import boxes, tiff
 from feedd.decode.codecs.crop import Box
 
 if TYPE_CHECKING:
@@ -18,8 +18,14 @@ _MIRRORED: Final = frozenset({2, 3, 6, 7})
 
 
 def orientation(data: memoryview) -> int:
-    """Return the EXIF orientation of a JPEG, PNG, WebP or TIFF, 1 to 8; 1 where there is none."""
+    """Return the orientation of a JPEG, PNG, WebP, TIFF or AVIF, 1 to 8 as EXIF has it; 1 where there is none.
+
+    Raises:
+        BadSample: an AVIF image whose properties are cut short.
+    """
     head = bytes(data[:12])
+    if boxes.is_avif(head):
+        return boxes.avif(data).orientation
     if head.startswith(b"\xff\xd8"):
         exif = _in_jpeg(data)
     elif head.startswith(b"\x89PNG"):

@@ -138,8 +138,9 @@ class PictureCodec:
 
     def _decoded(self, data: memoryview, source: _Source, part: _Part | None) -> NDArray[Any]:
         if source.header is None:
-            scale = _scale(part)
-            image = self._jpeg(data, source, scale)
+            scale = 1 if source.colours in jpeg.INK else _scale(part)
+            # What is resized anyway may be a step off here and there, as in ``image``; what is not, may not.
+            image = self._jpeg(data, source, scale, fast=part is not None)
         else:
             scale = 1
             image = self._other(data, source.header, source.channels)
@@ -151,18 +152,18 @@ class PictureCodec:
         image = orient.applied(image[box.top : box.top + box.height, box.left : box.left + box.width], source.tag)
         return geometry.resize(image, part.height, part.width, part.how)
 
-    def _jpeg(self, data: memoryview, source: _Source, scale: int) -> NDArray[Any]:
+    def _jpeg(self, data: memoryview, source: _Source, scale: int, *, fast: bool) -> NDArray[Any]:
         rows, columns = -(-source.height // scale), -(-source.width // scale)
         if source.colours in jpeg.INK:
             image: NDArray[Any] = jpeg.cmyk_to_rgb(data)
             if source.channels == 1:
                 image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
-            if scale > 1:
-                image = geometry.resize(image, rows, columns, "area")
         else:
             image = jpeg.decode(
                 data,
                 colorspace="GRAY" if source.channels == 1 else "RGB",
+                fastdct=fast,
+                fastupsample=fast,
                 min_height=rows if scale > 1 else 0,
                 min_width=columns if scale > 1 else 0,
                 min_factor=scale,

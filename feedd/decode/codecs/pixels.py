@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 
 from feedd.decode.codecs import tiff
+from feedd.decode.codecs.sniff import check_chunks, is_png
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def decode(data: memoryview, header: Header, channels: int = 3, *, deep: bool = 
     Raises:
         BadSample: not intact, of another size than its header says, or of floats.
     """
+    if is_png(data):
+        check_chunks(data)
     raw = np.frombuffer(tiff.as_stored(data) if tiff.is_tiff(data) else data, np.uint8)
     flags = cv2.IMREAD_UNCHANGED if channels == 4 else _GREY if channels == 1 else _COLOUR
     try:

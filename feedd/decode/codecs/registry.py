@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd.decode import plugins
-from feedd.decode.codecs.array import NpyCodec, RawCodec, VarintsCodec
+from feedd.decode.audio_params import AudioParams
+from feedd.decode.codecs.array import NpyCodec, RawCodec, TokensCodec, VarintsCodec
+from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec
+from feedd.decode.codecs.pil import PixelsCodec
+from feedd.decode.codecs.steps import StepsCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
+from feedd.decode.extras import require
 from feedd.decode.params import (
     ArrayParams,
     BytesParams,
@@ -24,6 +29,7 @@ from feedd.decode.params import (
     params_of,
 )
 from feedd.decode.stored import parse_stored
+from feedd.decode.text_params import TokenizeParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +44,9 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     FloatParams: FloatCodec,
     IntParams: IntCodec,
     JsonParams: JsonCodec,
-    NpyParams: NpyCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
-    TokensParams: RawCodec,
+    TokensParams: TokensCodec,
 }
 
 
@@ -56,10 +61,25 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     if stored is not None:
         return _over(params, stored)
     if isinstance(params, ImageParams):
-        return _image(params)
+        return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
+    if isinstance(params, NpyParams):
+        return NpyCodec(params, header_reader(recipe.stored))
     if isinstance(params, InstalledParams):
         return plugins.codec(params.name, params.options)
-    return _plain(params)
+    return _extra(params) if isinstance(params, (AudioParams, TokenizeParams)) else _plain(params)
+
+
+def _extra(params: AudioParams | TokenizeParams) -> SampleCodec:
+    """Return a codec whose libraries are loaded where such data is met."""
+    if isinstance(params, AudioParams):
+        require("audio", "audio", "soundfile", "soxr")
+        from feedd.decode.codecs.audio import AudioCodec  # noqa: PLC0415 - an extra, and lazy on purpose
+
+        return AudioCodec(params)
+    require("tokenize", "text", "tokenizers")
+    from feedd.decode.codecs.tokenize import TokenizeCodec  # noqa: PLC0415 - an extra, and lazy on purpose
+
+    return TokenizeCodec(params)
 
 
 def _plain(params: Params) -> SampleCodec:
@@ -74,6 +94,8 @@ def _over(params: Params, stored: Stored) -> SampleCodec:
     if isinstance(params, (IntParams, FloatParams)):
         codec = VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
         return TransformedNumberCodec(params, codec) if params.transforms else codec
+    if stored.steps and not isinstance(params, BytesParams):
+        return StepsCodec(params, stored)
     if stored.varint and not isinstance(params, BytesParams):
         return VarintsCodec(params)
     return _CODECS[type(params)](params)

@@ -12,7 +12,16 @@ from feedd.errors import BadSample
 PIXELS_MAX: Final = 1 << 27
 """Larger images are refused: 400 MB decoded is a decompression bomb or a mistake."""
 
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_DEFLATE_MOST: Final = 1032
+"""Bytes that one byte of deflate can stand for, at the very most."""
+
 _PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 3, 4: 4, 6: 4}
+
+
+def is_png(data: memoryview) -> bool:
+    """Whether the bytes start like a PNG."""
+    return bytes(data[:8]) == _PNG
 
 
 def is_jpeg(data: memoryview) -> bool:
@@ -26,7 +35,7 @@ def check_pixels(height: int, width: int) -> None:
     Raises:
         BadSample: no pixels, or more than PIXELS_MAX.
     """
-    if not 0 < height * width <= PIXELS_MAX:
+    if height <= 0 or width <= 0 or height * width > PIXELS_MAX:
         raise BadSample(f"expected an image of 1 to {PIXELS_MAX} pixels, got {height}x{width}")
 
 
@@ -42,9 +51,8 @@ def header_of(data: memoryview) -> Header:
         BadSample: none of these (JPEGs are asked about elsewhere), cut short, or too large.
     """
     head = bytes(data[:32])
-    if head.startswith(b"\x89PNG\r\n\x1a\n") and head[12:16] == b"IHDR" and len(head) >= 26:
-        width, height, depth, colour = struct.unpack(">IIBB", head[16:26])
-        header = Header(height, width, _PNG_CHANNELS.get(colour, 0), depth)
+    if head.startswith(_PNG) and head[12:16] == b"IHDR" and len(head) >= 26:
+        header = _png(head, len(data))
     elif head[:4] == b"RIFF" and head[8:12] == b"WEBP" and len(head) >= 30:
         header = _webp(head)
     elif head.startswith(b"BM") and len(head) >= 26 and int.from_bytes(head[14:18], "little") >= 40:
@@ -61,6 +69,31 @@ def header_of(data: memoryview) -> Header:
         raise BadSample(f"expected {kinds}, got {len(data)} bytes {head[:12]!r}")
     check_pixels(header.height, header.width)
     return header
+
+
+def _png(head: bytes, file_bytes: int) -> Header:
+    width, height, depth, colour = struct.unpack(">IIBB", head[16:26])
+    check_pixels(height, width)
+    own = 1 if colour in {0, 3} else _PNG_CHANNELS.get(colour, 4)
+    row_bytes = 1 + width * own * depth // 8
+    if height * row_bytes > file_bytes * _DEFLATE_MOST:  # decoders allocate for all of it, twice, before they notice
+        raise BadSample(f"expected a file that can hold {height}x{width} pixels, got {file_bytes} bytes")
+    return Header(height, width, _PNG_CHANNELS.get(colour, 0), depth)
+
+
+def check_chunks(data: memoryview) -> None:
+    """Refuse a PNG with a chunk that goes on beyond its end: OpenCV allocates what the length says, up to 4 GB.
+
+    Raises:
+        BadSample: there is one.
+    """
+    at = 8
+    while at + 12 <= len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        at += 12 + size
+        if at <= len(data) and bytes(data[at - 8 - size : at - 4 - size]) == b"IEND":
+            return
+    raise BadSample(f"expected an intact PNG, got {len(data)} bytes that end within a chunk")
 
 
 def _webp(head: bytes) -> Header:

@@ -18,7 +18,7 @@ from feedd.values import ShardIndex
 if TYPE_CHECKING:
     from feedd.plan.objects.layout import Table
 
-_FIELDS_MAX: Final = 4096
+_CELLS_MAX: Final = 1 << 24
 
 
 class FilesFormat:
@@ -48,26 +48,30 @@ class _Reader(ShardReader):
     def read(self) -> ShardIndex:
         """Turn it into columns."""
         try:
-            table = parse(self._data)
-            names = [split_name(name) for name in table.names()]
+            return index_of(parse(self._data))
         except (ValueError, UnicodeDecodeError) as error:
             self.fail(0, "the table of a pack", str(error))
-        return self._index(table, names)
 
-    def _index(self, table: Table, names: list[tuple[str, str]]) -> ShardIndex:
-        columns: dict[str, int] = {}
-        column = np.array([columns.setdefault(extension, len(columns)) for _, extension in names], np.intp)
-        samples = int(table.sample[-1]) + 1 if len(names) else 0
-        if len(columns) > _FIELDS_MAX:
-            self.fail(0, f"at most {_FIELDS_MAX} different extensions", f"{len(columns)}")
-        self.check_cells(len(columns), samples)
-        starts = np.zeros((len(columns), samples), np.int64)
-        sizes = np.full((len(columns), samples), -1, np.int64)
-        cell = (column, table.sample)
-        if len(np.unique(column * max(samples, 1) + table.sample)) < len(names):
-            self.fail(0, "an extension once in a sample", "one that comes twice")
-        starts[cell], sizes[cell] = table.starts()[:-1], table.sizes
-        first = np.flatnonzero(np.diff(table.sample, prepend=-1)).tolist()
-        keys = [names[number][0].encode("utf-8", "surrogatepass") for number in first]
-        ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
-        return ShardIndex(tuple(columns), starts, sizes, b"".join(keys), ends)
+
+def index_of(table: Table) -> ShardIndex:
+    """Return where each sample's objects lie.
+
+    Raises:
+        ValueError: keys that are no text, or an extension twice in a sample; one line.
+    """
+    names = [split_name(name) for name in table.names()]
+    columns: dict[str, int] = {}
+    column = np.array([columns.setdefault(extension, len(columns)) for _, extension in names], np.intp)
+    samples = int(table.sample[-1]) + 1 if names else 0
+    if len(columns) * samples > _CELLS_MAX:
+        raise ValueError(f"expected at most {_CELLS_MAX} cells, got {len(columns)} extensions x {samples} samples")
+    if len(np.unique(column * max(samples, 1) + table.sample)) < len(names):
+        raise ValueError("expected an extension once in a sample, got one twice")
+    starts = np.zeros((len(columns), samples), np.int64)
+    sizes = np.full((len(columns), samples), -1, np.int64)
+    cell = (column, table.sample)
+    starts[cell], sizes[cell] = table.starts()[:-1], table.sizes
+    first = np.flatnonzero(np.diff(table.sample, prepend=-1)).tolist()
+    keys = [names[number][0].encode("utf-8", "surrogatepass") for number in first]
+    ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
+    return ShardIndex(tuple(columns), starts, sizes, b"".join(keys), ends)

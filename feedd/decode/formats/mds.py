@@ -6,30 +6,38 @@ repeats what ``index.json`` says of columns, so a shard stands for itself [mosai
 base/format/mds/{encodings,reader,writer}.py].
 
 Columns of numbers, and arrays whose shape the encoding tells, are fields stored as such; text, JSON and encoded images
-as files. Pickles are not fields: nothing is ever unpickled. What has an encoding of MosaicML's own (``pil``, arrays
-that carry their shape, lists) comes as ``bytes``.
+as files; arrays that carry their shape are read by ``npy``, pixels (``pil``) by ``image``. Lists of images and pickles
+come as ``bytes`` where they are asked for: nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
-import numpy as np
 
-from feedd.decode.formats.framing import ShardReader, field_names, numbered
+from feedd.decode.formats.framing import field_names, numbered
+from feedd.decode.formats.rows import RowsReader
 from feedd.decode.params import DTYPES
 from feedd.values import ShardIndex
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _HEADER_BYTES_MAX: Final = 1 << 20
 _COLUMNS_MAX: Final = 4096
 _ARRAY: Final = re.compile(r"ndarray:([a-z0-9]+):([0-9]+(?:,[0-9]+)*)")
-_STORED: Final = {"int": "int64", "str": "text", "json": "json", "jpeg": "image", "png": "image"}
-_UNSAFE: Final = "pkl"
+_STORED: Final = {
+    "int": "int64",
+    "str": "text",
+    "str_int": "text",
+    "str_float": "text",
+    "str_decimal": "text",
+    "json": "json",
+    "jpeg": "image",
+    "png": "image",
+    "pil": "pil",
+    "ndarray": "mds",
+    "pkl": "pickle",
+}
 
 
 class _Header(msgspec.Struct, forbid_unknown_fields=False):
@@ -39,7 +47,14 @@ class _Header(msgspec.Struct, forbid_unknown_fields=False):
 
 
 class MdsFormat:
-    """``protocols.ShardFormat`` of MDS shards; stateless."""
+    """``protocols.ShardFormat`` of MDS shards; stateless.
+
+    Args:
+        params: JSON of the columns that ``index.json`` names, to be compared with the shard's own; empty: not compared.
+    """
+
+    def __init__(self, params: str = "") -> None:
+        self._told = msgspec.json.decode(params.encode(), type=_Header) if params else None
 
     @property
     def name(self) -> str:
@@ -56,36 +71,30 @@ class MdsFormat:
         Raises:
             BadShard: no MDS, or one whose offsets and sizes do not fit together.
         """
-        return _Reader(data, url).read()
+        return _Reader(data, url, self._told).read()
 
 
-class _Reader(ShardReader):
-    """The columns of one shard, all samples at a time."""
+class _Reader(RowsReader):
+    """The header of one shard, and the columns it names."""
+
+    def __init__(self, data: memoryview, url: str, told: _Header | None) -> None:
+        super().__init__(data, url)
+        self._told = told
 
     def read(self) -> ShardIndex:
         """Read header and sizes."""
-        offsets = self._offsets()
-        header = self._header(8 + 4 * (len(offsets) - 1), int(offsets[0]))
-        starts, sizes = self._columns(header, offsets)
-        kept = [number for number, encoding in enumerate(header.column_encodings) if encoding != _UNSAFE]
+        offsets = self.offsets("an MDS shard")
+        header_at = 8 + 4 * (len(offsets) - 1)
+        header = self._header(header_at, int(offsets[0]))
+        self._check(header, header_at)
+        starts, sizes = self.columns(header.column_sizes, offsets)
         return ShardIndex(
-            field_names([header.column_names[number] for number in kept], self._url),
-            starts[kept],
-            sizes[kept],
+            field_names(header.column_names, self._url),
+            starts,
+            sizes,
             *numbered(len(offsets) - 1),
-            stored=tuple(_stored(header.column_encodings[number]) for number in kept),
+            stored=tuple(map(_stored, header.column_encodings)),
         )
-
-    def _offsets(self) -> NDArray[np.int64]:
-        """Return where samples begin, and where the last one ends."""
-        total = len(self._data)
-        count = int.from_bytes(self._data[:4], "little")
-        if total < 8 or 8 + 4 * count > total:
-            self.fail(0, "an MDS shard's number of samples and their offsets", f"{count} samples in {total} bytes")
-        offsets = np.frombuffer(self._data, "<u4", count + 1, 4).astype(np.int64)
-        if (np.diff(offsets) < 0).any() or offsets[-1] != total or offsets[0] < 8 + 4 * count:
-            self.fail(4, f"ascending offsets up to {total}", f"{offsets[0]} to {offsets[-1]}")
-        return offsets
 
     def _header(self, start: int, end: int) -> _Header:
         if end - start > _HEADER_BYTES_MAX:
@@ -101,31 +110,21 @@ class _Reader(ShardReader):
             self.fail(start, f"at most {_COLUMNS_MAX} columns of sizes below 4 GiB", f"{len(names)} columns")
         return header
 
-    def _columns(self, header: _Header, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return start and size of each column of each sample."""
-        columns, samples = len(header.column_names), len(offsets) - 1
-        self.check_cells(columns, samples)
-        sizes = np.empty((columns, samples), np.int64)
-        variable = [number for number, size in enumerate(header.column_sizes) if not size]
-        begins, ends = offsets[:-1], offsets[1:]
-        heads = 4 * len(variable)
-        if samples and (ends - begins).min(initial=heads) < heads:
-            worst = int(np.argmin(ends - begins))
-            self.fail(int(begins[worst]), f"{heads} bytes of sizes", f"a sample of {ends[worst] - begins[worst]} bytes")
-        raw = np.frombuffer(self._data, np.uint8)
-        for place, number in enumerate(variable):
-            at = begins + 4 * place
-            sizes[number] = sum(raw[at + byte].astype(np.int64) << 8 * byte for byte in range(4))
-        for number, size in enumerate(header.column_sizes):
-            if size:
-                sizes[number] = size
-        starts = begins + heads + np.cumsum(sizes, axis=0) - sizes
-        wrong = np.flatnonzero(begins + heads + sizes.sum(axis=0) != ends)
-        if len(wrong):
-            first = int(wrong[0])
-            says = heads + int(sizes[:, first].sum())
-            self.fail(int(begins[first]), f"a sample of {ends[first] - begins[first]} bytes", f"sizes that make {says}")
-        return starts, sizes
+    def _check(self, header: _Header, start: int) -> None:
+        """Compare the shard's columns with those its ``index.json`` names."""
+        told = self._told
+        if told is not None and header != told:
+            pairs = [
+                f"{name} ({encoding}{f' of {size} bytes' if size else ''})"
+                for name, encoding, size in zip(
+                    told.column_names, told.column_encodings, told.column_sizes, strict=False
+                )
+            ]
+            got = ", ".join(
+                f"{name} ({encoding})"
+                for name, encoding in zip(header.column_names, header.column_encodings, strict=True)
+            )
+            self.fail(start, f"the columns that index.json names, {', '.join(pairs)}", got)
 
 
 def _stored(encoding: str) -> str:
@@ -133,4 +132,7 @@ def _stored(encoding: str) -> str:
     array = _ARRAY.fullmatch(encoding)
     if array is not None and array[1] in DTYPES:
         return f"{array[1]}[{array[2]}]"
+    kind, _, dtype = encoding.partition(":")
+    if kind == "ndarray" and dtype in DTYPES:
+        return f"mds:{dtype}"
     return encoding if encoding in DTYPES else _STORED.get(encoding, "")

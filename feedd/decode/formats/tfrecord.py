@@ -7,6 +7,10 @@ length ends the shard.
 Of an Example every feature is a field: a float list where it lies (``float32[]``), an integer list as it is packed
 (``varint[]``), a bytes list of one value as that value. What cannot be told from its place is an error: lists that are
 not packed (no writer of TensorFlow's makes them), and bytes lists of several values.
+
+A SequenceExample's context is read the same way. Each of its feature lists is two fields: ``name`` has the values of
+all steps one after another (bytes: those of all values), and ``name.lengths`` how many each step has (bytes: how long
+each value is). A list without steps is missing: nothing tells what it would hold.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from awscrt import checksums
 
-from feedd.decode.formats.framing import Cells, ShardReader, field_names, numbered
+from feedd.decode.formats.framing import Cells, field_names, numbered
+from feedd.decode.formats.protobuf import MessageReader, NotAMessage
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -32,11 +37,8 @@ _RECORD_BYTES_MAX: Final = 1 << 30
 _FIELDS_MAX: Final = 4096
 _MASK_DELTA: Final = 0xA282EAD8
 _STORED: Final = {1: "", 2: "float32[]", 3: "varint[]"}  # by the number of the list in a Feature
-_VARINT, _LENGTH, _FIXED32, _FIXED64 = 0, 2, 5, 1  # protobuf's wire types
-
-
-class _NoExample(Exception):
-    """The record is something else."""
+_STEPS: Final = {1: "bytes[][]", 2: "float32[][]", 3: "varint[][]"}  # the same in each step of a feature list
+_LENGTHS: Final = "lengths[][]"
 
 
 def masked_crc(data: bytes | memoryview) -> int:
@@ -74,7 +76,7 @@ class TfRecordFormat:
         return _Reader(data, url).read()
 
 
-class _Reader(ShardReader):
+class _Reader(MessageReader):
     """One pass over the records of one shard."""
 
     def __init__(self, data: memoryview, url: str) -> None:
@@ -88,13 +90,13 @@ class _Reader(ShardReader):
             return self._index(0)
         try:
             self._example(0, *spans[0])
-        except _NoExample:
+        except NotAMessage:
             starts, ends = np.array(spans, np.int64).T
             return _whole(starts, ends - starts)
         for sample, (start, end) in enumerate(spans[1:], 1):
             try:
                 self._example(sample, start, end)
-            except _NoExample as error:
+            except NotAMessage as error:
                 self.fail(start, "a tf.train.Example, as the shard's first record is", str(error))
         return self._index(len(spans))
 
@@ -123,39 +125,64 @@ class _Reader(ShardReader):
     def _example(self, sample: int, start: int, end: int) -> None:
         """Add the features of one record."""
         seen: set[bytes] = set()
-        for features in self._messages(start, end, 1):
-            for entry in self._messages(*features, 1):
-                self._feature(sample, *entry, seen)
+        for number, low, high in self.fields(start, end):
+            if number in {1, 2}:  # of an Example its features, of a SequenceExample its context; and its feature lists
+                for entry in self.messages(low, high, 1):
+                    (self._feature if number == 1 else self._steps)(sample, *entry, seen)
 
     def _feature(self, sample: int, start: int, end: int, seen: set[bytes]) -> None:
         """Add one entry of the map: a name and its list."""
         name, last = b"", (0, start, start)
-        for number, low, high in self._fields(start, end):
+        for number, low, high in self.fields(start, end):
             if number == 1:
                 name = bytes(self._data[low:high])
             elif number == 2:
-                for one in self._fields(low, high):
+                for one in self.fields(low, high):
                     last = one  # which counts, as protobuf has it
         kind = last[0]
         if not kind:
             return  # a feature without a list: missing
         if kind not in _STORED:
-            raise _NoExample(f"a feature {name!r} of kind {kind}")
+            raise NotAMessage(f"a feature {name!r} of kind {kind}")
         value = self._value(*last)
         if name in seen:
-            raise _NoExample(f"two features {name!r}")
+            raise NotAMessage(f"two features {name!r}")
         seen.add(name)
         if value is None:
             return
+        self._add(sample, self._column(name, _STORED[kind], start), value)
+
+    def _steps(self, sample: int, start: int, end: int, seen: set[bytes]) -> None:
+        """Add one feature list: its values, and beside them how many each step has."""
+        name, steps = b"", (start, start)
+        for number, low, high in self.fields(start, end):
+            if number == 1:
+                name = bytes(self._data[low:high])
+            elif number == 2:
+                steps = (low, high)
+        if name in seen:
+            raise NotAMessage(f"two features {name!r}")
+        seen.add(name)
+        for first in self.messages(*steps, 1):
+            kind = next((number for number, _, _ in self.fields(*first)), 0)
+            if not kind:
+                continue  # a step without a list
+            if kind not in _STEPS:
+                raise NotAMessage(f"a feature {name!r} of kind {kind}")
+            self._add(sample, self._column(name, _STEPS[kind], start), steps)
+            self._add(sample, self._column(name + b".lengths", _LENGTHS, start), steps)
+            return  # the other steps are looked at when they are decoded
+
+    def _add(self, sample: int, column: int, place: tuple[int, int]) -> None:
         columns = self._columns
-        columns.column.append(self._column(name, kind, start))
+        columns.column.append(column)
         columns.sample.append(sample)
-        columns.start.append(value[0])
-        columns.size.append(value[1] - value[0])
+        columns.start.append(place[0])
+        columns.size.append(place[1] - place[0])
 
     def _value(self, kind: int, start: int, end: int) -> tuple[int, int] | None:
         """Return where a list's values lie: one after another, without anything between; None: it is empty."""
-        values = [(low, high) for _, low, high in self._fields(start, end)]
+        values = [(low, high) for _, low, high in self.fields(start, end)]
         if not values:
             return None
         if len(values) > 1:
@@ -165,57 +192,17 @@ class _Reader(ShardReader):
             self.fail(start, "floats of 4 bytes", f"{values[0][1] - values[0][0]} bytes of them")
         return values[0]
 
-    def _column(self, name: bytes, kind: int, at: int) -> int:
+    def _column(self, name: bytes, stored: str, at: int) -> int:
         columns = self._columns
         column = columns.names.get(name)
         if column is None:
             if len(columns.names) == _FIELDS_MAX:
                 self.fail(at, f"at most {_FIELDS_MAX} different features", "one more")
             column = columns.names[name] = len(columns.names)
-            columns.stored.append(_STORED[kind])
-        elif columns.stored[column] != _STORED[kind]:
-            self.fail(at, f"feature {name!r} as {columns.stored[column] or 'bytes'}", _STORED[kind] or "bytes")
+            columns.stored.append(stored)
+        elif columns.stored[column] != stored:
+            self.fail(at, f"feature {name!r} as {columns.stored[column] or 'bytes'}", stored or "bytes")
         return column
-
-    def _messages(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-        for number, low, high in self._fields(start, end):
-            if number == wanted:
-                yield low, high
-
-    def _fields(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield number and place of each length-delimited field of a message; skip others."""
-        at = start
-        while at < end:
-            tag, at = self._varint(at, end)
-            number, wire = tag >> 3, tag & 7
-            if wire == _LENGTH:
-                length, at = self._varint(at, end)
-                if at + length > end:
-                    raise _NoExample("a field that ends behind its message")
-                yield number, at, at + length
-                at += length
-            elif wire == _VARINT:
-                _, at = self._varint(at, end)
-                yield number, at, at
-            elif wire in {_FIXED32, _FIXED64}:
-                size = 4 if wire == _FIXED32 else 8
-                yield number, at, at + size
-                at += size
-            else:
-                raise _NoExample(f"wire type {wire}")
-            if at > end:
-                raise _NoExample("a field that ends behind its message")
-
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
-        value = shift = 0
-        while at < end and shift < 64:
-            byte = self._data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value, at
-            shift += 7
-        raise _NoExample("a number without an end")
 
     def _index(self, samples: int) -> ShardIndex:
         columns = self._columns

@@ -37,7 +37,7 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
             number, how = usable[name]
             assert how is not None, "only columns that can be fields are chosen"
             pieces = _pieces(data, number, ColumnReader(name, how, url), out.limit_bytes)
-            writer.add(name, how.stored, how.width, pieces)
+            writer.add(name, how, pieces)
         return writer.finish()
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.typing import NDArray
 
-    from feedd.decode.forms.arrow_types import Kept
+    from feedd.decode.forms.table_writer import Kept
 
 _SPREAD_BYTES_MAX: Final = 64 << 20
 """A dictionary may stand for far more than it takes: it is taken apart in pieces of about this much."""

@@ -14,13 +14,13 @@ lists of strings.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
+from feedd.decode.forms.table_writer import Kept
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 
 BYTES: Final = "bytes"
@@ -28,21 +28,6 @@ PATH: Final = "path"
 
 _DTYPE_OF: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 _DEPTH_MAX: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """How a column is kept in a table.
-
-    Attributes:
-        stored: see ``decode.stored``.
-        width: bytes of a value; None: it varies.
-        dtype: of the numbers; empty: the values are text or bytes.
-    """
-
-    stored: str
-    width: int | None
-    dtype: str = ""
 
 
 def plain(type_: pa.DataType) -> pa.DataType:

@@ -49,7 +49,7 @@ def write(data: memoryview, url: str, params: str, out: Out, delimiter: str) -> 
             how = kept(column.type)
             assert how is not None, "text is made of types that can be fields"
             reader = ColumnReader(name, how, url)
-            writer.add(name, how.stored, how.width, _pieces(column, reader, out.limit_bytes))
+            writer.add(name, how, _pieces(column, reader, out.limit_bytes))
         return writer.finish()
 
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedd.decode.forms.arrow_pieces import ColumnReader
-from feedd.decode.forms.arrow_types import Kept, file_of, kept, leaf_count, plain
+from feedd.decode.forms.arrow_types import file_of, kept, leaf_count, plain
 from feedd.decode.forms.columns import chosen, refusing
 from feedd.decode.forms.parquet_footer import read_footer
-from feedd.decode.forms.table_writer import TableWriter
+from feedd.decode.forms.table_writer import Kept, TableWriter
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 
@@ -65,7 +65,7 @@ def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) 
         writer = TableWriter(out, file.footer.rows, url)
         for column in columns:
             reader = ColumnReader(column.name, column.how, url)
-            writer.add(column.name, column.how.stored, column.how.width, file.pieces(column, reader, out.limit_bytes))
+            writer.add(column.name, column.how, file.pieces(column, reader, out.limit_bytes))
         return writer.finish()
 
 

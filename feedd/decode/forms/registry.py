@@ -6,7 +6,8 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Final, cast
 
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD, uncompressed
+from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, endings, uncompressed
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ _FORMS: Final = {
     BUNZIP2: ("feedd.decode.forms.streams", "BUNZIP2_FORM"),
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
+    "join": ("feedd.decode.forms.join", "JOIN_FORM"),
+    "litdata-arrow": ("feedd.decode.forms.litdata_arrow", "LITDATA_ARROW_FORM"),
     "arrow": ("feedd.decode.forms.arrow", "ARROW_FORM"),
     "csv": ("feedd.decode.forms.arrow", "CSV_FORM"),
     "hdf5": ("feedd.decode.forms.arrays", "HDF5_FORM"),
@@ -27,35 +30,38 @@ _FORMS: Final = {
 }
 """Module and name of each form; loaded where it is first met."""
 
-_BY_EXTENSION: Final[dict[str, str]] = {
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".csv": "csv",
-    ".feather": "arrow",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".libsvm": "libsvm",
-    ".npz": "npz",
-    ".parquet": "parquet",
-    ".svm": "libsvm",
-    ".tsv": "tsv",
+_BY_FORMAT: Final = {
+    "litdata-arrow": "litdata-arrow",
+    "recordio-join": "join",
+    "recordio-join-dmlc": "join:dmlc",
+    "recordio-join-concat": "join:concat",
 }
-"""Form by the end of a lower-case file name, for what is not compressed."""
+"""Form by what a URL names in the place of a format: what is made says its format itself."""
 
-COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "npz", "parquet", "tsv"})
+COLUMNAR: Final = frozenset({"arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv"})
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
-EXTENSIONS: Final = tuple(_BY_EXTENSION)
-"""Of objects that need a form though they are not compressed."""
+_EXTENSIONS: Final = tuple(MADE)
 
 
 def form_for(url: str) -> str:
     """Return the form in which a shard is read, by its extension; empty: as it is."""
     name = url.rsplit("/", 1)[-1].lower()
-    if name.endswith(EXTENSIONS):
-        return next(form for extension, form in _BY_EXTENSION.items() if name.endswith(extension))
-    return uncompressed(_PART_OF.sub("", name))[1]
+    if name.endswith(_EXTENSIONS):
+        return next(form for extension, form in MADE.items() if name.endswith(extension))
+    inside, form = uncompressed(_PART_OF.sub("", name))
+    if form:
+        try:
+            format_for(inside)
+        except Unsupported:
+            return ""  # refused by its name, before it is fetched
+    return form
+
+
+def form_named(name: str) -> str:
+    """Return the form that a URL names in the place of a format; empty: that is no form."""
+    return _BY_FORMAT.get(name, "")
 
 
 def split(form: str) -> tuple[str, str]:
@@ -76,3 +82,18 @@ def get(name: str) -> ShardForm:
         known = ", ".join(_FORMS)
         raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None
     return cast("ShardForm", getattr(importlib.import_module(module), attribute))
+
+
+def names() -> dict[str, tuple[str, ...]]:
+    """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
+    for extension, name in MADE.items():
+        found[name] = (*found[name], extension)
+    for name, form in _BY_FORMAT.items():
+        found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
+    return found | endings()
+
+
+def module_of(name: str) -> str:
+    """Return the module of a form."""
+    return _FORMS[name][0]

@@ -7,6 +7,7 @@ import lzma
 import zlib
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
+from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, uncompressed
 from feedd.errors import BadShard
 from feedd.values import ByteRange
@@ -108,13 +109,14 @@ class StreamForm:
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Unpack; see ``ShardForm.make``."""
         del params
+        format_name = inner_format(url)
         data, at = held.data, 0
         try:
             while True:
                 at = self._stream(data, at, url, out)
                 at = self._after(data, at, url)
                 if at == len(data):
-                    return inner_format(url)
+                    return format_name
         except self._errors() as error:
             self._fail(url, at, "whole compressed data", str(error), error)
 
@@ -170,8 +172,6 @@ def inner_format(url: str) -> str:
     Raises:
         Unsupported: none that this version reads.
     """
-    from feedd.decode.formats.registry import format_for  # noqa: PLC0415 - which asks for suffixes in turn
-
     return format_for(uncompressed(url.rsplit("/", 1)[-1].lower())[0])
 
 

@@ -12,6 +12,7 @@ UNXZ: Final = "unxz"
 _COMPRESSED: Final = {
     ".gz": ("", GUNZIP),
     ".tgz": (".tar", GUNZIP),
+    ".zstd.bin": (".bin", UNZSTD),  # LitData's
     ".zst": ("", UNZSTD),
     ".zstd": ("", UNZSTD),
     ".tzst": (".tar", UNZSTD),
@@ -21,6 +22,21 @@ _COMPRESSED: Final = {
     ".xz": ("", UNXZ),
     ".txz": (".tar", UNXZ),
 }
+MADE: Final[dict[str, str]] = {
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".csv": "csv",
+    ".feather": "arrow",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".libsvm": "libsvm",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".svm": "libsvm",
+    ".tsv": "tsv",
+}
+"""Form by the end of a lower-case file name, for what is not compressed."""
+
 _REFUSED: Final = (".lz4", ".br", ".snappy", ".sz", ".z", ".lzma", ".7z", ".zip", ".rar", ".lzo")
 _ENDINGS: Final = tuple(_COMPRESSED)
 
@@ -37,3 +53,11 @@ def uncompressed(name: str) -> tuple[str, str]:
 def is_refused(name: str) -> bool:
     """Whether a lower-case file name is that of an archive, or compressed in a way that is not read."""
     return name.endswith(_REFUSED)
+
+
+def endings() -> dict[str, tuple[str, ...]]:
+    """Return the endings of names by which each way of compressing is known, by its form."""
+    found: dict[str, tuple[str, ...]] = {}
+    for ending, (_, form) in _COMPRESSED.items():
+        found[form] = (*found.get(form, ()), ending)
+    return found

@@ -23,6 +23,21 @@ _ROWS_MAX: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """How a column is kept in a table.
+
+    Attributes:
+        stored: see ``decode.stored``.
+        width: bytes of a value; None: it varies.
+        dtype: of the numbers; empty: the values are text or bytes.
+    """
+
+    stored: str
+    width: int | None
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Some rows of one column.
 
@@ -52,12 +67,12 @@ class TableWriter:
         self._columns: list[TableColumn] = []
         out.write(MAGIC)
 
-    def add(self, name: str, stored: str, width: int | None, pieces: Iterable[Piece]) -> None:
-        """Write a column of fixed width, or where there is none of any; see below."""
-        if width is None:
-            self.variable(name, stored, pieces)
+    def add(self, name: str, how: Kept, pieces: Iterable[Piece]) -> None:
+        """Write a column as it is to be kept; see ``fixed`` and ``variable``."""
+        if how.width is None:
+            self.variable(name, how.stored, pieces)
         else:
-            self.fixed(name, stored, width, pieces)
+            self.fixed(name, how.stored, how.width, pieces)
 
     def fixed(self, name: str, stored: str, width: int, pieces: Iterable[Piece]) -> None:
         """Write a column whose values all take ``width`` bytes, at least 1.

@@ -38,7 +38,7 @@ class ZstdForm:
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Unpack; see ``ShardForm.make``."""
         del params
-        library = _library(url)
+        library, format_name = _library(url), inner_format(url)
         data, at = held.data, 0
         buffer = bytearray(_OUT_BYTES)
         context = library.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
@@ -56,7 +56,7 @@ class ZstdForm:
             raise BadShard(
                 f"expected a whole Zstandard frame at byte {at}, got {error}", object=url, stage="decode"
             ) from error
-        return inner_format(url)
+        return format_name
 
 
 def _library(url: str) -> ModuleType:

@@ -63,11 +63,16 @@ class Gathering:
         self._open: list[tuple[str, int, set[str]]] = []  # stems that later objects may still be of
         self._root = ""
 
-    def add(self, page: Iterable[ObjectRef]) -> None:
-        """Take objects, in the order of the dataset."""
+    def add(self, page: Iterable[ObjectRef], *, named: bool = False) -> None:
+        """Take objects, in the order of the dataset.
+
+        Args:
+            page: of them.
+            named: they are shards, whatever they are called.
+        """
         for ref in page:
             stem, extension = split_name(ref.key)
-            kind = kind_of(stem, extension)
+            kind = SHARD if named else kind_of(stem, extension)
             if kind not in _MEMBERS:
                 self._others.append(ref)
                 self._places.append(len(self._sizes))

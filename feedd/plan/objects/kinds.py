@@ -20,7 +20,8 @@ _EXTENSIONS: Final = {
     "mov npy",
     LINES: "txt",
     COMPANION: "text transcript caption json jsn cls cls2 id index inx int xml",
-    SHARD: "tar tgz gz bz2 xz zst lz4 tfrecord tfrecords mds arrow feather npz h5 hdf5 lmdb mdb bin idx",
+    SHARD: "tar tgz gz bz2 xz zst lz4 tfrecord tfrecords mds rec recordio pbr protobuf arrow feather npz h5 hdf5 lmdb "
+    "mdb bin idx",
 }
 _KINDS: Final = {extension: kind for kind, names in _EXTENSIONS.items() for extension in names.split()}
 _NUMBERED: Final = "tfrecord-"  # ``x.tfrecord-00000-of-00128``

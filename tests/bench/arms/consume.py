@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 Pair = tuple["torch.Tensor", "torch.Tensor"]  # images uint8 [batch, 224, 224, 3], labels
 
+READY, GO = "ready\n", "go\n"  # how one of several trainers says so, and what it waits for
+
 
 def read_settings() -> dict[str, Any]:
     """Return the settings the harness handed over."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
+    if settings.get("rank_count", 1) > 1:
+        from torch import distributed  # noqa: PLC0415 - only ranks have a group, as in training
+
+        distributed.init_process_group("gloo")
     return settings
 
 
@@ -32,6 +38,10 @@ def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dic
         settings: the arm's; ``sample_count`` and ``stop_after`` (0: the whole epoch) are read.
         facts: said in the line as they are: look-ahead as configured, decoder, ...
     """
+    if "rank_count" in settings:
+        sys.stdout.write(READY)
+        sys.stdout.flush()
+        assert sys.stdin.readline() == GO, "expected a word to begin, got none"
     cpu_s, begin_s = tree_cpu_s(), time.perf_counter()
     batches = iter(loader)
     ready_s = time.perf_counter()
@@ -49,7 +59,9 @@ def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dic
     end_s = time.perf_counter()
     cpu_s = tree_cpu_s() - cpu_s
     row = {"first_batch_s": first_s - begin_s, "samples": samples, "batches": batch_count, "cpu_s": cpu_s, **facts}
-    if not settings["stop_after"]:
+    if "rank_count" in settings:  # whoever started the ranks holds their sums together
+        row |= {"label_sum": label_sum, "epoch_s": end_s - begin_s}
+    elif not settings["stop_after"]:
         count = settings["sample_count"]
         expected = (count, count * (count - 1) // 2)
         assert (samples, label_sum) == expected, f"expected {expected} samples and label sum, got {samples, label_sum}"

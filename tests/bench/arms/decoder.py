@@ -1,8 +1,9 @@
-"""The one decode function of all arms: feedd's own codec, handed to the peers as well."""
+"""How the arms decode: with feedd's own codec, handed to the peers as well, or as their users usually do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import io
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,9 +11,12 @@ from feedd.decode.codecs.image import FittedImageCodec
 from feedd.decode.params import ImageParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 SIDE = 224
+_RESIZED_SIDE = 256
 _codec = FittedImageCodec(ImageParams(size=(SIDE, SIDE)), (SIDE, SIDE))
 
 
@@ -21,3 +25,23 @@ def decode_picture(data: bytes) -> NDArray[np.uint8]:
     picture = np.empty((SIDE, SIDE, 3), np.uint8)
     _codec.decode(memoryview(data), picture, 0)
     return picture
+
+
+def decode_usual(data: bytes) -> NDArray[np.uint8]:
+    """Decode with Pillow, then ``Resize(256)`` and ``CenterCrop(224)`` as torchvision does them to a Pillow image.
+
+    Without ``ToTensor``: its change to float32 costs more again, and what is compared ends at uint8.
+    """
+    from PIL import Image  # noqa: PLC0415 - the other way of decoding must not pay for it
+
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    width, height = image.size
+    scale = _RESIZED_SIDE / min(width, height)
+    image = image.resize((int(width * scale), int(height * scale)), Image.Resampling.BILINEAR)
+    left, top = round((image.width - SIDE) / 2), round((image.height - SIDE) / 2)
+    return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)))
+
+
+def decoder(settings: dict[str, Any]) -> Callable[[bytes], NDArray[np.uint8]]:
+    """Return the way of decoding an arm was told: ``same`` for all, unless it says ``usual``."""
+    return decode_usual if settings.get("decoder") == "usual" else decode_picture

@@ -25,6 +25,7 @@ def make_dataset(settings: dict[str, Any], address: str | None) -> FeedDataset:
         shuffle=Shuffle(window_shards=2),  # 2304 pictures: more than the fastest peer's buffer of 1000
         address=address,
         prefetch=settings["prefetch"],
+        share=settings.get("share"),
     )
 
 
@@ -61,6 +62,9 @@ class _ColdDaemon:
 def main() -> None:
     """Run: ``daemon`` is warm or cold, ``cache`` is warm or cold."""
     settings = read_settings()
+    if settings.get("address"):  # a rank or a job of several: whoever started it started the daemon
+        consume(make_dataset(settings, settings["address"]), to_pair, settings)
+        return
     if settings["daemon"] == "cold":
         consume(_ColdDaemon(settings), to_pair, settings)
         return

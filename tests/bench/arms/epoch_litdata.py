@@ -9,13 +9,15 @@ from litdata import StreamingDataLoader, StreamingDataset  # type: ignore[import
 from litdata.streaming import downloader  # type: ignore[import-not-found]  # peers' environment
 
 from tests.bench.arms.consume import consume, read_settings
-from tests.bench.arms.decoder import decode_picture
+from tests.bench.arms.decoder import decoder
 
 
 class _Pictures(StreamingDataset):  # type: ignore[misc]  # its base is not installed where mypy runs
+    decode: Any
+
     def __getitem__(self, index: Any) -> Any:
         sample = super().__getitem__(index)
-        return decode_picture(sample["jpg"]), sample["cls"]
+        return self.decode(sample["jpg"]), sample["cls"]
 
 
 def main() -> None:
@@ -35,6 +37,7 @@ def main() -> None:
             "region_name": os.environ["AWS_DEFAULT_REGION"],
         },
     )
+    dataset.decode = decoder(settings)
     loader = StreamingDataLoader(
         dataset,
         batch_size=settings["batch_size"],

@@ -7,13 +7,15 @@ from typing import Any
 from streaming import StreamingDataLoader, StreamingDataset  # type: ignore[import-not-found]  # peers' environment
 
 from tests.bench.arms.consume import consume, read_settings
-from tests.bench.arms.decoder import decode_picture
+from tests.bench.arms.decoder import decoder
 
 
 class _Pictures(StreamingDataset):  # type: ignore[misc]  # its base is not installed where mypy runs
+    decode: Any
+
     def __getitem__(self, at: Any) -> Any:
         sample = super().__getitem__(at)
-        return decode_picture(sample["jpg"]), sample["cls"]
+        return self.decode(sample["jpg"]), sample["cls"]
 
 
 def main() -> None:
@@ -26,6 +28,7 @@ def main() -> None:
         batch_size=settings["batch_size"],
         predownload=settings["predownload"],
     )
+    dataset.decode = decoder(settings)
     for stream in dataset.streams:
         # The S3 client that fetched the index holds an open connection, and forked workers would all use it: answers
         # then reach the wrong worker and an epoch stalls for a minute or fails, as 2 of 21 did here. Not what is

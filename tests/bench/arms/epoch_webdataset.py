@@ -9,7 +9,7 @@ import webdataset as wds  # type: ignore[import-not-found]  # peers' environment
 from torch.utils.data import default_collate
 
 from tests.bench.arms.consume import consume, read_settings
-from tests.bench.arms.decoder import decode_picture
+from tests.bench.arms.decoder import decoder
 
 
 def _open_s3(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:
@@ -26,10 +26,12 @@ def main() -> None:
     wds.gopen_schemes["s3"] = _open_s3
     base = "s3://" if settings["reader"] == "boto3" else os.environ["AWS_ENDPOINT_URL"] + "/"
     dataset = (
-        wds.WebDataset(base + settings["shards"], shardshuffle=settings["shard_count"], seed=0)
+        wds.WebDataset(
+            base + settings["shards"], shardshuffle=settings["shard_count"], seed=0, nodesplitter=wds.split_by_node
+        )
         .shuffle(settings["shuffle_buffer"])
         .to_tuple("jpg", "cls")
-        .map_tuple(decode_picture, int)
+        .map_tuple(decoder(settings), int)
         .batched(settings["batch_size"], collation_fn=default_collate)
     )
     loader = wds.WebLoader(

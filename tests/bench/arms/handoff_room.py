@@ -8,6 +8,7 @@ import math
 import signal
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import uvloop
@@ -20,6 +21,9 @@ from feedd.pipeline.opening import slots_for
 from feedd.serve.options import ServeOptions
 from feedd.serve.server import FeedServer
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(slots=True)
@@ -49,6 +53,10 @@ class ReadySession:
     def steps(self, epoch: int) -> int | None:
         """No known end."""
         return None
+
+    async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """One after another."""
+        return [await self.produce(*job) for job in jobs]
 
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Answer at once."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.config import ConfigProblems, load, options
-from feedd.config.machine import default_cache_bytes, existing_parent, memory_bytes
-from feedd.config.options import dotted
+from feedd.config import ConfigProblems, load, machine, options
+from feedd.config.machine import default_cache_bytes, existing_parent, memory_bytes, usable_cpus
+from feedd.config.options import dotted, render
 from feedd.config.toml_lines import line_of
+from feedd.config.types import format_cpus
 
 TEXT = """
 listen = ["a"]   # first
@@ -92,6 +94,11 @@ def test_memory_is_known() -> None:
         ("decode.workers", "0"),
         ("decode.workers", "-3"),
         ("decode.nice", "20"),
+        ("decode.workers_max", "0"),
+        ("decode.cpus", "0-1023"),
+        ("decode.cpus", "3-1"),
+        ("decode.cpus", "first"),
+        ("decode.cpus", True),
         ("listen", []),
         ("listen", "unix:///" + "x" * 120),
         ("listen", "http://x:1"),
@@ -117,3 +124,68 @@ def test_sizes_may_be_plain_numbers() -> None:
     config = load({"cache.size": (2**30, "f"), "drain.grace": (1.5, "f"), "decode.workers": (3, "f")}, {}).config
     assert (config.cache.size, config.drain.grace, config.decode.workers) == (2**30, 1.5, 3)
     assert isinstance(config.cache.dir, Path)
+
+
+def test_cores_are_written_as_the_kernel_writes_them() -> None:
+    """Spans and single cores make one sorted set, shown the same way; naming none is the default."""
+    first = min(usable_cpus())
+    for text in (str(first), f"{first}-{first}", f" {first}, {first} ", first, [first]):
+        config = load({"decode.cpus": (text, "f")}, {}).config
+        assert config.decode.cpus == (first,)
+        assert render(config)["decode.cpus"] == str(first)
+        assert config.decode.workers_max == 1
+    assert load({"decode.cpus": ("-", "f")}, {}).config.decode.cpus == ()
+    assert format_cpus((20, 8, 9, 10)) == "8-10,20"
+
+
+def test_a_core_that_is_not_there_names_those_that_are() -> None:
+    """Who pins workers to cores of another machine is told which cores this one has."""
+    with pytest.raises(ConfigProblems) as caught:
+        load({"decode.cpus": ("100000-100001", "f")}, {})
+    (problem,) = caught.value.problems
+    assert problem.expected.endswith("expected cores like \"8-15,20\", got '100000-100001'")
+    with pytest.raises(ConfigProblems) as caught:
+        load({"decode.cpus": ("99999", "f")}, {})
+    assert f"expected cores of {format_cpus(usable_cpus())}" in caught.value.problems[0].expected
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu.max": "what"}, 8),
+    ],
+)
+def test_cores_are_those_of_affinity_and_control_group(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota of the control group bounds the cores, of either version, rounded down and never to nothing."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert machine.usable_cores() == cores
+
+
+def test_workers_leave_a_core_to_each_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One core less per GPU, or one where there is none; no more than the memory bears; never none; pinned: all."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_DEVICES", tmp_path)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 40)
+    assert machine.default_workers_max(()) == 95
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert machine.default_workers_max(()) == 93
+    assert machine.default_workers_max(range(8, 16)) == 8
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 2 << 30)
+    assert machine.default_workers_max(()) == 4
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert machine.default_workers_max(()) == 1
+    assert [machine.default_workers(most) for most in (1, 2, 7, 95, 184)] == [1, 2, 2, 13, 25]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from feedd.decode.formats.registry import format_for, get
 from feedd.decode.recipe import as_stored, default_fields
 from feedd.errors import BadShard
+from feedd.plan.beside import parse_claims
 from tests.budget import budget
 
 FIXED = {"int": 8, "uint16": 2, "float32": 4, "ndarray:uint8:2,3": 6}
@@ -51,7 +52,7 @@ COLUMNS = {"Image": "jpeg", "label": "int", "text": "str", "tokens": "ndarray:ui
 @settings(max_examples=budget(60), deadline=None)
 @given(data=st.data(), columns=st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1), count=st.integers(0, 6))
 def test_every_value_is_where_the_index_says(data: st.DataObject, columns: set[str], count: int) -> None:
-    """Whatever columns there are, fixed or not, each sample's values are found; pickles are no fields."""
+    """Whatever columns there are, fixed or not, each sample's values are found."""
     chosen = {name: COLUMNS[name] for name in columns}
     sizes = {name: FIXED.get(encoding) for name, encoding in chosen.items()}
     samples = [
@@ -64,15 +65,15 @@ def test_every_value_is_where_the_index_says(data: st.DataObject, columns: set[s
     shard = mds(chosen, samples)
     index = read(shard)
     assert index.sample_count == count
-    assert index.fields == tuple(name.lower() for name in sorted(chosen) if name != "obj")
-    for column, name in enumerate(sorted(name for name in chosen if name != "obj")):
+    assert index.fields == tuple(name.lower() for name in sorted(chosen))
+    for column, name in enumerate(sorted(chosen)):
         for number, sample in enumerate(samples):
             start, size = int(index.starts[column, number]), int(index.sizes[column, number])
             assert shard[start : start + size] == sample[name]
 
 
 def test_columns_have_the_recipes_that_suit_them() -> None:
-    """Without ``fields`` each column is decoded as what its encoding says it is."""
+    """Without ``fields`` each column is decoded as what its encoding says it is, and pickles are left out."""
     index = read(mds(COLUMNS, []))
     found = {recipe.name: recipe for recipe in as_stored(default_fields(index.fields, index.stored), index)}
     assert {name: recipe.codec for name, recipe in found.items()} == {
@@ -97,6 +98,24 @@ def test_offsets_that_do_not_fit_are_an_error(at: int) -> None:
     shard[at] ^= 0x40
     with pytest.raises(BadShard, match="at byte"):
         read(bytes(shard))
+
+
+def test_columns_are_those_that_index_json_names() -> None:
+    """Another name, encoding or size than beside the shard is told; the same are read as ever."""
+    shard = mds({"text": "str", "label": "int"}, [{"text": b"abc", "label": bytes(8)}])
+    told = {"column_names": ["label", "text"], "column_encodings": ["int", "str"], "column_sizes": [8, None]}
+    entry = {"samples": 1, "format": "mds", "raw_data": {"basename": "a.mds", "bytes": len(shard)}} | told
+    (claim,) = parse_claims("index.json", json.dumps({"version": 2, "shards": [entry]}).encode())
+    found = get(claim.format).index(memoryview(shard), "s3://b/a.mds")
+    assert found.fields == read(shard).fields
+    for key, value in (
+        ("column_names", ["label", "t"]),
+        ("column_encodings", ["uint64", "str"]),
+        ("column_sizes", [8, 3]),
+    ):
+        wrong = f"mds:{json.dumps(told | {key: value})}"
+        with pytest.raises(BadShard, match=r"columns that index\.json names"):
+            get(wrong).index(memoryview(shard), "s3://b/a.mds")
 
 
 def test_names_that_differ_by_case_only() -> None:

@@ -74,7 +74,7 @@ async def test_ragged_images_are_measured_and_decoded(tmp_path: Path) -> None:
         result, rows = await rig.decode({"jpg": "image"})
     assert [len(row) for row in rows["jpg"]] == [1800, 0, 1800, 1581, 1581]
     assert [(bad.row, bad.field) for bad in result.bad] == [(1, "jpg")]
-    assert "expected a JPEG, PNG, WebP or BMP" in result.bad[0].reason
+    assert "expected a JPEG, PNG, WebP, TIFF" in result.bad[0].reason
 
 
 async def test_npy_fields_are_pinned_by_their_first_sample(tmp_path: Path) -> None:

@@ -139,3 +139,49 @@ def test_every_row_is_done_or_given_up_exactly_once(
     assert sorted(done + lost) == list(range(rows))
     assert poison <= set(lost)
     assert deaths <= 2 * len(poison) + 3
+
+
+def test_long_chunks_leave_a_worker_to_the_others() -> None:
+    """However many long calls wait, one of several workers is none of theirs; an only worker does them in turn."""
+    schedule, short = Schedule(), Call(1)
+    long = [Call(-1, alone=True) for _ in range(4)]
+    for call in long:
+        schedule.submit(call, 1, 1)
+    for worker in (0, 1, 2):
+        schedule.join(worker)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, long[0]), (1, long[1])]
+    schedule.submit(short, 2, 1)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(2, short), (2, short)]
+    schedule.finish(0)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, long[2])]
+    for worker in (1, 2):
+        schedule.leave(worker, withdrawn=set(long))
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == []
+    schedule.finish(0)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, short), (0, short)]
+    for _ in range(2):
+        schedule.finish(0)
+    assert [(worker, chunk.call) for worker, chunk in drain(schedule)] == [(0, long[3])]
+
+
+def test_a_resting_worker_gets_nothing_more() -> None:
+    """Who is let go finishes what he holds; what waits goes to the others, also what he had to give back."""
+    schedule, call = Schedule(), Call()
+    for worker in (0, 1):
+        schedule.join(worker)
+    schedule.submit(call, 8, 1)
+    drain(schedule)
+    schedule.rest(0)
+    assert (schedule.busy_count, schedule.queued) == (2, True)
+    for _ in range(2):
+        schedule.finish(0)
+        assert drain(schedule) == []
+    schedule.finish(1)
+    assert [worker for worker, _ in drain(schedule)] == [1]
+    assert (schedule.busy_count, schedule.queued) == (1, True)
+    assert schedule.leave(0, withdrawn=set()) == ([], set())
+    for _ in range(6):
+        if schedule.running(1):
+            schedule.finish(1)
+        drain(schedule)
+    assert (schedule.busy_count, schedule.queued, call.over) == (0, False, True)

@@ -62,9 +62,9 @@ def _believed(refs: list[ObjectRef], name: str, content: object) -> dict[int, in
 
 
 def test_what_each_file_says() -> None:
-    """Bytes where the file tells them; both forms of a compressed MDS shard; names below folders."""
+    """Bytes where the file tells them; both forms of a compressed MDS shard; names below folders; columns."""
     assert _claims("index.json", MOSAIC) == [
-        Claim("shard.00000.mds", 300, 7),
+        Claim("shard.00000.mds", 300, 7, 'mds:{"column_names":["x"],"column_encodings":["int"],"column_sizes":[8]}'),
         Claim("shard.00000.mds.zstd", 120, 7),
         Claim("sub/shard.00001.mds", 310, 8),
     ]

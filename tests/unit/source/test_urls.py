@@ -31,6 +31,22 @@ def test_accepted(url: str, root: str, key: str, *, manifest: bool) -> None:
     assert (location.root, location.key, location.manifest, location.url) == (root, key, manifest, url)
 
 
+@pytest.mark.parametrize(
+    ("url", "root", "key", "manifest"),
+    [
+        ("tfrecord+s3://bucket/train/", "s3://bucket", "train/", False),
+        ("recordio-image+file:///data/", "file://", "/data/", False),
+        ("mds+manifest+s3://bucket/x", "s3://bucket", "x", True),
+        ("manifest+mds+s3://bucket/x", "s3://bucket", "x", True),
+    ],
+)
+def test_a_format_before_the_url(url: str, root: str, key: str, *, manifest: bool) -> None:
+    """One format may stand there, beside the word for a manifest; which there are is not known here."""
+    location = parse_url(url)
+    assert (location.root, location.key, location.manifest, location.url) == (root, key, manifest, url)
+    assert location.format == next(word for word in url.split("+") if word != "manifest")
+
+
 def test_relative_path_becomes_absolute() -> None:
     """A relative path is taken from the working directory."""
     assert parse_url("data/x").key == str(Path.cwd() / "data/x")
@@ -49,6 +65,8 @@ def test_relative_path_becomes_absolute() -> None:
         "file://",
         "\0",
         "x+s3://b/k",
+        "tar+mds+s3://b/k",
+        "manifest+manifest+s3://b/k",
     ],
 )
 def test_malformed(url: str) -> None:

@@ -170,13 +170,17 @@ class ConnectionPool:
 
     def _idle_one(self, avoid: Collection[str]) -> Connection | None:
         """Take the idle connection whose address has the least to do, the last used of several."""
-        for connection in [one for one in self._idle if self._addresses.shunned(one.address)]:
-            self._idle.remove(connection)
-            connection.drop()
-        fit = [one for one in reversed(self._idle) if not self._addresses.shunned(one.address, avoid)]
+        addresses = dict.fromkeys(one.address for one in reversed(self._idle))  # many connections, few of these
+        for address in [one for one in addresses if self._addresses.shunned(one)]:
+            del addresses[address]
+            for connection in [one for one in self._idle if one.address == address]:
+                self._idle.remove(connection)
+                connection.drop()
+        fit = [one for one in addresses if not self._addresses.shunned(one, avoid)]
         if not fit:
             return None
-        chosen = min(fit, key=lambda one: self._load[one.address])
+        best = min(fit, key=lambda one: self._load[one])
+        chosen = next(one for one in reversed(self._idle) if one.address == best)
         self._idle.remove(chosen)
         return chosen
 

@@ -1,0 +1,195 @@
+"""Arrays whose first dimension is the samples': .npy files and safetensors. They are read where they lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from feedd.decode.codecs.array import read_npy_head
+from feedd.decode.formats.framing import ShardReader, field_names, numbered
+from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
+from feedd.errors import BadSample
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIELD: Final = "data"
+"""The field of a .npy file."""
+
+_TENSORS_MAX: Final = 65536
+_HEADER_BYTES_MAX: Final = 100 << 20  # as its own reader has it
+_METADATA: Final = "__metadata__"
+_DTYPES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "BF16": "uint16",  # numbers that NumPy does not know: their bits, to be viewed as what they are
+    "F8_E4M3": "uint8",
+    "F8_E5M2": "uint8",
+}
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """One array.
+
+    Attributes:
+        inner: shape of a sample.
+        at: where it lies.
+    """
+
+    name: str
+    dtype: str
+    inner: tuple[int, ...]
+    at: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a sample."""
+        return math.prod(self.inner) * np.dtype(self.dtype).itemsize
+
+    @property
+    def stored(self) -> str:
+        """As ``decode.stored`` has it."""
+        if not self.inner:
+            return self.dtype
+        return f"{self.dtype}[{','.join(map(str, self.inner)) if self.row_bytes else ''}]"
+
+
+class NpyFormat:
+    """``protocols.ShardFormat`` of .npy files: a row is a sample; stateless."""
+
+    @property
+    def name(self) -> str:
+        """``npy``."""
+        return "npy"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each row lies; a key is the row's number.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: no array of numbers, or one whose rows do not lie one after another.
+        """
+        return _Reader(data, url).npy()
+
+
+class SafetensorsFormat:
+    """``protocols.ShardFormat`` of safetensors: every tensor is a field, its first dimension the samples'; stateless.
+
+    Of tensors without dimensions nothing is a sample's: they are left out. ``bfloat16`` comes as ``uint16``, the types
+    of 8 bits as ``uint8``: view them as what they are.
+    """
+
+    @property
+    def name(self) -> str:
+        """``safetensors``."""
+        return "safetensors"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each row of each tensor lies; a key is the row's number.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: no safetensors, tensors that do not lie within the file, or of different first dimensions.
+        """
+        return _Reader(data, url).safetensors()
+
+
+class _Reader(ShardReader):
+    """The arrays of one shard."""
+
+    def npy(self) -> ShardIndex:
+        """Read a .npy file."""
+        try:
+            header = read_npy_head(self._data, DTYPES)
+        except BadSample as error:
+            self.fail(0, "a .npy array of numbers", error.message)
+        if not header.shape:
+            self.fail(0, "an array with a row for each sample", "one number")
+        if not header.dtype.isnative and header.dtype.itemsize > 1:
+            self.fail(0, "little-endian numbers", str(header.dtype))
+        rows, inner = header.shape[0], header.shape[1:]
+        if header.fortran_order and math.prod(inner) > 1:
+            self.fail(0, "rows one after another (C order)", "columns (Fortran order)")
+        array = _Array(FIELD, header.dtype.newbyteorder("=").name, inner, header.data_at)
+        if len(self._data) - header.data_at != rows * array.row_bytes:
+            got = len(self._data) - header.data_at
+            self.fail(header.data_at, f"{rows * array.row_bytes} bytes of {header.shape}", str(got))
+        return self._index([array], rows)
+
+    def safetensors(self) -> ShardIndex:
+        """Read the header and what it names."""
+        total = len(self._data)
+        size = int.from_bytes(self._data[:8], "little")
+        if total < 8 or size > min(_HEADER_BYTES_MAX, total - 8):
+            self.fail(0, f"the size of a header within {total} bytes", str(size))
+        try:
+            header = msgspec.json.decode(bytes(self._data[8 : 8 + size]), type=dict[str, msgspec.Raw])
+            header.pop(_METADATA, None)
+            if len(header) > _TENSORS_MAX:
+                self.fail(8, f"at most {_TENSORS_MAX} tensors", str(len(header)))
+            tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.fail(8, "JSON that names tensors", str(error))
+        rows: int | None = None
+        arrays = []
+        for name, tensor in tensors.items():
+            array = self._tensor(name, tensor, 8 + size)
+            if array is None:
+                continue
+            rows = tensor.shape[0] if rows is None else rows
+            if rows != tensor.shape[0]:
+                expected = f"tensors with a row for each sample, {rows} as the first has"
+                self.fail(8, expected, f"{name!r} of {tensor.shape}")
+            arrays.append(array)
+        return self._index(sorted(arrays, key=lambda array: array.at), rows or 0)
+
+    def _tensor(self, name: str, tensor: _Tensor, base: int) -> _Array | None:
+        """Return a tensor that can be a field; None: it is none."""
+        dtype, shape, (start, end) = _DTYPES.get(tensor.dtype), tensor.shape, tensor.data_offsets
+        if dtype is None:
+            self.fail(8, f"one of the types {', '.join(_DTYPES)}", f"{name!r} of {tensor.dtype}")
+        if len(shape) > DIMS_MAX + 1 or any(side < 0 for side in shape) or not 0 <= start <= end:
+            self.fail(8, "a shape and a place", f"{name!r} of {shape} at {start} to {end}")
+        if end - start != math.prod(shape) * np.dtype(dtype).itemsize or base + end > len(self._data):
+            self.fail(8, f"the bytes of a tensor within {len(self._data)}", f"{name!r} of {shape} at {start} to {end}")
+        return _Array(name, dtype, tuple(shape[1:]), base + start) if shape else None
+
+    def _index(self, arrays: Sequence[_Array], rows: int) -> ShardIndex:
+        self.check_cells(max(1, len(arrays)), rows)
+        large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
+        if large is not None:
+            self.fail(large.at, f"samples of at most {SAMPLE_BYTES_MAX} bytes", f"{large.row_bytes}")
+        at = np.array([array.at for array in arrays], np.int64).reshape(-1, 1)
+        width = np.array([array.row_bytes for array in arrays], np.int64).reshape(-1, 1)
+        starts = at + width * np.arange(rows, dtype=np.int64)
+        sizes = np.broadcast_to(width, starts.shape).copy()
+        names = field_names([array.name for array in arrays], self._url)
+        return ShardIndex(names, starts, sizes, *numbered(rows), stored=tuple(array.stored for array in arrays))

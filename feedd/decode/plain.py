@@ -1,0 +1,83 @@
+"""Which fields are plain copies: as many bytes in every sample, copied as they are or cast to another type. Pure.
+
+Those are decoded for all rows of a request at once, and a request may have many rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.decode.params import FloatParams, IntParams, TensorParams, TokensParams, params_of
+from feedd.decode.stored import parse_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd.values import FieldRecipe
+
+_LITTLE_ENDIAN: Final = sys.byteorder == "little"
+_REQUEST_BYTES: Final = 2 << 20
+_REQUEST_ROWS: Final = 512  # a worker's answer names each bad row, and must fit one packet
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Numbers of a field that every sample has as many of.
+
+    Attributes:
+        stored: their type in the data.
+        out: their type in a batch.
+        count: how many.
+    """
+
+    stored: str
+    out: str
+    count: int
+
+    @property
+    def width_bytes(self) -> int:
+        """Bytes of a sample in the data."""
+        return self.count * np.dtype(self.stored).itemsize
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of a sample in a batch."""
+        return self.count * np.dtype(self.out).itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def plain_numbers(recipe: FieldRecipe) -> Plain | None:
+    """Return what is copied for a sample of a resolved field; None: it takes more than that.
+
+    Raises:
+        BadRecipe: unknown codec or parameters.
+    """
+    params, stored = params_of(recipe), parse_stored(recipe.stored)
+    if not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
+        return None
+    if isinstance(params, TensorParams):
+        return Plain(params.dtype, params.dtype, math.prod(params.shape))
+    if isinstance(params, TokensParams):
+        return Plain(params.dtype, params.dtype, params.count)
+    if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
+        return None
+    if stored is not None and stored.dtype != "bool":
+        return Plain(stored.dtype, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
+    return None
+
+
+def chunk_rows(recipes: Iterable[FieldRecipe], rows: int) -> int:
+    """Return how many rows a worker should be sent at once; ``rows`` unless all fields are plain copies."""
+    row_bytes = 0
+    for recipe in recipes:
+        plain = plain_numbers(recipe)
+        if plain is None:
+            return rows
+        row_bytes += plain.out_bytes
+    return min(max(_REQUEST_BYTES // max(row_bytes, 1), rows), max(_REQUEST_ROWS, rows))

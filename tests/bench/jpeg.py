@@ -1,0 +1,183 @@
+"""Bench: JPEGs, long enough that starting up does not count: against the peers, against the decode function alone.
+
+And what several trainers on one node cost: jobs that share a decode, and the memory of four ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedd.bench.harness import Arm, Row, interleave, run_arm
+from feedd.bench.report import Column, Result, Verdict
+from tests.bench.dataset import BUCKET, LONG
+from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.bench.harness import Outcome
+
+_TIMEOUT_S = 600.0
+_TRAINERS = 4
+_RANKS = "tests.bench.arms.ranks"
+_ALONE = "decode function alone"
+_USUAL = ", usual"
+_RATE = Column("samples/s", "samples_per_s", spread=True, digits=0)
+_CPU = Column("CPU ms/sample", "cpu_ms_per_sample", digits=3, spread=True)
+_PSS = Column("peak PSS MB", "peak_pss_bytes", scale=1e-6, digits=0, warmup=True)
+COLUMNS = (
+    _RATE,
+    Column("after 1st batch", "samples_per_s_after_first", digits=0),
+    _CPU,
+    Column("1st batch s", "first_batch_s", digits=2),
+    _PSS,
+)
+
+
+@contextlib.contextmanager
+def _long(plan: Plan) -> Iterator[Plan]:
+    """The same run over more pictures, from a server of its own."""
+    longer = Plan(plan.round_count, plan.quick, plan.peers, plan.say, None if plan.quick else LONG)
+    try:
+        yield longer
+    finally:
+        longer.close()
+
+
+def run(plan: Plan) -> Result:
+    """Measure feedd, the peers with the same decode function and with their users' own, and that function alone."""
+    with _long(plan) as long:
+        shape = long.data.shape
+        usual = [replace(arm, name=arm.name + _USUAL) for arm in long.peer_arms(decoder="usual")]
+        arms = [long.feedd_arm(), long.feedd_arm("feedd, cache warm", cache="warm"), *long.peer_arms(), *usual]
+        arms.append(_alone(long))
+
+        def once(arm: Arm, round_index: int) -> Row:
+            plan.say(f"jpeg: round {round_index}, {arm.name}")
+            if arm.name == _ALONE:
+                return run_arm(arm, {}, _TIMEOUT_S)
+            return long.once(arm, round_index, _TIMEOUT_S)
+
+        outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
+    title = f"{shape.sample_count} JPEGs 500x375 -> 224, batch {BATCH_SIZE}, {WORKERS} decode processes, shuffled"
+    result = Result("jpeg", title, COLUMNS, outcomes)
+    result.verdicts = _verdicts(result)
+    result.notes = [
+        (
+            "Whole epochs from iter() to the end, caches empty but for 'cache warm'; all arms share the machine with"
+            " the S3 server they read from, the decode function alone has it for itself."
+        ),
+        "CPU: the process tree from iter() to the end: trainer, workers, daemon, curl; not the S3 server.",
+        "'usual': Pillow, Resize(256), CenterCrop(224) as torchvision does them; uint8, without ToTensor's floats.",
+        f"Look-ahead of the peers: prefetch_factor {PREFETCH_FACTOR}; of feedd: what the daemon chooses (4 batches).",
+    ]
+    return result
+
+
+def _alone(plan: Plan) -> Arm:
+    settings = {
+        "workers": WORKERS,
+        "sample_count": plan.data.shape.sample_count,
+        "folder": str(plan.data.root / BUCKET / "tar"),
+    }
+    return Arm(_ALONE, "tests.bench.arms.decode_alone", Path(sys.executable), {}, settings)
+
+
+def _best(result: Result, figure: str, *, usual: bool) -> Outcome | None:
+    """The peer with the highest rate, or the lowest cost."""
+    peers = [one for one in result.outcomes if not one.name.startswith(("feedd", _ALONE)) and one.middle(figure)]
+    peers = [one for one in peers if one.name.endswith(_USUAL) == usual]
+    if not peers:
+        return None
+    return (max if figure == "samples_per_s" else min)(peers, key=lambda one: one.middle(figure) or 0.0)
+
+
+def _verdicts(result: Result) -> list[Verdict]:
+    ours = result.outcome("feedd")
+    if ours is None:
+        return []
+    found = []
+    wanted = (("samples_per_s", False, 1.25), ("samples_per_s", True, 2.0), ("cpu_ms_per_sample", False, 0.8))
+    for figure, usual, target in wanted:
+        peer = _best(result, figure, usual=usual)
+        if peer is not None:
+            what = "samples/s" if figure == "samples_per_s" else "CPU per sample"
+            text = f"{what}, feedd / {peer.name} (the best peer{' of these' if usual else ''})"
+            found.append(Verdict(text, _ratio(ours, peer, figure), target, at_least=figure == "samples_per_s"))
+    alone = result.outcome(_ALONE)
+    if alone is not None:
+        both = (one for one in (ours, result.outcome("feedd, cache warm")) if one is not None)
+        found += [
+            Verdict(f"samples/s, {one.name} / {_ALONE}", _ratio(one, alone, "samples_per_s"), 0.92) for one in both
+        ]
+    return found
+
+
+def _ratio(ours: Outcome, peer: Outcome, figure: str) -> float:
+    return (ours.middle(figure) or 0.0) / (peer.middle(figure) or float("inf"))
+
+
+def _trainers(arm: Arm, **settings: Any) -> Arm:
+    """Return an arm that runs several of ``arm``'s trainers."""
+    return replace(arm, module=_RANKS, settings={**arm.settings, "module": arm.module, "whole": True, **settings})
+
+
+def run_shared(plan: Plan) -> Result:
+    """Measure four jobs that share a decode against one."""
+    one = replace(_trainers(plan.feedd_arm(), job_count=1, rank_count=1), name="1 job")
+    four = replace(
+        _trainers(plan.feedd_arm(share="bench"), job_count=_TRAINERS, rank_count=1), name=f"{_TRAINERS} jobs that share"
+    )
+
+    def once(arm: Arm, round_index: int) -> Row:
+        plan.say(f"shared: round {round_index}, {arm.name}")
+        return plan.once(arm, round_index, _TIMEOUT_S)
+
+    outcomes = interleave([one, four], plan.round_count, once, plan.say, first_round=plan.first_round)
+    title = f"jobs that share one decode, {plan.data.shape.sample_count} JPEGs each, batch {BATCH_SIZE}"
+    result = Result("shared", title, (_RATE, _CPU, _PSS), outcomes)
+    first, second = (result.outcome(arm.name) for arm in (one, four))
+    if first and second:
+        text = f"aggregate samples/s, {second.name} / {first.name}"
+        result.verdicts = [Verdict(text, _ratio(second, first, "samples_per_s"), 3.5)]
+    result.notes = ["Aggregate: samples of all jobs by the time of the slowest, from its iter() to its end."]
+    return result
+
+
+def run_memory(plan: Plan) -> Result:
+    """Measure the peak memory of four ranks and what feeds them, with as many batches ahead for each rank."""
+    settings: dict[str, Any] = {"job_count": 1, "rank_count": _TRAINERS, "whole": False}
+    arms = [replace(_trainers(plan.feedd_arm(), **settings, prefetch=PREFETCH_FACTOR), name="feedd")]
+    ahead = {"prefetch_factor": PREFETCH_FACTOR // WORKERS}  # per torch worker
+    arms += [_trainers(arm, **settings, **ahead) for arm in plan.peer_arms()]
+
+    def once(arm: Arm, round_index: int) -> Row:
+        plan.say(f"memory: round {round_index}, {arm.name}")
+        return plan.once(arm, plan.first_round, _TIMEOUT_S)  # memory is what every round samples here
+
+    outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
+    columns = (
+        Column("peak PSS MB", "peak_pss_bytes", scale=1e-6, digits=0, spread=True),
+        Column("of it anonymous", "peak_anonymous_bytes", scale=1e-6, digits=0),
+        Column("samples/s", "samples_per_s", digits=0),
+    )
+    result = Result("memory", f"{_TRAINERS} ranks, batch {BATCH_SIZE} each, {PREFETCH_FACTOR} ahead", columns, outcomes)
+    ours = result.outcome("feedd")
+    peers = [one for one in outcomes if one.name != "feedd" and one.middle("peak_pss_bytes")]
+    if ours and peers:
+        best = min(peers, key=lambda one: one.middle("peak_pss_bytes") or 0.0)
+        text = f"peak PSS, feedd / {best.name} (the smallest peer)"
+        result.verdicts = [Verdict(text, _ratio(ours, best, "peak_pss_bytes"), 0.5, at_least=False)]
+    result.notes = [
+        (
+            f"feedd: the daemon with {WORKERS} decode workers, and {_TRAINERS} ranks. Peers: {_TRAINERS} ranks with"
+            f" {WORKERS} torch workers each, prefetch_factor {PREFETCH_FACTOR // WORKERS}: as many batches ahead of"
+            " each rank. PSS of the whole tree, sampled four times a second."
+        ),
+        "Batches ahead are shared memory and count, once; caches on tmpfs count only where they are mapped.",
+    ]
+    return result

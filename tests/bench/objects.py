@@ -1,0 +1,114 @@
+"""Bench: a cold epoch over JPEGs that are objects of their own, from a near and a far S3, into the training process."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tarfile
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from feedd.bench.harness import Arm, Row, interleave, run_arm
+from feedd.bench.report import Column, Result
+from tests.bench.dataset import BUCKET
+from tests.bench.plan import BATCH_SIZE, PICTURES, PREFETCH_FACTOR, WORKERS
+from tests.bench.s3 import BenchServer
+
+if TYPE_CHECKING:
+    from tests.bench.plan import Plan
+
+_TIMEOUT_S = 300.0
+_LATENCIES_MS = (0, 20)
+_LABELS = "labels.csv"
+COLUMNS = (
+    Column("samples/s from iter()", "samples_per_s", spread=True, digits=0),
+    Column("after 1st batch", "samples_per_s_after_first", digits=0),
+    Column("CPU ms/sample", "cpu_ms_per_sample", digits=2, spread=True),
+    Column("1st batch s", "first_batch_s", digits=2),
+    Column("GETs", "gets", digits=0),
+    Column("MB from S3", "sent_bytes", scale=1e-6, digits=1),
+)
+
+
+def run(plan: Plan) -> list[Result]:
+    """Measure feedd, and the peers that read objects one by one."""
+    folder = _unpacked(plan)
+    results = []
+    for latency_ms in _LATENCIES_MS:
+        with BenchServer(plan.data.root, latency_ms) as server:
+            results.append(_measured(plan, server, latency_ms, folder))
+    return results
+
+
+def _measured(plan: Plan, server: BenchServer, latency_ms: int, folder: str) -> Result:
+    def once(arm: Arm, round_index: int) -> Row:
+        plan.say(f"objects, {latency_ms} ms: round {round_index}, {arm.name}")
+        return _once(arm, server)
+
+    count = plan.data.shape.sample_count
+    title = f"{count} JPEGs 500x375 q90, one object each, {latency_ms} ms to the first byte, cold, shuffled"
+    outcomes = interleave(_arms(plan, server, folder), plan.round_count, once, plan.say, first_round=plan.first_round)
+    result = Result(f"objects_{latency_ms}ms", title, COLUMNS, outcomes)
+    result.notes = [
+        f"Batch {BATCH_SIZE}, {WORKERS} workers everywhere; torch prefetch_factor {PREFETCH_FACTOR}. Same decoder.",
+        "litdata's raw data set lists by boto3 here: its own way needs packages that are not installed.",
+        "feedd's daemon runs before iter() and has listed nothing; its cache is empty. Labels come from a table.",
+    ]
+    return result
+
+
+def _arms(plan: Plan, server: BenchServer, folder: str) -> list[Arm]:
+    shared = {**PICTURES, "sample_count": plan.data.shape.sample_count, "folder": folder, "labels": _LABELS}
+    arms = [
+        Arm(
+            "feedd",
+            "tests.bench.arms.objects_feedd",
+            Path(sys.executable),
+            server.environment,
+            {**shared, "prefetch": None},
+        )
+    ]
+    if plan.peers is not None:
+        environment = {**plan.peers.environment, **server.environment}
+        names = {"litdata raw": "objects_litdata", "boto3 map-style": "objects_boto3"}
+        arms += [
+            Arm(name, f"tests.bench.arms.{module}", plan.peers.python, environment, shared)
+            for name, module in names.items()
+        ]
+    return arms
+
+
+def _once(arm: Arm, server: BenchServer) -> Row:
+    folder = Path(tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm"))  # no arm waits for a disk
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        (folder / "cache").mkdir()
+        before = server.sent()
+        own = replace(arm, environment={**arm.environment, "TMPDIR": str(folder)})
+        row = run_arm(own, {"cache_dir": str(folder / "cache"), "run_dir": str(folder)}, _TIMEOUT_S)
+        sent = server.sent().since(before)
+    return row | {"gets": sent.get_count, "sent_bytes": sent.body_bytes}
+
+
+def _unpacked(plan: Plan) -> str:
+    """Lay the pictures out as objects, a folder for each shard, beside the shards; return the folder of all."""
+    source, target = plan.data.root / BUCKET / "tar", plan.data.root / BUCKET / "objects"
+    if not target.exists():
+        partial = plan.data.root / "partial-objects"
+        shutil.rmtree(partial, ignore_errors=True)
+        rows = ["path,label"]
+        for shard in sorted(source.iterdir()):
+            folder = partial / shard.stem
+            folder.mkdir(parents=True)
+            with tarfile.open(shard) as tar:
+                for member in tar:
+                    content = tar.extractfile(member)
+                    if member.name.endswith(".jpg") and content is not None:
+                        (folder / member.name).write_bytes(content.read())
+                        rows.append(f"{shard.stem}/{member.name},{int(member.name.removesuffix('.jpg'))}")
+        (partial / _LABELS).write_text("\n".join(rows))
+        partial.rename(target)  # only a whole one ever has its final name
+    return "objects"

@@ -1,0 +1,129 @@
+"""A cache rig behind ``MadeCache``, and a form that makes of an object what it is, in this very process."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
+
+from feedd.cache.disk import DiskCache
+from feedd.decode.forms import registry
+from feedd.decode.forms.make import make_shard
+from feedd.decode.forms.streams import whole
+from feedd.decode.messages import MakeRequest, NeedRanges
+from feedd.decode.work import MadeShard
+from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
+from feedd.pipeline.made import MadeCache
+from feedd.pipeline.made_facts import MadeFact, MadeFacts
+from feedd.pipeline.making import Maker, MakerOptions
+from feedd.values import ByteRange
+from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
+from tests.fakes.fetchers import MemoryFetcher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from feedd.decode.work import MakeTask
+    from feedd.protocols import FetchWatch, Held, Out
+    from feedd.values import ObjectRef
+
+FORM = "same"
+
+
+class SameForm:
+    """``protocols.ShardForm``: the shard is the object, made anyway."""
+
+    name = FORM
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """All of it; or, with parameters, its halves one after the other."""
+        if params != "halves" or not held.size_bytes:
+            return whole(held, params)
+        middle = (held.size_bytes + 1) // 2
+        halves = (ByteRange(0, middle), ByteRange(middle, held.size_bytes))
+        done = sum(span.size_bytes for span in held.spans)
+        return () if done == held.size_bytes else (halves[1] if done else halves[0],)
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Copy."""
+        del url, params
+        out.write(held.data)
+        return "tar"
+
+
+SAME = SameForm()
+registry._FORMS[FORM] = (__name__, "SAME")
+
+
+class MakingFetcher(MemoryFetcher):
+    """Knows objects by refs with or without a form."""
+
+    def data(self, ref: ObjectRef) -> bytes:
+        """Return what was stored."""
+        return super().data(replace(ref, form=""))
+
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+    ) -> None:
+        """Fill these spans."""
+        del watch
+        self.calls[ref.key] += 1
+        for span in spans:
+            target[span.start : span.end] = self.data(ref)[span.start : span.end]
+
+
+async def make(task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+    """Do in this process what a worker does."""
+    spans = tuple((span.start, span.end) for span in task.spans)
+    sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes)
+    answer = make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
+    if isinstance(answer, NeedRanges):
+        return tuple(ByteRange(*span) for span in answer.spans)
+    return MadeShard(answer.size_bytes, answer.format_name, answer.busy_s)
+
+
+@dataclass
+class MadeRig(CacheRig):
+    """The rig of the conformance suite, with ``MadeCache`` on top.
+
+    Attributes:
+        form: of all shards; empty: plain ones.
+        made_before: whether the sizes of made shards are known.
+        facts: what was learned; survives the cache.
+    """
+
+    form: str = ""
+    made_before: bool = True
+    facts: MadeFacts = field(default_factory=MadeFacts)
+    fetcher: MakingFetcher = field(default_factory=MakingFetcher)
+
+    def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
+        """Store an object; return it in its form, which is as long."""
+        ref = replace(super().shard(name, size_bytes, etag), form=self.form)
+        if self.form and self.made_before:
+            self.facts.note(ref, MadeFact(size_bytes, size_bytes, "tar"))
+        return ref
+
+    @contextlib.asynccontextmanager
+    async def open_made(
+        self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
+    ) -> AsyncIterator[MadeCache]:
+        """Open; after it nothing is held."""
+        maker = Maker(self.fetcher, make, self.facts, MakerOptions(1 << 30, makings=4), self.recorder)
+        options = self.options(capacity, prefetch_fills, deadline_s)
+        async with DiskCache(options, maker, self.recorder, self.clock) as disk, MadeCache(disk, maker) as cache:
+            yield cache
+        for gauge in (CACHE_PINS, CACHE_RESERVED, CACHE_BYTES, CACHE_ENTRIES, PIPELINE_MAKING):
+            assert self.recorder.total(gauge) == 0, gauge.name
+        assert not self.temp_files()
+        assert self.disk_bytes() <= int(capacity * SLOT_BYTES)
+        assert not maker.fresh_count
+        assert not cache._awaited
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
+    ) -> AsyncIterator[DiskCache]:
+        """Open one as the conformance suite does."""
+        async with self.open_made(capacity, prefetch_fills, deadline_s) as cache:
+            yield cast("DiskCache", cache)  # all that the suite uses of one, this one has too

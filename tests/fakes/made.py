@@ -1,0 +1,67 @@
+"""Objects in memory files, and what is made of them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.decode.forms.make import make_shard
+from feedd.decode.messages import Made, MakeRequest
+from feedd.decode.work import MakeTask
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+URL = "s3://bucket/shard"
+LIMIT_BYTES = 64 << 20
+
+
+@dataclass
+class Making:
+    """One object and a place for its shard, at an offset."""
+
+    source_fd: int
+    out_fd: int
+    size_bytes: int
+    out_at: int = 4096
+
+    def task(self, form: str, name: str, limit_bytes: int = LIMIT_BYTES, room_bytes: int = LIMIT_BYTES) -> MakeTask:
+        """Return the task of making it, all of the object being here."""
+        spans = (ByteRange(0, self.size_bytes),) if self.size_bytes else ()
+        fds = (self.source_fd, self.out_fd, self.out_at)
+        return MakeTask(form, f"{URL}/{name}", self.size_bytes, spans, *fds, limit_bytes, room_bytes)
+
+    def written(self) -> bytes:
+        """Return what was written."""
+        return os.pread(self.out_fd, os.fstat(self.out_fd).st_size, self.out_at)
+
+
+@contextmanager
+def making(data: bytes) -> Iterator[Making]:
+    """Yield a making of ``data``."""
+    source, out = os.memfd_create("object"), os.memfd_create("made")
+    try:
+        os.truncate(source, len(data))
+        os.pwrite(source, data, 0)
+        yield Making(source, out, len(data))
+    finally:
+        os.close(source)
+        os.close(out)
+
+
+def made_of(form: str, name: str, data: bytes, limit_bytes: int = LIMIT_BYTES) -> tuple[str, bytes]:
+    """Return format and bytes of what a worker would make, in this process."""
+    with making(data) as it:
+        task = it.task(form, name, limit_bytes)
+        spans = tuple((span.start, span.end) for span in task.spans)
+        request = MakeRequest(
+            1, task.form, task.url, task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes
+        )
+        answer = make_shard(request, (task.source_fd, task.out_fd))
+        assert isinstance(answer, Made)
+        written = it.written()
+        assert answer.size_bytes == len(written)
+        return answer.format_name, written

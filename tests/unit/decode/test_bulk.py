@@ -1,0 +1,245 @@
+"""Plain copies of many rows at once: the same bytes as row by row, and nothing kept longer than it is read."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.decode import split
+from feedd.decode.execute import Executor
+from feedd.decode.kept import REST_S, KeptFiles
+from feedd.decode.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Failed, encode, request_decoder
+from feedd.decode.plain import chunk_rows, plain_numbers
+from feedd.decode.recipe import parse_field, spec_of
+from feedd.decode.work import DecodeTask, FieldWork
+from tests.budget import budget
+from tests.fakes.tars import shard_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.decode.messages import Answer
+    from feedd.values import FieldRecipe, ShardFile
+
+ARENA_BYTES = 1 << 20
+RECIPES = {
+    "tokens": replace(parse_field("x", "tokens:uint16:5"), stored="uint16[]"),
+    "tensor": parse_field("x", "tensor:float32:2,3"),
+    "padded": parse_field("x", '{"decode": "tokens", "dtype": "uint16", "count": 5, "last": "pad", "fill": 7}'),
+    "int of uint64": replace(parse_field("x", "int"), stored="uint64"),
+    "int of int16": replace(parse_field("x", "int"), stored="int16"),
+    "float of float64": replace(parse_field("x", "float"), stored="float64"),
+    "int of bool": replace(parse_field("x", "int"), stored="bool"),
+}
+
+
+@pytest.fixture
+def executor() -> Iterator[Executor]:
+    """One with an arena attached."""
+    fd = os.memfd_create("arena")
+    os.ftruncate(fd, ARENA_BYTES)
+    made = Executor()
+    made.attach(1, fd, ARENA_BYTES)
+    os.close(fd)
+    yield made
+    made.rest()
+    made.detach(1)
+
+
+def task(files: tuple[ShardFile, ...], recipe: FieldRecipe, spans: np.ndarray) -> DecodeTask:
+    """Return the task of rows (file, start, size), back to back from byte 64 of the slot."""
+    spec = spec_of(recipe)
+    width = int(np.prod(spec.shape, dtype=int)) * np.dtype(spec.dtype).itemsize
+    out_at = 64 + np.arange(len(spans)) * width
+    work = FieldWork(recipe, spans[:, 0].astype(np.int32), spans[:, 1], spans[:, 2], out_at)
+    return DecodeTask(files, 1, 128, (work,), np.zeros(len(spans), np.uint64))
+
+
+def request(of: DecodeTask, rows: range) -> DecodeRequest:
+    """Return what a worker gets."""
+    made = request_decoder.decode(split.decode_packet(of, rows, 1))
+    assert isinstance(made, DecodeRequest)
+    return made
+
+
+def run(executor: Executor, of: DecodeTask, rows: range) -> Answer:
+    """Have rows decoded."""
+    answer, fds = executor.run(request(of, rows))
+    assert not fds
+    return answer
+
+
+def one_by_one(executor: Executor, of: DecodeTask) -> list[tuple[int, str]]:
+    """Decode each row alone, which is never done in bulk; return the bad ones."""
+    bad: list[tuple[int, str]] = []
+    for row in range(len(of.seeds)):
+        answer = run(executor, of, range(row, row + 1))
+        assert isinstance(answer, Decoded)
+        bad += [(row, reason) for _, _, reason in answer.bad]
+    return bad
+
+
+@settings(max_examples=budget(120), deadline=None)
+@given(name=st.sampled_from(list(RECIPES)), seed=st.integers(0, 1 << 30), rows=st.integers(2, 60))
+def test_many_rows_at_once_are_as_one_by_one(
+    name: str, seed: int, rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Bytes, and which rows are bad and why, do not depend on how many rows a request has."""
+    draws = np.random.default_rng(seed)
+    folder = tmp_path_factory.mktemp("bulk")
+    data = [draws.integers(0, 256, 400, np.uint8).tobytes() for _ in range(3)]
+    files = tuple(shard_file(folder / str(n), part, data_at=4096 * n) for n, part in enumerate(data))
+    recipe = RECIPES[name]
+    plain = plain_numbers(recipe)
+    width = plain.width_bytes if plain is not None else 1
+    spans = np.stack([draws.integers(0, 3, rows), draws.integers(0, 401 - width, rows), np.full(rows, width)], axis=1)
+    for row in draws.integers(0, rows, 2 * (seed % 2)).tolist():
+        spans[row, 1:] = [(-1, -1), (0, width - 1), (398, width + 4), (400, width), (0, width + 1)][row % 5]
+        spans[row, 1] = max(spans[row, 1], 0)
+    of = task(files, recipe, spans)
+    results = []
+    for whole in (True, False):
+        executor = Executor()
+        fd = os.memfd_create("arena")
+        os.ftruncate(fd, ARENA_BYTES)
+        executor.attach(1, fd, ARENA_BYTES)
+        if whole:
+            answer = run(executor, of, range(rows))
+            assert isinstance(answer, Decoded)
+            bad = [(row, reason) for row, _, reason in answer.bad]
+        else:
+            bad = one_by_one(executor, of)
+        out = os.pread(fd, ARENA_BYTES, 0)
+        executor.rest()
+        executor.detach(1)
+        os.close(fd)
+        results.append((bad, out))
+    dropped = {row for row, _ in results[0][0]}
+    assert results[0][0] == results[1][0]
+    size = len(results[0][1]) if not dropped else 0  # what bad rows leave behind is anybody's guess
+    assert results[0][1][:size] == results[1][1][:size]
+    for row in set(range(rows)) - dropped:
+        at, step = 128 + int(of.fields[0].out_at[row]), int(of.fields[0].out_at[1] - of.fields[0].out_at[0])
+        assert results[0][1][at : at + step] == results[1][1][at : at + step]
+
+
+def mapped(path: str) -> bool:
+    """Whether this process maps the file."""
+    return path in Path("/proc/self/maps").read_text()
+
+
+def all_of(file: ShardFile, rows: int = 4) -> DecodeTask:
+    """Return a task of the first rows of a shard of tokens."""
+    spans = np.array([(0, 10 * row, 10) for row in range(rows)])
+    return task((file,), RECIPES["tokens"], spans)
+
+
+def test_mappings_are_kept_while_they_are_read_and_no_longer(tmp_path: Path, executor: Executor) -> None:
+    """A shard stays mapped from request to request; resting, or other requests for a while, let go of it."""
+    one, other = (shard_file(tmp_path / name, bytes(range(200))) for name in "ab")
+    kept = [executor.keeps]
+    run(executor, all_of(one), range(4))
+    assert [*kept, executor.keeps] == [False, True]
+    assert mapped(one.path)
+    executor.rest()
+    assert not mapped(one.path)
+    run(executor, all_of(one), range(4))
+    for _ in range(200):
+        run(executor, all_of(other), range(4))
+    assert (mapped(one.path), mapped(other.path)) == (False, True)
+
+
+def test_a_single_row_is_read_by_a_call(tmp_path: Path, executor: Executor) -> None:
+    """A row that may have killed a worker is not read through a mapping, where an I/O error kills."""
+    file = shard_file(tmp_path / "a", bytes(range(200)))
+    answer = run(executor, all_of(file), range(1))
+    assert isinstance(answer, Decoded)
+    assert not answer.bad
+    assert not mapped(file.path)
+
+
+def test_another_file_of_the_same_name_is_read_anew(tmp_path: Path, executor: Executor) -> None:
+    """Where a shard was fetched again, or another took its name, no byte of the former is seen."""
+    file = shard_file(tmp_path / "a", bytes(200))
+    run(executor, all_of(file), range(4))
+    Path(file.path).unlink()
+    shard_file(tmp_path / "a", bytes([9]) * 200)
+    run(executor, all_of(file), range(4))
+    at = 128 + 64
+    assert bytes(executor._arenas[1][at : at + 40]) == bytes([9]) * 40
+
+
+def test_a_lost_or_short_file_is_the_caches_problem(tmp_path: Path, executor: Executor) -> None:
+    """A file that is gone, or shorter than its object, fails the request as a whole and names the object."""
+    file = shard_file(tmp_path / "a", bytes(200))
+    run(executor, all_of(file), range(4))
+    Path(file.path).unlink()
+    short = shard_file(tmp_path / "b", bytes(200))
+    os.truncate(short.path, 100)
+    for lost in (file, short):
+        answer = run(executor, all_of(lost), range(4))
+        assert isinstance(answer, Failed)
+        assert (answer.kind, answer.object) == ("cache-unavailable", lost.ref.url)
+
+
+def test_rows_outside_the_arena_write_nothing(tmp_path: Path, executor: Executor) -> None:
+    """A row that would lie outside is a defect of ours, said as one."""
+    file = shard_file(tmp_path / "a", bytes([5]) * 200)
+    for out_at in (-200, ARENA_BYTES - 128 - 9):
+        good = all_of(file)
+        places = np.array([0, 10, 20, out_at])
+        work = replace(good.fields[0], out_at=places)
+        answer = run(executor, replace(good, fields=(work,)), range(4))
+        assert isinstance(answer, Failed)
+        assert answer.kind == "internal"
+    assert not any(executor._arenas[1][:])
+
+
+def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: Executor) -> None:
+    """Where all rows of a large request are bad, each is named, the first ones with all of the reason."""
+    file = shard_file(tmp_path / "a", bytes(200))
+    rows = chunk_rows([RECIPES["tokens"]], 32)
+    assert rows > 256
+    of = task((file,), RECIPES["tokens"], np.array([(0, 0, 9)] * rows))
+    answer = run(executor, of, range(rows))
+    assert isinstance(answer, Decoded)
+    assert [row for row, _, _ in answer.bad] == list(range(rows))
+    assert answer.bad[0][2] == "expected 10 bytes for uint16[5], got 9"
+    longest = replace_reasons(answer)
+    assert len(encode(longest)) <= MESSAGE_BYTES_MAX
+
+
+def replace_reasons(answer: Decoded) -> Decoded:
+    """Return the answer with reasons as long as they may be, of characters that take four bytes where they may."""
+    bad = tuple((row, field, "\U0001f600" * 300 if row < 64 else reason) for row, field, reason in answer.bad)
+    return Decoded(answer.id, answer.busy_s, bad)
+
+
+def test_requests_have_many_rows_only_where_all_fields_are_plain() -> None:
+    """A field that takes decoding keeps requests small; wide rows do as well."""
+    tokens, text = RECIPES["tokens"], parse_field("t", "str")
+    assert chunk_rows([tokens, text], 32) == 32
+    assert chunk_rows([tokens], 32) == 512
+    assert chunk_rows([parse_field("x", "tensor:float32:3,224,224")], 32) == 32
+
+
+def test_files_go_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping that was not read for a while goes with the next request, however few there were."""
+    now_s = 100.0
+    monkeypatch.setattr("feedd.decode.kept.time.monotonic", lambda: now_s)
+    kept = KeptFiles()
+    kept.begin()
+    kept.get(split.file_message(shard_file(tmp_path / "a", bytes(200))))
+    now_s += REST_S / 2
+    kept.begin()
+    assert len(kept) == 1
+    now_s += REST_S
+    kept.begin()
+    assert len(kept) == 0

@@ -1,0 +1,118 @@
+"""Batches that are little work are made several at a time: the same batches, failures and ends as one by one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import BadSample
+from feedd.values import BatchReady, Cursor, EpochEnd
+from tests.fakes.feeding import batches, feeding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from feedd.pipeline.session import Session
+    from tests.fakes.feeding import GatedStore
+
+FIELDS = (("x", "tensor:uint8:4"), ("y", '{"decode": "tokens", "dtype": "uint16", "count": 2, "from": ["y"]}'))
+COUNTS = (5, 12, 7, 11, 9, 3)
+
+
+def store(into: GatedStore, *bad: int) -> None:
+    """Store shards whose samples hold their number twice; those in ``bad`` hold a byte too few."""
+    for shard, count in enumerate(COUNTS):
+        numbers = [shard * 16 + n for n in range(count)]
+        into.shard(
+            shard,
+            [{"x": bytes([n] * (3 if n in bad else 4)), "y": bytes([n, 0, n, 1])} for n in numbers],
+        )
+
+
+def values(batch: BatchReady, data: bytes) -> list[bytes]:
+    """Return what the fields hold, without what lies between them."""
+    return [data[region.values_at : region.values_at + region.values_bytes] for region in batch.regions]
+
+
+async def together(session: Session, steps: list[int]) -> list[tuple[BatchReady, bytes] | EpochEnd]:
+    """Have the first of several steps made at once; return batches with their bytes."""
+    slots = [session.slots.take() for _ in steps]
+    jobs = [(Cursor(0, step), slot) for step, slot in zip(steps, slots, strict=True) if slot is not None]
+    assert len(jobs) == len(steps)
+    try:
+        made = await session.produce_together(jobs)
+        return [
+            one if isinstance(one, EpochEnd) else (one, bytes(session.slots.view(slot)[: one.size_bytes]))
+            for one, (_, slot) in zip(made, jobs, strict=False)
+        ]
+    finally:
+        for _, slot in jobs:
+            assert session.slots.give_back(slot)
+
+
+async def all_of(session: Session, steps: int) -> tuple[list[tuple[BatchReady, bytes] | EpochEnd], list[int]]:
+    """Make as many steps, up to four at once; return them, and how many were made each time."""
+    found: list[tuple[BatchReady, bytes] | EpochEnd] = []
+    counts = []
+    while len(found) < steps:
+        made = await together(session, list(range(len(found), len(found) + 4)))
+        counts.append(len(made))
+        found += made
+    return found, counts
+
+
+async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
+    """Rows, bytes, cursors and the end of the epoch are the same; batches of several windows among them."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        alone = await batches(await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=16))
+        session = await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=16)
+        assert session.info.at_once == 4
+        steps = len(alone)
+        found, counts = await all_of(session, steps + 2)
+        assert 1 <= min(counts) < max(counts) == 4  # those of one window
+        assert found[steps:] == [EpochEnd(0, steps)] * (len(found) - steps)
+        for one, other in zip(found, alone, strict=False):
+            assert not isinstance(one, EpochEnd)
+            assert one[0] == other.ready
+            assert values(one[0], one[1]) == values(one[0], other.data)
+
+
+async def test_bad_samples_are_their_own_batchs(tmp_path: Path) -> None:
+    """What is bad is dropped from its batch only, and charged to its step."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store, 1, 34, 48)
+        alone = await batches(await rig.open(fields=FIELDS, bad_samples_max=3, prefetch_batches=16))
+        session = await rig.open(fields=FIELDS, bad_samples_max=3, prefetch_batches=16)
+        found, _ = await all_of(session, len(alone))
+        assert [one[0] for one in found if not isinstance(one, EpochEnd)] == [one.ready for one in alone]
+        assert sum(one.ready.bad_samples for one in alone) == 3
+        for one, other in zip(found, alone, strict=False):
+            assert not isinstance(one, EpochEnd)
+            assert values(one[0], one[1]) == values(one[0], other.data)
+
+
+async def test_beyond_the_budget_all_fail(tmp_path: Path) -> None:
+    """A sample that the budget does not cover is named, whichever of the batches it is in."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store, 34)
+        session = await rig.open(fields=FIELDS, prefetch_batches=16)
+        with pytest.raises(BadSample, match=r"sample '02002', field 'x': expected 4 bytes"):
+            await together(session, [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fields": (("x", "bytes"),)},
+        {"fields": FIELDS, "keys": True},
+        {"fields": FIELDS, "share": "group"},
+        {"fields": FIELDS, "prefetch_batches": 4},
+    ],
+)
+async def test_what_is_made_one_by_one(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Fields that take decoding, keys, shared batches and few slots: nothing is gained by making several."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        assert (await rig.open(**({"prefetch_batches": 16} | changes))).info.at_once == 1

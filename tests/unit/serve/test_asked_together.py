@@ -1,0 +1,50 @@
+"""Batches that are little work are asked for several at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.errors import BadShard
+from tests.fakes.backend import FakeScript
+from tests.unit.serve.raw_client import serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_batches_are_asked_for_together_where_that_pays(short_dir: Path) -> None:
+    """As many at once as the backend says, no more than credits and slots allow; they come in order all the same."""
+    async with serving(short_dir, FakeScript(at_once=3, steps=8)) as rig:
+        opened = await rig.open(prefetch_batches=8)
+        stream = await rig.stream(opened.session_id, credits=8, inline_only=True)
+        await stream.until(8)
+        assert [b.cursor.step for b in stream.batches] == list(range(8))
+        assert set(rig.backend.sessions[0].together) == {3, 2}
+        stream.call.cancel()
+
+
+async def test_where_one_of_several_fails_each_is_asked_for_alone(short_dir: Path) -> None:
+    """The error of a step is that step's, and follows the batches before it."""
+    fault = BadShard("expected a tar header, got zeros", object="s3://b/1.tar", stage="decode")
+    async with serving(short_dir, FakeScript(at_once=4, faults={2: fault})) as rig:
+        opened = await rig.open(prefetch_batches=4)
+        stream = await rig.stream(opened.session_id, credits=4, inline_only=True)
+        await stream.finish()
+        assert [b.cursor.step for b in stream.batches] == [0, 1]
+        assert stream.error is not None
+        assert stream.error.kind == "bad-shard"
+
+
+async def test_what_is_not_made_is_asked_for_again(short_dir: Path) -> None:
+    """A backend that makes only the first of several is asked for the others, and all come in order."""
+    async with serving(short_dir, FakeScript(at_once=4, steps=9, alone={1, 3, 6})) as rig:
+        opened = await rig.open(prefetch_batches=8)
+        stream = await rig.stream(opened.session_id, credits=16, inline_only=True)
+        await stream.finish()
+        assert [b.cursor.step for b in stream.batches] == list(range(9))
+        session = rig.backend.sessions[0]
+        assert sorted({at.step for at in session.produced}) == [
+            *range(9),
+            *range(9, max(a.step for a in session.produced) + 1),
+        ]
+        assert len([at for at in session.produced if at.step < 9]) == 9
