@@ -94,10 +94,17 @@ class Request:
         """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
         return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
 
+    @property
+    def bucket_sources(self) -> tuple[str, ...]:
+        """What the data may call the field that samples are put together by; nothing where by none."""
+        name = self.spec.bucket_by
+        decoded = (field.sources for field in self.wanted[0] if field.name == name)
+        return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))
+
     def _looked_at(self, recipe: tuple[FieldRecipe, ...]) -> list[FieldRecipe]:
         found = [FieldRecipe(one.field, one.sources(recipe), "bytes") for one in self.filters]
         name = self.spec.bucket_by
-        return [*found, FieldRecipe(name, bucket_sources(self), "bytes")] if name else found
+        return [*found, FieldRecipe(name, self.bucket_sources, "bytes")] if name else found
 
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
@@ -144,13 +151,6 @@ def planned(listing: Listing, request: Request) -> Planned:
         steps,
         wrap,
         spec.window_bytes,
-        bucket_sources(request),
+        request.bucket_sources,
     )
     return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)
-
-
-def bucket_sources(request: Request) -> tuple[str, ...]:
-    """Return what the data may call the field that samples are put together by; nothing where by none."""
-    name = request.spec.bucket_by
-    decoded = (field.sources for field in request.wanted[0] if field.name == name)
-    return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))

@@ -17,7 +17,6 @@ from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
 from feedd.pipeline.packing import packing_of
 from feedd.pipeline.pinned import with_pinned
-from feedd.pipeline.planning import bucket_sources
 from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
@@ -209,7 +208,7 @@ def _check_looked_at(request: Request, recipe: Recipe, index: ShardIndex) -> Non
             check_fields((field,), index.fields)
             as_stored((field,), index)
     if request.spec.bucket_by:
-        check_fields((FieldRecipe(request.spec.bucket_by, bucket_sources(request), "bytes"),), index.fields)
+        check_fields((FieldRecipe(request.spec.bucket_by, request.bucket_sources, "bytes"),), index.fields)
 
 
 async def _resolve(
