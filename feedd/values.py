@@ -291,6 +291,7 @@ class OpenSpec:
         bucket_by: field by whose size samples of a window are put into batches; empty: by chance alone.
         bad_samples: what becomes of bad samples, see ``pipeline.policy``; empty: "skip".
         filters: conditions that samples must meet, see ``decode.filters``.
+        decoded_cache: keep images decoded, see ``decode.ready``.
         sharding: "key", "replicated", "size" or "sample".
         partitions: parts the dataset is cut into; 0: as many as nodes.
         uneven: "drop", "pad", "repeat", "join" or "allow"; empty: as suits.
@@ -330,6 +331,7 @@ class OpenSpec:
     bucket_by: str = ""
     bad_samples: str = ""
     filters: tuple[str, ...] = ()
+    decoded_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

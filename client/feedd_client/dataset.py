@@ -95,6 +95,9 @@ class FeedDataset(IterableDataset[Any]):
             "max_bytes": 4096}`` (stored size), ``{"field": "jpg", "min_height": 64, "min_width": 64}`` (from the
             header; ``max_`` as well), ``{"field": "score", "min": 0.5, "max": 1}`` (a number). Others are left out of
             their batch, and counted in ``stats()``.
+        decoded_cache: have the node keep images decoded, as far as its cache has room, so that later epochs only do
+            what is left of their recipes. Batches are the same; but of recipes that begin with a random cut
+            (``image:224x224:random``), which then cut from images whose shorter side is 256 (more for larger cuts).
         open_timeout_s: for opening; includes fetching a first shard.
         reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
 
@@ -126,6 +129,7 @@ class FeedDataset(IterableDataset[Any]):
         bad_samples: BadSamples | None = None,
         max_bad_samples: int | None = None,
         filter: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        decoded_cache: bool = False,
         open_timeout_s: float = 120.0,
         reconnect_timeout_s: float = 300.0,
     ) -> None:
@@ -152,6 +156,7 @@ class FeedDataset(IterableDataset[Any]):
             sources=sources,
             mix=mix,
             samples_per_epoch=samples_per_epoch,
+            decoded_cache=decoded_cache,
         )
         self._address, self._topology = checked_address(address), topology
         self._epochs = Epochs()

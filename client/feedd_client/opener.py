@@ -156,6 +156,7 @@ class Opener:
                 for source in options.sources
             ],
             mix=pb.Mix(mode=options.mix, samples_per_epoch=options.samples_per_epoch or 0) if options.sources else None,
+            decoded_cache=options.decoded_cache,
         )
 
 
@@ -177,7 +178,7 @@ def _check_minor(endpoint: Endpoint, granted: pb.OpenResponse, needs_minor: int)
     """Make sure that the daemon did not pass over what it does not know."""
     if granted.version.minor < needs_minor:
         raise DaemonVersionError(
-            "expected a daemon that filters, buckets and replaces samples "
+            "expected a daemon that filters, buckets and replaces samples, and keeps decoded ones "
             f"(protocol {PROTOCOL_MAJOR}.{needs_minor}), got {granted.version.major}.{granted.version.minor}",
             object=endpoint.address.text,
             hint="upgrade feedd on this node",

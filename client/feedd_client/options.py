@@ -42,6 +42,7 @@ class FeedOptions:
 
     Attributes:
         samples: which samples it takes.
+        decoded_cache: as FeedDataset has it.
         sources: to be mixed, instead of ``urls``.
     """
 
@@ -65,6 +66,7 @@ class FeedOptions:
     sources: tuple[SourceOptions, ...] = ()
     mix: str = "stratified"
     samples_per_epoch: int | None = None
+    decoded_cache: bool = False
 
     def __post_init__(self) -> None:
         self._check_mix()
@@ -82,6 +84,7 @@ class FeedOptions:
         _expect(
             self.prefetch is None or _count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch
         )
+        _expect(isinstance(self.decoded_cache, bool), "decoded_cache", "True or False", self.decoded_cache)
         _expect(self.open_timeout_s > 0, "open_timeout_s", "seconds > 0", self.open_timeout_s)
         _expect(self.reconnect_timeout_s >= 0, "reconnect_timeout_s", "seconds >= 0", self.reconnect_timeout_s)
         if self.shuffle is not None and self.shuffle.window_shards is not None:
@@ -135,7 +138,7 @@ class FeedOptions:
     def needs_minor(self) -> int:
         """The least minor version of the protocol whose daemons do what is asked for; older ones would pass over it."""
         bucketed = self.shuffle is not None and self.shuffle.bucket_by is not None
-        return 3 if self.samples.is_new or bucketed else 0
+        return 3 if self.samples.is_new or bucketed or self.decoded_cache else 0
 
     @property
     def bucket_by(self) -> str:

@@ -202,6 +202,8 @@ def sample_bytes(
     columns = [index.fields.index(source) for source in recipe.sources if source in index.fields]
     sizes = index.sizes[columns].reshape(-1)
     growth = _IMAGE_GROWTH if recipe.codec == "image" and spec.ndim > 1 else 1
+    if recipe.stored == "pixels":  # they are decoded already
+        growth = np.dtype(spec.dtype).itemsize
     return sizes[sizes >= 0] * growth
 
 

@@ -65,6 +65,9 @@ class CacheConfig(Section):
         default_factory=default_bypass_bytes,
         description="most memory for shards while the disk cannot be used, taken only then; 0: its errors end epochs",
     )
+    decoded: Literal["allowed", "off"] = Field(
+        "allowed", description="whether trainers that ask for it have images kept decoded, as far as there is room"
+    )
     quotas: Quotas = Field(
         default_factory=dict, description="most of the cache that objects below a URL may take, longest match first"
     )

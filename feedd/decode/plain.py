@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.params import FloatParams, IntParams, TensorParams, TokensParams, params_of
+from feedd.decode.params import FloatParams, ImageParams, IntParams, TensorParams, TokensParams, params_of
+from feedd.decode.ready import PIXELS, prefix_of
 from feedd.decode.stored import parse_stored
 
 if TYPE_CHECKING:
@@ -65,11 +66,20 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
         return Plain(params.dtype, params.dtype, math.prod(params.shape))
     if isinstance(params, TokensParams):
         return Plain(params.dtype, params.dtype, params.count)
+    if isinstance(params, ImageParams) and recipe.stored == PIXELS:
+        return _ready(params)
     if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
         return None
     if stored is not None and stored.dtype != "bool":
         return Plain(stored.dtype, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
     return None
+
+
+def _ready(params: ImageParams) -> Plain | None:
+    prefix = prefix_of(params)
+    if prefix is None or prefix.shape is None or not prefix.whole:
+        return None
+    return Plain(prefix.dtype, prefix.dtype, math.prod(prefix.shape))
 
 
 def chunk_rows(recipes: Iterable[FieldRecipe], rows: int) -> int:

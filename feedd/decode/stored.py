@@ -12,6 +12,7 @@ A name, so that an index says it in a few bytes and a mismatch can be told::
     mds           an array in front of which MosaicML says its dtype and shape; mds:float32: its shape
     litdata:numpy an array in front of which LitData says its dtype and shape; so litdata:tensor
     pil           pixels as PIL has them, in front of them their size and mode
+    pixels        rows made ready for a recipe, see ``decode.ready``
     pickle        what nothing here ever opens
 
 and nothing at all for what a tar holds: text, an encoded image, a .npy file. Where the format says which of these it
@@ -42,13 +43,14 @@ _FILE_NAMES: Final = {
     "json": "json",
     "image": "image",
     "pil": "image",
+    "pixels": "image",
     "litdata:numpy": "npy",
     "litdata:tensor": "npy",
     "mds": "npy",
     "pickle": "bytes",
 } | {f"mds:{dtype}": "npy" for dtype in DTYPES}
 """Codec by name, where a file of its own says more than a tar's member."""
-_ONLY: Final = {name: codec for name, codec in _FILE_NAMES.items() if codec == "npy" or name in {"pil", "pickle"}}
+_ONLY: Final = {name: codec for name, codec in _FILE_NAMES.items() if codec == "npy" or name in {"pil", "pixels", "pickle"}}
 """Those that no other codec than this one can read, but for ``bytes``."""
 PICKLE: Final = "pickle"
 

@@ -15,6 +15,7 @@ from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.columnar import narrowed
+from feedd.pipeline.decoded import Room, made_ready
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.labels import label, with_tables
 from feedd.pipeline.learned import Learned
@@ -95,6 +96,8 @@ class Pipeline:
             )
         try:
             view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
+            room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
+            view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
             await label(self.stages.sources, listing, request)  # views have its labels
             return await self._open(request, view, mark)
         except (ObjectChanged, NotFound):
@@ -137,6 +140,7 @@ class Pipeline:
     async def _join(self, session: Session, spec: OpenSpec, plan: tuple[object, ...], memory: _Memory) -> None:
         """Put a session into the group of those that ask for the same batches."""
         key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples, *plan)
+        key = (*key, spec.decoded_cache)
         shared = await self._sharing.join(key, session, memory.shared)
         session.take_part(shared, lambda member: self._sharing.leave(key, member))
 

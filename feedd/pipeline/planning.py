@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.filters import Filter, filter_text, parse_filter
+from feedd.decode.ready import crop_friendly
 from feedd.decode.recipe import parse_field
 from feedd.errors import Unsupported
 from feedd.pipeline.cuts import Cuts, cut_of
@@ -64,6 +65,8 @@ class Request:
         parse_uneven(spec.uneven)
         fields = [source.fields for source in spec.sources] or [spec.fields]
         wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        if spec.decoded_cache:
+            wanted = tuple(tuple(map(crop_friendly, one)) for one in wanted)
         check_packing(spec, wanted)
         mix = mix_facts(spec, wanted) if spec.sources else None
         cuts = tuple(cut_of(one) for one in wanted)

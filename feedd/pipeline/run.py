@@ -14,7 +14,7 @@ from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
-from feedd.config.machine import default_workers
+from feedd.config.machine import default_workers, memory_bytes
 from feedd.decode.pool import DecodePool
 from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
+_READY_SHARE = 8  # of memory, for those being made at one time
 _MAKINGS_MAX = 16  # each holds an object and what is made of it in memory
 
 
@@ -72,12 +73,12 @@ def cache_options(config: Config) -> CacheOptions:
 def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock: Clock) -> AnyCache:
     """Return the cache of a node, not open yet: on disk, with memory above it, or beside it for when the disk fails."""
     options = cache_options(config)
-    memory_bytes = config.cache.memory or config.cache.bypass
-    if not memory_bytes:
+    in_memory_bytes = config.cache.memory or config.cache.bypass
+    if not in_memory_bytes:
         return DiskCache(options, fetcher, recorder, clock)
     gauges = JointGauges(recorder)
     watch = DiskWatch(partial(try_directory, options.directory), HealthOptions(), recorder, clock)
-    memory = MemoryCache(memory_bytes, fetcher, gauges.share(), clock)
+    memory = MemoryCache(in_memory_bytes, fetcher, gauges.share(), clock)
     disk = DiskCache(options, fetcher, watch.listen(gauges.share()), clock)
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
@@ -87,6 +88,14 @@ def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder)
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
     options = MakerOptions(limit_bytes=limit_bytes, makings=min(max(1, workers_max(config) - 1), _MAKINGS_MAX))
     return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
+
+
+def ready_bytes(config: Config) -> int:
+    """Return the most bytes of a shard whose images are made ready; 0: the operator does not want any."""
+    if config.cache.decoded == "off":
+        return 0
+    makings = min(max(1, workers_max(config) - 1), _MAKINGS_MAX)
+    return memory_bytes() // (_READY_SHARE * makings)
 
 
 def decode_options(config: Config) -> DecodeOptions:
@@ -120,6 +129,7 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         window_shards=config.shuffle.window_shards,
         arena_bytes=config.arena.size,
         slots_max=config.arena.slots_max,
+        ready_bytes=ready_bytes(config),
     )
     async with AsyncExitStack() as stack:
         stack.enter_context(offered(config.decode.tokenizers))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from feedd.decode.formats import registry as formats
 from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.registry import form_named
+from feedd.decode.forms.registry import form_named, is_ready
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
@@ -220,7 +220,8 @@ class Shelf:
 
 def _key(listing: Listing, shard: int) -> _Key:
     name = format_of(listing, shard)
-    return _Key(listing.refs[shard], "" if form_named(name) else name)
+    ref = listing.refs[shard]
+    return _Key(ref, "" if form_named(name) or is_ready(ref.form) else name)
 
 
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:

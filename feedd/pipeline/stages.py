@@ -20,11 +20,13 @@ class PipelineOptions:
         window_shards: shards per shuffle window where the client names none.
         arena_bytes: most memory of all arenas together.
         slots_max: most slots of one session.
+        ready_bytes: most bytes of a shard whose images are made ready (see ``pipeline.decoded``); 0: none is.
     """
 
     window_shards: int = 4
     arena_bytes: int = 4 << 30
     slots_max: int = 16
+    ready_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class Listing:
 def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
     """Return a listing with its objects in other forms; what either learns of them, both know."""
     twins = _twins(refs) if listing.twins is not None else None
-    return replace(listing, refs=refs, twins=twins, base=listing)
+    return replace(listing, refs=refs, twins=twins, base=listing.base or listing)
 
 
 def format_of(listing: Listing, shard: int) -> str:

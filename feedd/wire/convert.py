@@ -146,6 +146,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         bucket_by=bounded_texts("bucket_by", [request.shuffle.bucket_by], 1, limits.url_bytes_max)[0],
         bad_samples=bounded_texts("bad_samples", [recipe.bad_samples], 1, 64)[0],
         filters=bounded_texts("filters", recipe.filters, limits.filters_max, limits.recipe_bytes_max),
+        decoded_cache=request.decoded_cache,
     )
 
 

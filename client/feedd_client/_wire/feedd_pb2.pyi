@@ -94,7 +94,7 @@ class Mix(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., samples_per_epoch: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix")
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "decoded_cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     URLS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class OpenRequest(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     MIX_FIELD_NUMBER: _ClassVar[int]
+    DECODED_CACHE_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     urls: _containers.RepeatedScalarFieldContainer[str]
     recipe: Recipe
@@ -133,7 +134,8 @@ class OpenRequest(_message.Message):
     steps: int
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     mix: Mix
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ...) -> None: ...
+    decoded_cache: bool
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "kind", "dtype", "shape", "ndim")

@@ -28,8 +28,10 @@ from feedd.decode.params import (
     TokensParams,
     params_of,
 )
+from feedd.decode.ready import PIXELS, prefix_of
 from feedd.decode.stored import parse_stored
 from feedd.decode.text_params import TokenizeParams
+from feedd.errors import Internal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +63,8 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     if stored is not None:
         return _over(params, stored)
     if isinstance(params, ImageParams):
+        if recipe.stored == PIXELS:
+            return _ready(params)
         return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
     if isinstance(params, NpyParams):
         return NpyCodec(params, header_reader(recipe.stored))
@@ -99,6 +103,31 @@ def _over(params: Params, stored: Stored) -> SampleCodec:
     if stored.varint and not isinstance(params, BytesParams):
         return VarintsCodec(params)
     return _CODECS[type(params)](params)
+
+
+def make_prefix(params: ImageParams) -> SampleCodec:
+    """Return the codec that makes ready rows for a recipe of images (see ``decode.ready``).
+
+    Raises:
+        Internal: there is nothing to do ahead.
+    """
+    prefix = prefix_of(params)
+    if prefix is None:
+        raise Internal(f"expected a recipe of which something can be done ahead, got {params}", stage="decode")
+    if params.plain:
+        return _image(prefix.params)
+    from feedd.decode.codecs.picture import PictureCodec  # noqa: PLC0415 - see below
+
+    return PictureCodec(prefix.params)  # what decodes the whole recipe must decode its first part, too
+
+
+def _ready(params: ImageParams) -> SampleCodec:
+    from feedd.decode.codecs.ready_rows import ReadyRowsCodec  # noqa: PLC0415 - see below
+
+    prefix = prefix_of(params)
+    if prefix is None:
+        raise Internal(f"expected a recipe that ready rows can be of, got {params}", stage="decode")
+    return ReadyRowsCodec(params, prefix, _image(params))
 
 
 def _image(params: ImageParams) -> SampleCodec:

@@ -53,11 +53,24 @@ class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     valid_at: int = NOWHERE
 
 
-class TableFoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a table says of itself."""
+class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the rows' keys lie.
+
+    Attributes:
+        at: UTF-8, back to back.
+        ends_at: int64 ends, counted from there.
+    """
+
+    at: int
+    ends_at: int
+
+
+class TableFoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a table says of itself; without keys they are the rows' numbers."""
 
     rows: int
     columns: tuple[TableColumn, ...]
+    keys: TableKeys | None = None
 
 
 class TableFormat:
@@ -69,7 +82,7 @@ class TableFormat:
         return "table"
 
     def index(self, data: memoryview, url: str) -> ShardIndex:
-        """Return where each row's columns lie; a key is the row's number.
+        """Return where each row's columns lie; where the table has no keys, they are the rows' numbers.
 
         Args:
             data: the whole shard, borrowed for the call.
@@ -97,7 +110,8 @@ class _Reader(ShardReader):
             self._column(column, rows, end, starts[number], sizes[number])
         names = field_names([column.name for column in columns], self._url)
         stored = tuple(column.stored for column in columns)
-        return ShardIndex(names, starts, sizes, *numbered(rows), stored=stored)
+        keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
+        return ShardIndex(names, starts, sizes, *keys, stored=stored)
 
     def _foot(self) -> tuple[TableFoot, int]:
         """Return the foot and where it begins."""
@@ -113,6 +127,16 @@ class _Reader(ShardReader):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.fail(at, "a foot that names columns", str(error))
 
+    def _keys(self, keys: TableKeys, rows: int, end: int) -> tuple[bytes, NDArray[np.int64]]:
+        """Return ``key_blob`` and ``key_ends``."""
+        self._check("__key__", keys.ends_at, rows * 8, end)
+        ends = np.frombuffer(self._data, "<i8", rows, keys.ends_at).astype(np.int64)
+        if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):
+            self.fail(keys.ends_at, "ascending ends of keys", "others")
+        size = int(ends[-1]) if rows else 0
+        self._check("__key__", keys.at, size, end)
+        return bytes(self._data[keys.at : keys.at + size]), ends
+
     def _column(
         self, column: TableColumn, rows: int, end: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> None:
@@ -122,22 +146,22 @@ class _Reader(ShardReader):
         except ValueError as error:
             self.fail(end, f"column {column.name!r} to be stored in a way that is known", str(error))
         if column.width >= 0:
-            self._check(column, column.at, rows * column.width, end)
+            self._check(column.name, column.at, rows * column.width, end)
             starts[:] = column.at + np.arange(rows, dtype=np.int64) * column.width
             sizes[:] = column.width
         else:
-            self._check(column, column.ends_at, rows * 8, end)
+            self._check(column.name, column.ends_at, rows * 8, end)
             ends = np.frombuffer(self._data, "<i8", rows, column.ends_at)
             if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):  # a difference might overflow
                 self.fail(column.ends_at, f"ascending ends of column {column.name!r}", "others")
             starts[1:] = ends[:-1]
             np.subtract(ends, starts, out=sizes)
-            self._check(column, column.at, int(ends[-1]) if rows else 0, end)
+            self._check(column.name, column.at, int(ends[-1]) if rows else 0, end)
             starts += column.at
         if column.valid_at != NOWHERE:
-            self._check(column, column.valid_at, rows, end)
+            self._check(column.name, column.valid_at, rows, end)
             sizes[np.frombuffer(self._data, np.uint8, rows, column.valid_at) == 0] = -1
 
-    def _check(self, column: TableColumn, at: int, size: int, end: int) -> None:
+    def _check(self, name: str, at: int, size: int, end: int) -> None:
         if at < 0 or at + size > end:
-            self.fail(max(at, 0), f"{size} bytes of column {column.name!r} before byte {end}", f"them at {at}")
+            self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"them at {at}")

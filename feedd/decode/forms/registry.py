@@ -31,6 +31,11 @@ _FORMS: Final = {
 }
 """Module and name of each form; loaded where it is first met."""
 
+READY: Final = "rows"
+"""The form of images made ready: asked for, and never by what an object is."""
+
+_OWN: Final = {READY: ("feedd.decode.forms.rows", "ROWS_FORM")}
+
 _BY_FORMAT: Final = {
     "litdata-arrow": "litdata-arrow",
     "recordio-join": "join",
@@ -79,6 +84,23 @@ def split(form: str) -> tuple[str, str]:
     return name, params
 
 
+def is_ready(form: str) -> bool:
+    """Whether images are made ready in it."""
+    return split(form)[0].rpartition(THEN)[2] == READY
+
+
+def ready_form(form: str, params: str) -> str:
+    """Return the form of a shard in which its images are made ready; empty: they cannot be.
+
+    Args:
+        form: of the shard as it is; empty where it is the object.
+        params: see ``rows.rows_params``.
+    """
+    if not form:
+        return f"{READY}:{params}"
+    return f"{form}{THEN}{READY}:{params}" if form in _PACKED else ""
+
+
 def get(name: str) -> ShardForm:
     """Return who makes shards of that form.
 
@@ -91,7 +113,7 @@ def get(name: str) -> ShardForm:
 
         return PackedForm(cast("Unpacker", get(packed)), get(inner))
     try:
-        module, attribute = _FORMS[name]
+        module, attribute = _FORMS.get(name) or _OWN[name]
     except KeyError:
         known = ", ".join(_FORMS)
         raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from feedd.decode.formats.table import ALIGN_BYTES, MAGIC, NOWHERE, TableColumn, TableFoot
+from feedd.decode.formats.table import ALIGN_BYTES, MAGIC, NOWHERE, TableColumn, TableFoot, TableKeys
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class TableWriter:
         self._out, self._rows, self._url = out, rows, url
         self._check_count(rows or 0)
         self._columns: list[TableColumn] = []
+        self._keys: TableKeys | None = None
         out.write(MAGIC)
 
     def add(self, name: str, how: Kept, pieces: Iterable[Piece]) -> None:
@@ -116,10 +117,23 @@ class TableWriter:
         self._out.write(_bytes(ends))
         self._columns.append(TableColumn(name, stored, at, ends_at=ends_at, valid_at=self._marks(marks)))
 
+    def keys(self, blob: bytes, ends: NDArray[np.int64]) -> None:
+        """Write keys of the rows, where they have others than their numbers; see ``ShardIndex``.
+
+        Raises:
+            BadShard: they are not as many as the table has rows.
+        """
+        self._check_rows("__key__", len(ends))
+        at = self._align()
+        self._out.write(blob)
+        ends_at = self._align()
+        self._out.write(_bytes(np.asarray(ends, "<i8")))
+        self._keys = TableKeys(at, ends_at)
+
     def finish(self) -> str:
         """Write the foot; return the name of the format."""
         self._align()
-        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns)))
+        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns), self._keys))
         self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
         return "table"
 

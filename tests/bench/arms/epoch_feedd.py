@@ -26,6 +26,7 @@ def make_dataset(settings: dict[str, Any], address: str | None) -> FeedDataset:
         address=address,
         prefetch=settings["prefetch"],
         share=settings.get("share"),
+        decoded_cache=settings.get("decoded_cache", False),
     )
 
 

@@ -1,0 +1,165 @@
+"""Images made ready: decoded and brought to size once, everything else as it is (see ``decode.ready``).
+
+A form of shards that can be read where they lie: they are indexed as they are, and written anew as a table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from feedd.decode.codecs.registry import make_prefix
+from feedd.decode.formats import registry as formats
+from feedd.decode.forms.ranges import everything
+from feedd.decode.forms.registry import READY
+from feedd.decode.forms.table_writer import Piece, TableWriter
+from feedd.decode.params import SAMPLE_BYTES_MAX, ImageParams
+from feedd.decode.ready import HEAD, PIXELS, RowsParams, original_mark, prefix_of
+from feedd.errors import Internal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.decode.ready import Prefix, ReadyField
+    from feedd.protocols import Held, Out, SampleCodec
+    from feedd.values import ByteRange, ShardIndex
+
+_ABSENT: Final = -1
+_PIECE_BYTES: Final = 16 << 20
+_CELL_BYTES: Final = 9  # of an end and a mark
+_FOOT_BYTES: Final = 64 << 10
+
+
+class RowsForm:
+    """``protocols.ShardForm`` of ready rows; stateless."""
+
+    @property
+    def name(self) -> str:
+        """``rows``."""
+        return READY
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object."""
+        del params
+        return everything(held)
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write a table of rows and of all other fields; see ``ShardForm.make``."""
+        try:
+            asked = msgspec.json.decode(params.encode(), type=RowsParams)
+        except msgspec.DecodeError as error:
+            raise Internal(f"expected fields to make ready, got {params[:80]!r}", stage="decode") from error
+        index = formats.get(asked.format).index(held.data, url)
+        return _Making(held.data, index, TableWriter(out, index.sample_count, url)).write(asked)
+
+
+class _Making:
+    """One shard being made."""
+
+    def __init__(self, data: memoryview, index: ShardIndex, writer: TableWriter) -> None:
+        self._data, self._index, self._writer = data, index, writer
+        self._room_bytes = 0
+
+    def write(self, asked: RowsParams) -> str:
+        index = self._index
+        columns = [self._columns(field.sources) for field in asked.fields]
+        taken = {column for found in columns for column in found}
+        kept_bytes = int(np.maximum(index.sizes, 0).sum()) + len(index.key_blob) + _FOOT_BYTES
+        cells = (len(index.fields) + len(columns) + 1) * index.sample_count
+        self._room_bytes = asked.limit_bytes - kept_bytes - cells * _CELL_BYTES
+        for field, found in zip(asked.fields, columns, strict=True):
+            if found:
+                self._ready(field, found)
+        for column, name in enumerate(index.fields):
+            if column not in taken:
+                cells_of = self._as_is(index.starts[column], index.sizes[column])
+                self._writer.variable(name, index.stored_as(column), cells_of)
+        self._writer.keys(index.key_blob, index.key_ends)
+        return self._writer.finish()
+
+    def _columns(self, sources: Sequence[str]) -> list[int]:
+        """Return where a field may be; nowhere, where it is not encoded images: that stays as it is."""
+        index = self._index
+        found = [index.fields.index(source) for source in sources if source in index.fields]
+        return found if {index.stored_as(column) for column in found} <= {"", "image"} else []
+
+    def _ready(self, field: ReadyField, columns: Sequence[int]) -> None:
+        """Write one field's images."""
+        params = msgspec.json.decode(field.params.encode(), type=ImageParams)
+        prefix = prefix_of(params)
+        if prefix is None:
+            raise Internal(f"expected a recipe that rows can be made for, got {field.params}", stage="decode")
+        starts, sizes = self._index.starts[columns[0]].copy(), self._index.sizes[columns[0]].copy()
+        for column in columns[1:]:
+            lacking = sizes < 0
+            starts[lacking], sizes[lacking] = self._index.starts[column][lacking], self._index.sizes[column][lacking]
+        pieces = self._rows(make_prefix(params), prefix, starts, sizes)
+        self._writer.variable(field.sources[0], PIXELS, pieces)
+
+    def _rows(
+        self, codec: SampleCodec, prefix: Prefix, starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> Iterator[Piece]:
+        """Yield rows, several at a time."""
+        parts: list[memoryview | bytes] = []
+        lengths: list[int] = []
+        held_bytes = 0
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            cell = [] if size < 0 else self._cell(codec, prefix, self._data[start : start + size])
+            parts.extend(cell)
+            lengths.append(_ABSENT if size < 0 else sum(len(part) for part in cell))
+            held_bytes += max(lengths[-1], 0)
+            if held_bytes >= _PIECE_BYTES:
+                yield _piece(parts, lengths)
+                parts, lengths, held_bytes = [], [], 0
+        yield _piece(parts, lengths)
+
+    def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> list[memoryview | bytes]:
+        """Return what a sample becomes: a row, or where that does not go what it was."""
+        row = self._row(codec, prefix, data)
+        if row is None:
+            return [original_mark(len(data), prefix.width_bytes), data]
+        head = b"" if prefix.shape is not None else HEAD.pack(0, *row.shape)
+        return [head, np.ascontiguousarray(row, row.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data]
+
+    def _row(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> NDArray[Any] | None:
+        try:
+            shape = prefix.shape or codec.measure(data)
+            dtype = np.dtype(prefix.dtype)
+            row_bytes = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize + HEAD.size
+            more_bytes = row_bytes - len(data)
+            if more_bytes > self._room_bytes or not HEAD.size < row_bytes <= SAMPLE_BYTES_MAX:
+                return None
+            row = np.empty(shape, dtype)
+            codec.decode(data, row, 0)
+        except Exception:  # noqa: BLE001 - whatever it is, decoding meets it again and reports it with the sample
+            return None
+        self._room_bytes -= more_bytes
+        return row
+
+    def _as_is(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[Piece]:
+        """Yield a column's cells, several at a time."""
+        parts: list[memoryview] = []
+        lengths: list[int] = []
+        held_bytes = 0
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            lengths.append(size)
+            if size > 0:
+                parts.append(self._data[start : start + size])
+                held_bytes += size
+            if held_bytes >= _PIECE_BYTES:
+                yield _piece(parts, lengths)
+                parts, lengths, held_bytes = [], [], 0
+        yield _piece(parts, lengths)
+
+
+def _piece(parts: Sequence[memoryview | bytes], lengths: Sequence[int]) -> Piece:
+    sizes = np.array(lengths, np.int64)
+    values = np.frombuffer(b"".join(parts), np.uint8)
+    return Piece(values, np.maximum(sizes, 0), sizes >= 0)
+
+
+ROWS_FORM: Final = RowsForm()

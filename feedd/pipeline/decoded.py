@@ -1,0 +1,95 @@
+"""The decoded cache: a session's shards with their images made ready, as far as there is room (see ``decode.ready``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_named, ready_form
+from feedd.decode.ready import ready_prefix, rows_params
+from feedd.errors import Unsupported
+from feedd.plan.listing import format_of, view_of
+from feedd.plan.objects.layout import is_pack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.pipeline.planning import Request
+    from feedd.plan.listing import Listing
+    from feedd.values import FieldRecipe, ObjectRef
+
+_SHARE: Final = 0.8  # of the cache, for what one dataset becomes
+_GROWTH_LEAST: Final = 2  # what may grow by less stays as it is
+_SHARD_BYTES_MAX: Final = 2 << 30
+_PARAMS_BYTES_MAX: Final = 4096  # a form is part of every entry's identity
+_WINDOWS: Final = 4  # so many must fit into the cache with all their shards
+
+
+class Room(NamedTuple):
+    """What there is room for.
+
+    Attributes:
+        cache_bytes: in the cache.
+        shard_bytes: in memory, while a shard is made; 0: none is.
+    """
+
+    cache_bytes: int
+    shard_bytes: int
+
+
+def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
+    """Return a listing whose shards have their images ready, where a request wants that and there is room.
+
+    How large shards may become is a function of the dataset and the daemon's options: it is part of their identity.
+    """
+    if not request.spec.decoded_cache or not room.shard_bytes:
+        return listing
+    growth = _growth(listing, request, room)
+    window = max(1, request.window(listing))
+    most_bytes = min(_SHARD_BYTES_MAX, room.shard_bytes, room.cache_bytes // (_WINDOWS * window))
+    refs: list[ObjectRef] = []
+    for source, recipe in enumerate(request.wanted):
+        shards = listing.shards_of(source)
+        fields = _ready_fields(recipe, request.read[source]) if growth else []
+        found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
+        whole = all(found)  # all or none: how a field is stored is asked of a source's first shard
+        refs.extend(
+            replace(listing.refs[shard], form=form) if whole else listing.refs[shard]
+            for shard, form in zip(shards, found, strict=True)
+        )
+    return view_of(listing, tuple(refs)) if tuple(refs) != listing.refs else listing
+
+
+def _growth(listing: Listing, request: Request, room: Room) -> int:
+    """Return how many times as large as its object a shard may become; 0: too little to be of use."""
+    spec = request.spec
+    nodes = 1 if spec.sharding == "replicated" else max(1, spec.topology.node_count)
+    held_bytes = max(1, int(listing.sizes.sum()) // nodes)
+    growth = int(room.cache_bytes * _SHARE) // held_bytes
+    if growth < _GROWTH_LEAST:
+        return 0
+    step = 1 << (growth.bit_length() - 1)  # 2, 3, 4, 6, 8, 12: a dataset that grows a little keeps its shards
+    return step + step // 2 if growth >= step + step // 2 else step
+
+
+def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) -> list[FieldRecipe]:
+    """Return the fields whose images can be made ready: no other field or filter reads the same bytes."""
+    found = []
+    for field in recipe:
+        others = {source for one in read if one is not field for source in one.sources}
+        if others.isdisjoint(field.sources) and ready_prefix(field) is not None:
+            found.append(field)
+    return found
+
+
+def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int) -> str:
+    """Return the form of a shard with ready rows; empty: it cannot have them."""
+    ref, name = listing.refs[shard], format_of(listing, shard)
+    if is_pack(ref) or form_named(name):
+        return ""
+    try:
+        params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
+    except Unsupported:
+        return ""  # said where the shard is read
+    return ready_form(ref.form, params) if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
