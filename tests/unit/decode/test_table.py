@@ -46,6 +46,33 @@ def raw(shard: bytes) -> dict[str, list[bytes | None]]:
     }
 
 
+@settings(max_examples=budget(60), deadline=None)
+@given(keys=st.lists(st.text(max_size=6), max_size=9), at=st.integers(0, 400), byte=st.integers(0, 255))
+def test_keys_of_rows(keys: list[str], at: int, byte: int) -> None:
+    """Rows may have keys of their own; broken ones are a broken shard."""
+    out = OutBytes()
+    writer = TableWriter(out, len(keys), URL)
+    writer.variable("a", "", [variable([b"x"] * len(keys))])
+    encoded = [key.encode() for key in keys]
+    writer.keys(b"".join(encoded), np.cumsum([len(key) for key in encoded], dtype=np.int64))
+    writer.finish()
+    index = get("table").index(memoryview(bytes(out.written)), URL)
+    assert [index.key(row) for row in range(len(keys))] == keys
+    out.written[at % len(out.written)] = byte
+    try:
+        index = get("table").index(memoryview(bytes(out.written)), URL)
+    except BadShard:
+        return
+    for row in range(index.sample_count):
+        index.key(row)
+
+
+def test_as_many_keys_as_rows() -> None:
+    """Others are refused when they are written."""
+    with pytest.raises(BadShard, match="__key__"):
+        TableWriter(OutBytes(), 3, URL).keys(b"ab", np.array([1, 2]))
+
+
 NUMBERS = st.lists(st.one_of(st.none(), st.integers(-9, 9)), max_size=12)
 
 

@@ -55,10 +55,12 @@ def test_where_there_is_room() -> None:
     assert (view.digest, view.base, view.counts) == (whole.digest, whole, whole.counts)
     assert made_ready(view, request(), ROOM).base is whole
     assert f'"limit_bytes":{64 * MIB}' in view.refs[0].form
-    cache = {7 * MIB: 2, 8 * MIB: 3, 10 * MIB + 1: 4, 15 * MIB + 2: 6}
-    for cache_bytes, growth in cache.items():
-        form = made_ready(listing("a.tar", "b.tar"), request(), Room(cache_bytes, 64 * MIB)).refs[0].form
-        assert f'"limit_bytes":{min(growth * MIB, cache_bytes // 8)},' in form + ","
+    many = listing(*(f"{n}.tar" for n in range(40)))
+    for cache_mib, growth in {101: 2, 151: 3, 201: 4, 299: 4, 301: 6, 401: 8}.items():
+        form = made_ready(many, request(), Room(cache_mib * MIB, 64 * MIB)).refs[0].form
+        assert form.endswith(f'"limit_bytes":{growth * MIB}}}')
+    form = made_ready(many, request(window_shards=30), Room(240 * MIB, 64 * MIB)).refs[0].form
+    assert form.endswith(f'"limit_bytes":{2 * MIB}}}'), "all shards of four windows have room"
     assert made_ready(whole, request(), Room(4 * MIB, 64 * MIB)) is whole
     nodes = replace(request().spec.topology, node_count=2, world_size=2)
     assert names(made_ready(whole, request(topology=nodes), Room(4 * MIB, 64 * MIB))) == ["rows", "gunzip+rows"]
