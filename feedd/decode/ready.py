@@ -91,7 +91,8 @@ class RowsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         format: of the object.
         fields: whose images are made ready.
-        limit_bytes: of the made shard: samples for which there is no room then are kept as they came.
+        limit_bytes: of the made shard: samples for which there is no room then are kept as they came. 0: all are, and
+            nothing is decoded.
     """
 
     format: str
@@ -102,7 +103,11 @@ class RowsParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def rows_params(format_name: str, fields: Sequence[FieldRecipe], limit_bytes: int) -> str:
     """Return the parameters of the form; the same for the same fields in any order."""
     ready = sorted({(field.sources, field.params) for field in fields})
-    params = RowsParams(format_name, tuple(ReadyField(*one) for one in ready), limit_bytes)
+    return rows_text(RowsParams(format_name, tuple(ReadyField(*one) for one in ready), limit_bytes))
+
+
+def rows_text(params: RowsParams) -> str:
+    """Return the parameters as canonical JSON."""
     return msgspec.json.encode(params, order="sorted").decode()
 
 

@@ -253,7 +253,7 @@ class Maker:
                 for _ in range(_ROUNDS_MAX):
                     await self._fetch(plain, wanted, source, _Watch(urgency))
                     spans = joined((*spans, *wanted))
-                    outcome = await self._make(replace(task, spans=spans, source_fd=source.fd))
+                    outcome = await self._asked(replace(task, spans=spans, source_fd=source.fd))
                     if isinstance(outcome, MadeShard):
                         self._count(name, outcome)
                         return outcome
@@ -265,6 +265,16 @@ class Maker:
                 self._recorder.move(PIPELINE_MAKING, -ref.size_bytes)
         message = f"expected a shard to be made of it, got {_ROUNDS_MAX} times that more of it is needed"
         raise BadShard(message, object=ref.url, stage="decode")
+
+    async def _asked(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+        """Have a worker make a shard; where images kill it, with none of them decoded: then they are bad samples."""
+        try:
+            return await self._make(task)
+        except BadShard:
+            form = registry.undecoded(task.form)
+            if form == task.form:
+                raise
+        return await self._make(replace(task, form=form))
 
     async def _fetch(
         self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch

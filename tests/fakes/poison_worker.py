@@ -1,7 +1,7 @@
 """A decode worker with a weakness: some samples kill it, stop it or keep it busy. Started in place of the real one.
 
-Only the ``bytes`` codec is replaced, and what looks into a shard or a first sample; a form is added. Everything else is
-the production worker.
+Only the ``bytes`` codec is replaced, and what looks into a shard, a first sample or an image; a form is added. Everything
+else is the production worker.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from feedd.decode import execute, worker
+from feedd.decode.codecs import registry as codecs
 from feedd.decode.codecs.array import pin_npy as _pin_npy
 from feedd.decode.codecs.registry import make
+from feedd.decode.codecs.sniff import is_jpeg
 from feedd.decode.codecs.text import BytesCodec
 from feedd.decode.formats import registry
 from feedd.decode.forms import registry as forms
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.decode.codecs.array import NpyHeader
+    from feedd.decode.params import ImageParams
     from feedd.protocols import Held, Out, SampleCodec, ShardFormat
     from feedd.values import ByteRange, FieldRecipe, ShardIndex
 
@@ -116,7 +119,24 @@ def make_poison(recipe: FieldRecipe) -> SampleCodec:
     return PoisonCodec(BytesParams()) if recipe.codec == "bytes" else make(recipe)
 
 
+_real_image = codecs._image
+
+
+def weak_image(params: ImageParams) -> SampleCodec:
+    """Return the real codec, which now reacts to what it is given before anything else."""
+    from feedd.decode.codecs import image  # noqa: PLC0415 - loads OpenCV
+
+    image.is_jpeg = _weak_is_jpeg
+    return _real_image(params)
+
+
+def _weak_is_jpeg(data: memoryview) -> bool:
+    react(bytes(data[:64]))
+    return is_jpeg(data)
+
+
 if __name__ == "__main__":
+    codecs._image = weak_image
     forms._FORMS["poison"] = ("tests.fakes.poison_worker", "POISON")
     execute._codec_for = make_poison  # type: ignore[assignment]  # the seams of the worker
     execute.pin_npy = pin_poison  # type: ignore[assignment, attr-defined]  # another

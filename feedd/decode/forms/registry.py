@@ -6,8 +6,11 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
+
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, endings, uncompressed
+from feedd.decode.ready import RowsParams, rows_text
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -99,6 +102,15 @@ def ready_form(form: str, params: str) -> str:
     if not form:
         return f"{READY}:{params}"
     return f"{form}{THEN}{READY}:{params}" if form in _PACKED else ""
+
+
+def undecoded(form: str) -> str:
+    """Return the form of ready rows in which every sample is kept as it came; others are returned as they are."""
+    name, params = split(form)
+    if not is_ready(form):
+        return form
+    asked = msgspec.json.decode(params.encode(), type=RowsParams)
+    return f"{name}:{rows_text(msgspec.structs.replace(asked, limit_bytes=0))}"
 
 
 def get(name: str) -> ShardForm:

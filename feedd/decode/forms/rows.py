@@ -20,13 +20,16 @@ from feedd.decode.ready import HEAD, PIXELS, RowsParams, original_mark, prefix_o
 from feedd.errors import Internal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from feedd.decode.ready import Prefix, ReadyField
     from feedd.protocols import Held, Out, SampleCodec
     from feedd.values import ByteRange, ShardIndex
+
+    Cell: TypeAlias = list[memoryview | bytes]
 
 _ABSENT: Final = -1
 _PIECE_BYTES: Final = 16 << 20
@@ -63,6 +66,7 @@ class _Making:
     def __init__(self, data: memoryview, index: ShardIndex, writer: TableWriter) -> None:
         self._data, self._index, self._writer = data, index, writer
         self._room_bytes = 0
+        self._decodes = True
 
     def write(self, asked: RowsParams) -> str:
         index = self._index
@@ -70,14 +74,14 @@ class _Making:
         taken = {column for found in columns for column in found}
         kept_bytes = int(np.maximum(index.sizes, 0).sum()) + len(index.key_blob) + _FOOT_BYTES
         cells = (len(index.fields) + len(columns) + 1) * index.sample_count
+        self._decodes = asked.limit_bytes > 0
         self._room_bytes = asked.limit_bytes - kept_bytes - cells * _CELL_BYTES
         for field, found in zip(asked.fields, columns, strict=True):
             if found:
                 self._ready(field, found)
-        for column, name in enumerate(index.fields):
+        for column in range(len(index.fields)):
             if column not in taken:
-                cells_of = self._as_is(index.starts[column], index.sizes[column])
-                self._writer.variable(name, index.stored_as(column), cells_of)
+                self._as_is(column)
         self._writer.keys(index.key_blob, index.key_ends)
         return self._writer.finish()
 
@@ -97,27 +101,20 @@ class _Making:
         for column in columns[1:]:
             lacking = sizes < 0
             starts[lacking], sizes[lacking] = self._index.starts[column][lacking], self._index.sizes[column][lacking]
-        pieces = self._rows(make_prefix(params), prefix, starts, sizes)
-        self._writer.variable(field.sources[0], PIXELS, pieces)
+        codec, places = make_prefix(params), zip(starts.tolist(), sizes.tolist(), strict=True)
+        cells = (
+            None if size < 0 else self._cell(codec, prefix, self._data[start : start + size]) for start, size in places
+        )
+        self._writer.variable(field.sources[0], PIXELS, _pieces(cells))
 
-    def _rows(
-        self, codec: SampleCodec, prefix: Prefix, starts: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> Iterator[Piece]:
-        """Yield rows, several at a time."""
-        parts: list[memoryview | bytes] = []
-        lengths: list[int] = []
-        held_bytes = 0
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            cell = [] if size < 0 else self._cell(codec, prefix, self._data[start : start + size])
-            parts.extend(cell)
-            lengths.append(_ABSENT if size < 0 else sum(len(part) for part in cell))
-            held_bytes += max(lengths[-1], 0)
-            if held_bytes >= _PIECE_BYTES:
-                yield _piece(parts, lengths)
-                parts, lengths, held_bytes = [], [], 0
-        yield _piece(parts, lengths)
+    def _as_is(self, column: int) -> None:
+        """Write a field as it is."""
+        index = self._index
+        places = zip(index.starts[column].tolist(), index.sizes[column].tolist(), strict=True)
+        cells = (None if size < 0 else [self._data[start : start + size]] for start, size in places)
+        self._writer.variable(index.fields[column], index.stored_as(column), _pieces(cells))
 
-    def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> list[memoryview | bytes]:
+    def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> Cell:
         """Return what a sample becomes: a row, or where that does not go what it was."""
         row = self._row(codec, prefix, data)
         if row is None:
@@ -126,6 +123,8 @@ class _Making:
         return [head, np.ascontiguousarray(row, row.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data]
 
     def _row(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> NDArray[Any] | None:
+        if not self._decodes:
+            return None
         try:
             shape = prefix.shape or codec.measure(data)
             dtype = np.dtype(prefix.dtype)
@@ -140,24 +139,25 @@ class _Making:
         self._room_bytes -= more_bytes
         return row
 
-    def _as_is(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[Piece]:
-        """Yield a column's cells, several at a time."""
-        parts: list[memoryview] = []
-        lengths: list[int] = []
-        held_bytes = 0
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            lengths.append(size)
-            if size > 0:
-                parts.append(self._data[start : start + size])
-                held_bytes += size
-            if held_bytes >= _PIECE_BYTES:
-                yield _piece(parts, lengths)
-                parts, lengths, held_bytes = [], [], 0
-        yield _piece(parts, lengths)
+
+def _pieces(cells: Iterable[Cell | None]) -> Iterator[Piece]:
+    """Yield a column's cells, many at a time; None: the sample lacks the field."""
+    parts: Cell = []
+    sizes: list[int] = []
+    held_bytes = 0
+    for cell in cells:
+        size = _ABSENT if cell is None else sum(map(len, cell))
+        parts.extend(cell or ())
+        sizes.append(size)
+        held_bytes += max(size, 0)
+        if held_bytes >= _PIECE_BYTES:
+            yield _piece(parts, sizes)
+            parts, sizes, held_bytes = [], [], 0
+    yield _piece(parts, sizes)
 
 
-def _piece(parts: Sequence[memoryview | bytes], lengths: Sequence[int]) -> Piece:
-    sizes = np.array(lengths, np.int64)
+def _piece(parts: Cell, given: Sequence[int]) -> Piece:
+    sizes = np.array(given, np.int64)
     values = np.frombuffer(b"".join(parts), np.uint8)
     return Piece(values, np.maximum(sizes, 0), sizes >= 0)
 

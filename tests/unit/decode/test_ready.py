@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from feedd.decode.codecs import jpeg as jpeg_codec
 from feedd.decode.codecs import pixels
 from feedd.decode.codecs.registry import make
-from feedd.decode.forms.registry import get, is_ready, ready_form, split
+from feedd.decode.forms.registry import get, is_ready, ready_form, split, undecoded
 from feedd.decode.params import ImageParams, params_of
 from feedd.decode.plain import plain_numbers
 from feedd.decode.ready import PIXELS, crop_friendly, original_mark, original_of, prefix_of, ready_prefix, rows_params
@@ -266,6 +266,9 @@ def test_names_of_forms() -> None:
     """Packed objects are unpacked first; what is made into a table already has no rows."""
     assert ready_form("", "{}") == "rows:{}"
     assert ready_form("gunzip", "{}") == "gunzip+rows:{}"
+    form = ready_form("gunzip", rows_params("tar", [field("image")], 5))
+    assert undecoded(form) == ready_form("gunzip", rows_params("tar", [field("image")], 0))
+    assert undecoded("parquet:rows") == "parquet:rows"
     assert split("gunzip+rows:{}") == ("gunzip+rows", "{}")
     assert ready_form("parquet", "{}") == ready_form("gunzip+csv", "{}") == ""
     assert [is_ready(form) for form in ("rows:{}", "gunzip+rows:{}", "", "gunzip", "parquet:rows")] == [

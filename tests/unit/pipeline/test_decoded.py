@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from feedd.decode.forms.registry import is_ready, split
+from feedd.decode.work import DecodeOptions
 from feedd.metrics import PIPELINE_MADE
 from feedd.pipeline.decoded import Room, made_ready
 from feedd.pipeline.making import formed
@@ -17,6 +18,7 @@ from feedd.pipeline.stages import PipelineOptions
 from feedd.plan.listing import Listing
 from feedd.plan.objects.layout import TAG
 from feedd.values import ObjectRef, OpenSpec
+from tests.fakes import poison_worker
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.tars import jpeg, natural_image
 
@@ -155,3 +157,20 @@ async def test_batches_are_equal(tmp_path: Path, image: str) -> None:
         assert rig.recorder.total(PIPELINE_MADE) == 3
         assert len(rig.store.reads) == 2 * fetched
         assert all(is_ready(entry.form) for entry in rig.cache.entries() if entry.form)
+
+
+@pytest.mark.slow
+async def test_an_image_that_kills_workers(tmp_path: Path) -> None:
+    """It is one bad sample, as without: its shard is made with nothing decoded."""
+    decode = DecodeOptions(workers=2, command=poison_worker.COMMAND)
+    async with feeding(tmp_path, options=ON, cache_bytes=64 * MIB, decode=decode) as rig:
+        picture = jpeg(natural_image(np.random.default_rng(2), 30, 40))
+        samples = [{"jpg": one, "cls": b"1"} for one in (picture, picture, b"kill", picture)]
+        rig.store.shard(0, samples)
+        asked = {"fields": FIXED, "bad_samples_max": 1}
+        (plain,) = await batches(await rig.open(**asked))
+        for _ in range(2):
+            (ready,) = await batches(await rig.open(**asked, decoded_cache=True))
+            assert (ready.ready.rows, ready.ready.bad_samples) == (3, 1)
+            assert _bytes(ready) == _bytes(plain)
+        assert rig.recorder.total(PIPELINE_MADE) == 1
