@@ -62,10 +62,9 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
     params, stored = params_of(recipe), parse_stored(recipe.stored)
     if not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
         return None
-    if isinstance(params, TensorParams):
-        return Plain(params.dtype, params.dtype, math.prod(params.shape))
-    if isinstance(params, TokensParams):
-        return Plain(params.dtype, params.dtype, params.count)
+    if isinstance(params, (TensorParams, TokensParams)):
+        count = params.count if isinstance(params, TokensParams) else math.prod(params.shape)
+        return Plain(params.dtype, params.dtype, count)
     if isinstance(params, ImageParams) and recipe.stored == PIXELS:
         return _ready(params)
     if not isinstance(params, (IntParams, FloatParams)) or params.transforms:

@@ -50,7 +50,9 @@ _FILE_NAMES: Final = {
     "pickle": "bytes",
 } | {f"mds:{dtype}": "npy" for dtype in DTYPES}
 """Codec by name, where a file of its own says more than a tar's member."""
-_ONLY: Final = {name: codec for name, codec in _FILE_NAMES.items() if codec == "npy" or name in {"pil", "pixels", "pickle"}}
+_ONLY: Final = {
+    name: codec for name, codec in _FILE_NAMES.items() if codec == "npy" or name in {"pil", "pixels", "pickle"}
+}
 """Those that no other codec than this one can read, but for ``bytes``."""
 PICKLE: Final = "pickle"
 

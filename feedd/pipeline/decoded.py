@@ -1,4 +1,4 @@
-"""The decoded cache: a session's shards with their images made ready, as far as there is room (see ``decode.ready``)."""
+"""The decoded cache: a session's shards with images made ready, as far as there is room (see ``decode.ready``)."""
 
 from __future__ import annotations
 

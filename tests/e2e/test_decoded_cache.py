@@ -1,4 +1,4 @@
-"""The decoded cache, from S3 through a real daemon to tensors: the same batches, and nothing decoded in later epochs."""
+"""The decoded cache, from S3 through a real daemon to tensors: the same batches, nothing made or fetched again."""
 
 from __future__ import annotations
 
@@ -87,7 +87,12 @@ def test_batches_are_equal(s3: S3Server, daemons: Callable[..., Daemon], image: 
 def test_bad_samples(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """They are counted and named as without; where each is an error it is the same one."""
     broken = {"jpg": jpeg(1)[:-30], "cls": b"1"}
-    samples = [("a", {"jpg": jpeg(0), "cls": b"0"}), ("b", broken), ("c", {"cls": b"2"}), ("d", {"jpg": jpeg(3), "cls": b"3"})]
+    samples = [
+        ("a", {"jpg": jpeg(0), "cls": b"0"}),
+        ("b", broken),
+        ("c", {"cls": b"2"}),
+        ("d", {"jpg": jpeg(3), "cls": b"3"}),
+    ]
     s3.put("data", "t/000.tar", tar(samples))
     daemon = daemons()
     found = []

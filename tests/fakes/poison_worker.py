@@ -1,7 +1,7 @@
 """A decode worker with a weakness: some samples kill it, stop it or keep it busy. Started in place of the real one.
 
-Only the ``bytes`` codec is replaced, and what looks into a shard, a first sample or an image; a form is added. Everything
-else is the production worker.
+Only the ``bytes`` codec is replaced, and what looks into a shard, a first sample or an image; a form is added.
+Everything else is the production worker.
 """
 
 from __future__ import annotations

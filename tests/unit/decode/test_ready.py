@@ -1,4 +1,4 @@
-"""Ready rows: what is made of them is what the whole recipe makes, bit by bit; what cannot be a row stays as it came."""
+"""Ready rows: what is made of them is what the whole recipe makes, bit by bit; what cannot be one stays as it came."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ def test_what_is_done_ahead(name: str) -> None:
     assert plain is None or plain.width_bytes == plain.out_bytes == found.width_bytes
 
 
-@pytest.mark.parametrize("recipe", ["image:raw", "image:24x24:random", '{"decode": "image", "transforms": ["grayscale"]}'])
+@pytest.mark.parametrize(
+    "recipe", ["image:raw", "image:24x24:random", '{"decode": "image", "transforms": ["grayscale"]}']
+)
 def test_what_is_not(recipe: str) -> None:
     """Nothing is done ahead of a random cut, nor of what is not decoded; decoding alone is worth it."""
     assert (ready_prefix(parse_field("jpg", recipe)) is None) == ("grayscale" not in recipe)
@@ -203,7 +205,9 @@ def test_originals_come_back(data: bytes, width: int | None) -> None:
 
 
 @settings(max_examples=budget(150), deadline=None)
-@given(name=st.sampled_from(sorted(RECIPES)), data=st.binary(max_size=64), at=st.integers(0, 2000), cut=st.integers(0, 60))
+@given(
+    name=st.sampled_from(sorted(RECIPES)), data=st.binary(max_size=64), at=st.integers(0, 2000), cut=st.integers(0, 60)
+)
 def test_mutated_cells_do_no_harm(name: str, data: bytes, at: int, cut: int) -> None:
     """They are images of the right shape, or bad samples."""
     recipe = field(RECIPES[name][0])
@@ -258,7 +262,13 @@ def test_a_size_before_a_random_cut() -> None:
         assert found.done == 1
         assert (recipe.name, recipe.sources) == ("jpg", ("jpg", "png"))
         assert crop_friendly(recipe) == recipe
-    for text in ("image", "image:raw", "image:24x24", "bytes", '{"decode": "image", "size": [8, 8], "augment": ["flip"]}'):
+    for text in (
+        "image",
+        "image:raw",
+        "image:24x24",
+        "bytes",
+        '{"decode": "image", "size": [8, 8], "augment": ["flip"]}',
+    ):
         assert crop_friendly(parse_field("jpg", text)) == parse_field("jpg", text)
 
 
