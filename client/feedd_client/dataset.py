@@ -158,14 +158,12 @@ class FeedDataset(IterableDataset[Any]):
             samples_per_epoch=samples_per_epoch,
             decoded_cache=decoded_cache,
         )
-        self._address, self._topology = checked_address(address), topology
-        self._epochs = Epochs()
+        self._address, self._topology, self._epochs = checked_address(address), topology, Epochs()
         self._resume: states.Resume | None = None
-        self._position, self._fingerprint = Position(), b""
+        self._position, self._fingerprint, self._asked_steps = Position(), b"", False
         self._standing: dict[str, int] = {}
         self._known_steps: int | None = None
         self._last_step: int | None = None
-        self._asked_steps = False
         self._reset_process_state()
 
     # ------------------------------------------------------------------ what users call

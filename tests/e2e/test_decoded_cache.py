@@ -25,7 +25,14 @@ FIELDS = {"jpg": "image:32x32", "cls": "int"}
 
 def dataset(daemon: Daemon, url: str = "s3://data/t/", **changes: Any) -> FeedDataset:
     """Return the pictures with the decoded cache, as a user writes it."""
-    asked = {"batch_size": 7, "fields": FIELDS, "shuffle": True, "seed": 3, "keys": True, "decoded_cache": True}
+    asked: dict[str, Any] = {
+        "batch_size": 7,
+        "fields": FIELDS,
+        "shuffle": True,
+        "seed": 3,
+        "keys": True,
+        "decoded_cache": True,
+    }
     return FeedDataset(url, address=daemon.address, copy=True, **(asked | changes))
 
 

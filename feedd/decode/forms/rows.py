@@ -140,7 +140,7 @@ class _Making:
         return row
 
 
-def _pieces(cells: Iterable[Cell | None]) -> Iterator[Piece]:
+def _pieces(cells: Iterable[Sequence[memoryview | bytes] | None]) -> Iterator[Piece]:
     """Yield a column's cells, many at a time; None: the sample lacks the field."""
     parts: Cell = []
     sizes: list[int] = []

@@ -35,8 +35,8 @@ FIXED = (("jpg", "image:16x16"), ("cls", "int"))
 
 def request(*fields: tuple[str, str], **changes: Any) -> Request:
     """Return what a client asks for."""
-    asked = {"urls": ("s3://b/",), "fields": fields or FIXED, "batch_size": 4, "decoded_cache": True} | changes
-    return Request.of(OpenSpec(**asked), 2)
+    asked: dict[str, Any] = {"urls": ("s3://b/",), "fields": fields or FIXED, "batch_size": 4, "decoded_cache": True}
+    return Request.of(OpenSpec(**(asked | changes)), 2)
 
 
 def listing(*keys: str, size_bytes: int = MIB) -> Listing:
@@ -144,7 +144,12 @@ async def test_batches_are_equal(tmp_path: Path, image: str) -> None:
     """Byte for byte, keys and bad samples too; one shard is made of each, once."""
     async with feeding(tmp_path, options=ON, cache_bytes=64 * MIB) as rig:
         _store(rig)
-        asked = {"fields": (("jpg", image), ("cls", "int")), "keys": True, "bad_samples_max": 9, "shuffle": True}
+        asked: dict[str, Any] = {
+            "fields": (("jpg", image), ("cls", "int")),
+            "keys": True,
+            "bad_samples_max": 9,
+            "shuffle": True,
+        }
         plain = await batches(await rig.open(**asked))
         assert rig.recorder.total(PIPELINE_MADE) == 0
         fetched = len(rig.store.reads)
@@ -167,7 +172,7 @@ async def test_an_image_that_kills_workers(tmp_path: Path) -> None:
         picture = jpeg(natural_image(np.random.default_rng(2), 30, 40))
         samples = [{"jpg": one, "cls": b"1"} for one in (picture, picture, b"kill", picture)]
         rig.store.shard(0, samples)
-        asked = {"fields": FIXED, "bad_samples_max": 1}
+        asked: dict[str, Any] = {"fields": FIXED, "bad_samples_max": 1}
         (plain,) = await batches(await rig.open(**asked))
         for _ in range(2):
             (ready,) = await batches(await rig.open(**asked, decoded_cache=True))
