@@ -153,6 +153,17 @@ async def test_requests_too_large_for_a_packet_are_divided(tmp_path: Path) -> No
             await rig.pool.decode(huge)
 
 
+async def test_an_index_too_large_for_a_packet_is_an_answer(tmp_path: Path) -> None:
+    """Names of very many fields end no worker: they are refused, and the next shard is indexed."""
+    fields = {f"a_rather_long_name_of_a_field_{number}": b"1" for number in range(4000)}
+    wide = shard_file(tmp_path / "wide.tar", tar_bytes([("one", fields)]))
+    async with decoding([wide], DecodeOptions(workers=1)) as rig:
+        before = rig.pool.worker_pids
+        with pytest.raises(BadShard, match="thousands of fields"):
+            await rig.pool.index(wide, "tar")
+        assert rig.pool.worker_pids == before
+
+
 async def test_several_tasks_share_the_workers(shards: list[ShardFile], no_blocked_loop: None) -> None:
     """Concurrent calls of all kinds finish, each with its own result."""
     async with decoding(shards, DecodeOptions(workers=2, chunk_rows=8)) as rig:

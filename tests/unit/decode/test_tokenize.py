@@ -121,7 +121,9 @@ def test_what_is_no_tokenizer_is_said(folder: Path) -> None:
         make(parse_field("txt", recipe("broken.json")))
 
 
-@pytest.mark.parametrize("options", [{"max_length": 0}, {"fill": 1}, {"max_length": 2, "fill": -1}, {"dtype": "uint16"}])
+@pytest.mark.parametrize(
+    "options", [{"max_length": 0}, {"fill": 1}, {"max_length": 2, "fill": -1}, {"dtype": "uint16"}]
+)
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     """A BadRecipe that lists what tokenize takes."""
     with pytest.raises(BadRecipe, match="tokenize takes tokenizer, max_length"):
