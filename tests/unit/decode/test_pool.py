@@ -19,9 +19,9 @@ from feedd.decode.work import CHUNK_ROWS_MAX, DecodeOptions
 from feedd.errors import BadRecipe, BadRequest, BadShard, CacheUnavailable, Draining, Internal, Unsupported, WorkerLost
 from feedd.values import ObjectRef, ShardFile
 from tests.fakes.decoding import ARENA_ID, decoding
-from tests.fakes.made import made_of
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
+from tests.unit.decode.test_strided import safetensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,13 +156,12 @@ async def test_requests_too_large_for_a_packet_are_divided(tmp_path: Path) -> No
 
 async def test_an_index_too_large_for_a_packet_is_an_answer(tmp_path: Path) -> None:
     """Names of very many fields end no worker: they are refused, and the next shard is indexed."""
-    names = ",".join(f"a_rather_long_name_of_a_column_{number}" for number in range(4000))
-    table = made_of("csv", "wide.csv", f"{names}\n{','.join('1' * 4000)}\n".encode())[1]
-    wide = shard_file(tmp_path / "wide", table)
+    tensors = {f"a_rather_long_name_of_a_tensor_{number}": np.ones(1, np.float32) for number in range(4000)}
+    wide = shard_file(tmp_path / "wide", safetensors(tensors))
     async with decoding([wide], DecodeOptions(workers=1)) as rig:
         before = rig.pool.worker_pids
         with pytest.raises(BadShard, match="thousands of fields"):
-            await rig.pool.index(wide, "table")
+            await rig.pool.index(wide, "safetensors")
         assert rig.pool.worker_pids == before
 
 
