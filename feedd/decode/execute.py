@@ -167,8 +167,10 @@ class Executor:
                     shapes = self._numbers(request) if request.values else self._measure(request)
                     answer = Measured(request.id, busy_s(), shapes)
                 case IndexRequest():
+                    self._kept.drop()  # others take long: nothing is kept from the cache meanwhile
                     answer = self._index(request, fds)
                 case MakeRequest():
+                    self._kept.drop()
                     answer = make_shard(request, given)
                 case PinRequest():
                     with Shard(request.file) as shard:

@@ -61,17 +61,29 @@ def label_source(name: str, text: str) -> str:
         BadRecipe: a table that is not understood.
     """
     text = text.strip()
-    if text in {"folder", '{"decode":"folder"}', '{"decode": "folder"}'}:
+    if text == "folder":
         return FOLDER
     if text.startswith("table:"):
         return _table(name, *_split(text.removeprefix("table:")))
-    if text.startswith("{") and '"table"' in text:
+    decoded = _decode_of(text) if text.startswith("{") else None
+    if decoded == "folder":
+        return FOLDER
+    if decoded == "table":
         try:
             found = msgspec.json.decode(text.encode(), type=_Long)
         except msgspec.DecodeError as error:
             raise BadRecipe(f"table: {error}", object=name, stage="decode") from error
         return _table(name, found.file, found.column)
     return ""
+
+
+def _decode_of(text: str) -> object:
+    """Return what a long form decodes by; None: it is none, or does not say."""
+    try:
+        form = msgspec.json.decode(text.encode())
+    except msgspec.DecodeError:
+        return None  # said where recipes are read
+    return form.get("decode") if isinstance(form, dict) else None
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -39,7 +39,7 @@ class MakeCall:
         """Return the request."""
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
-        sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes)
+        sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes, task.entry_bytes)
         return encode(MakeRequest(request_id, task.form, task.url, *sizes))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -75,6 +75,7 @@ class MakeRequest(msgspec.Struct, frozen=True, array_like=True, tag="make"):
     out_at: int
     limit_bytes: int
     room_bytes: int
+    entry_bytes: int = -1
 
 
 class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):

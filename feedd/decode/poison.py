@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REMEMBERED_S: Final = 3600.0
 _ROWS_MAX: Final = 4096
 
-_Spot = tuple[str, str, int]  # the object's URL and version, where the first field begins in it
+_Spot = tuple[str, str, str, tuple[int, ...]]  # the object's URL, version and form, where the fields begin in it
 
 
 class Poison:
@@ -34,7 +34,7 @@ class Poison:
             self._known.clear()
             self._count = 0
         spots = self._known.setdefault(tuple(work.recipe for work in fields), {})
-        spots[_spot(files, fields[0], row)] = reason, self._clock() + REMEMBERED_S
+        spots[_spot(files, fields, row)] = reason, self._clock() + REMEMBERED_S
         self._count += 1
 
     def rows(self, files: Sequence[ShardFile], fields: Sequence[FieldWork]) -> dict[int, str]:
@@ -47,12 +47,13 @@ class Poison:
         for group in groups:
             spots = self._known.get(tuple(work.recipe for work in group))
             for row in range(len(group[0].size)) if spots else ():
-                reason, until_s = (spots or {}).get(_spot(files, group[0], row), ("", 0.0))
+                reason, until_s = (spots or {}).get(_spot(files, group, row), ("", 0.0))
                 if now_s < until_s:
                     found[row] = reason
         return found
 
 
-def _spot(files: Sequence[ShardFile], work: FieldWork, row: int) -> _Spot:
-    ref = files[int(work.file_no[row])].ref
-    return ref.url, ref.etag, int(work.start[row])
+def _spot(files: Sequence[ShardFile], fields: Sequence[FieldWork], row: int) -> _Spot:
+    """Return what tells a row from others: by all its fields, for samples of one label may begin alike."""
+    ref = files[int(fields[0].file_no[row])].ref
+    return ref.url, ref.etag, ref.form, tuple(int(work.start[row]) for work in fields)

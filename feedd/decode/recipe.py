@@ -209,7 +209,7 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
     recipes: list[FieldRecipe] = []
     spellings = [extension for extension in extensions if extension in {"jpg", "jpeg"}]
     for extension in extensions:
-        if extension in spellings[1:] or extension in pickled:
+        if extension in spellings[1:] or extension in pickled or not _nameable(extension):
             continue
         name = ";".join(spellings) if extension in spellings else extension
         codec = _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
@@ -217,6 +217,13 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
             codec = "bytes"
         recipes.append(parse_field(name, how.get(extension, codec)))
     return tuple(recipes)
+
+
+def _nameable(extension: str) -> bool:
+    """Whether a field can be asked for by that name: ``__key__`` and the like are ours, ``;`` lists alternatives."""
+    return (
+        bool(extension) and extension == extension.strip() and not extension.startswith("__") and ";" not in extension
+    )
 
 
 def as_stored(recipes: Iterable[FieldRecipe], index: ShardIndex) -> tuple[FieldRecipe, ...]:

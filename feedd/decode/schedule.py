@@ -73,6 +73,7 @@ class Schedule:
         self._held_count = 0
         self._busy_count = 0
         self._engaged_count = 0  # chunks that take long; a worker holds at most one
+        self._resting_count = 0  # workers that get nothing more
         self._last_id = 0
 
     @property
@@ -102,6 +103,7 @@ class Schedule:
         """Give ``worker`` no more work; it finishes what it holds."""
         held = self._workers[worker]
         self._without_room(worker, len(held.chunks))
+        self._resting_count += not held.resting
         held.resting = True
 
     def assign(self) -> tuple[int, Chunk] | None:
@@ -167,7 +169,9 @@ class Schedule:
         Returns:
             Chunks given up (suspects that killed a second worker), and all calls concerned.
         """
-        held = self._workers.pop(worker, _Worker()).chunks
+        gone = self._workers.pop(worker, _Worker())
+        held = gone.chunks
+        self._resting_count -= gone.resting
         self._without_room(worker, len(held))
         self._held_count -= len(held)
         self._busy_count -= bool(held)
@@ -205,7 +209,7 @@ class Schedule:
 
     def _next(self) -> Chunk | None:
         """Take the next chunk; the turn passes on when all of its call is taken."""
-        spare = len(self._workers) - self._engaged_count != 1 or not self._engaged_count
+        spare = len(self._workers) - self._resting_count - self._engaged_count != 1 or not self._engaged_count
         turns = ((stream, queue) for stream, queue in self._waiting.items() if spare or not queue[0].call.alone)
         stream, queue = next(turns, (0, None))
         if queue is None:

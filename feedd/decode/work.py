@@ -112,7 +112,8 @@ class MakeTask:
         out_fd: file to write to.
         out_at: offset of the shard's first byte in it.
         limit_bytes: most bytes it may have.
-        room_bytes: most bytes there is room for now.
+        room_bytes: most bytes of memory there are for it, and for what making it takes.
+        entry_bytes: what is behind so many bytes of it is counted, and not written; below zero: all is written.
     """
 
     form: str
@@ -124,6 +125,7 @@ class MakeTask:
     out_at: int
     limit_bytes: int
     room_bytes: int
+    entry_bytes: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,16 @@ from feedd.decode.kept import REST_S
 from feedd.decode.messages import (
     MESSAGE_BYTES_MAX,
     PROTOCOL,
+    Answer,
     Attach,
     Detach,
+    Failed,
     Hello,
     Reply,
     encode,
     request_decoder,
 )
+from feedd.errors import BadShard
 
 _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
@@ -62,9 +65,20 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
+def _too_much(reply: Answer) -> Failed:
+    """Return what is said instead of an answer that fits no packet: the names of very many fields."""
+    message = f"expected an answer of at most {MESSAGE_BYTES_MAX} bytes, got more: a shard with thousands of fields"
+    return Failed(reply.id, reply.busy_s, BadShard.kind, message, "", "name the columns you need in fields=")
+
+
 def _answer(sock: socket.socket, reply: Reply, fds: list[int]) -> None:
     try:
-        socket.send_fds(sock, [encode(reply)], fds)
+        packet = encode(reply)
+        if len(packet) > MESSAGE_BYTES_MAX and not isinstance(reply, Hello):  # whoever reads it would cut it off
+            packet, fds_sent = encode(_too_much(reply)), []
+        else:
+            fds_sent = fds
+        socket.send_fds(sock, [packet], fds_sent)
     finally:
         for fd in fds:
             os.close(fd)

@@ -34,11 +34,13 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
     if not any(ref.form in COLUMNAR for ref in listing.refs):
         return listing
     refs: list[ObjectRef] = []
+    view: list[str] = []
     for source, recipe in enumerate(wanted):
         params = params_of(field.sources for field in recipe) if recipe else ""
         params = params if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
+        view.append(params)
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
-    return view_of(listing, tuple(refs))
+    return view_of(listing, tuple(refs), tuple(view))
 
 
 def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:

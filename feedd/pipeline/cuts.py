@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from feedd.decode.formats.tokens import RAW, Cut, kind_of, window_count, with_cut
 from feedd.decode.params import TokensParams, params_of
-from feedd.errors import BadRecipe
+from feedd.errors import BadRecipe, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +69,9 @@ def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, name
             kind = kind_of(named.get(number, ""), ref.url)
             if not kind:
                 continue
+            if ref.form:
+                hint = "unpack it: its windows are counted by its size"
+                raise Unsupported("expected a file of tokens as it is, got a packed one", object=ref.url, hint=hint)
             files.readers[number] = names.setdefault(kind, with_cut(kind, cut))
             files.counts[number] = window_count(kind, ref.size_bytes, cut)
             if kind == RAW:

@@ -49,16 +49,18 @@ def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
     window = max(1, request.window(listing))
     most_bytes = min(_SHARD_BYTES_MAX, room.shard_bytes, room.cache_bytes // (_WINDOWS * window))
     refs: list[ObjectRef] = []
+    view = [*listing.view, f"ready {growth} {most_bytes}"]
     for source, recipe in enumerate(request.wanted):
         shards = listing.shards_of(source)
         fields = _ready_fields(recipe, request.read[source]) if growth else []
         found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
         whole = all(found)  # all or none: how a field is stored is asked of a source's first shard
+        view.append(rows_params("", fields if whole else (), 0))
         refs.extend(
             replace(listing.refs[shard], form=form) if whole else listing.refs[shard]
             for shard, form in zip(shards, found, strict=True)
         )
-    return view_of(listing, tuple(refs)) if tuple(refs) != listing.refs else listing
+    return view_of(listing, tuple(refs), tuple(view)) if tuple(refs) != listing.refs else listing
 
 
 def _growth(listing: Listing, request: Request, room: Room) -> int:

@@ -61,10 +61,9 @@ async def label(sources: Sources, listing: Listing, request: Request) -> None:
     for number, recipe in enumerate(request.wanted):
         for source in _labels(recipe):
             shards = listing.shards_of(number)
-            known = listing.labels.get(source, {})
-            if len(shards) and shards[0] not in known:
+            if len(shards) and shards[0] not in listing.labels.get(source, {}):
                 values = await _values(sources, listing, shards, source)
-                listing.labels[source] = {**known, **values}
+                listing.labels[source] = {**listing.labels.get(source, {}), **values}  # others may have come meanwhile
 
 
 async def _values(sources: Sources, listing: Listing, shards: range, source: str) -> dict[int, NDArray[np.int64]]:
@@ -72,7 +71,8 @@ async def _values(sources: Sources, listing: Listing, shards: range, source: str
     packs = list(dict.fromkeys(one for one, _ in owners.values()))
     table = table_of(source)
     try:
-        if table is None:
+        if table is None:  # of all sources: a folder is the same class in each, whoever asks
+            packs = list(listing.packs)
             columns = await asyncio.to_thread(folder_labels, packs)
         else:
             data = await _read(sources, table)
@@ -124,7 +124,7 @@ class LabelledIndexes:
         columns = {name: values[shard] for name, values in listing.labels.items() if shard in values}
         if not columns:
             return index
-        key = (listing.digest, shard, *columns)
+        key = (listing.digest, listing.firsts, shard, *columns)
         made = self._made.get(key)
         if made is None:
             made = _labelled(index, columns)

@@ -15,7 +15,7 @@ from feedd.errors import FeeddError
 from feedd.source.local import write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from feedd.values import ObjectRef
@@ -40,20 +40,26 @@ class Learned:
     def __repr__(self) -> str:
         return f"Learned({len(self._counts)} shards)"
 
-    def note(self, ref: ObjectRef, sample_count: int) -> None:
-        """Take note of what an object holds."""
-        key = (ref.url, ref.etag, ref.size_bytes)
+    def note(self, ref: ObjectRef, sample_count: int, reader: str = "") -> None:
+        """Take note of what an object holds, as it is read: the same bytes by another format are other samples."""
+        key = (ref.url, _version(ref, reader), ref.size_bytes)
         if self._counts.get(key) != sample_count:
             self._counts[key] = sample_count
             self._changed = True
             if len(self._counts) > _ROWS_MAX:
                 del self._counts[next(iter(self._counts))]
 
-    def known(self, refs: Sequence[ObjectRef]) -> dict[int, int]:
-        """Return the counts of the objects that are known, by index into ``refs``."""
+    def known(self, refs: Sequence[ObjectRef], reader_of: Callable[[int], str] = lambda _: "") -> dict[int, int]:
+        """Return the counts of the objects that are known, by index into ``refs``.
+
+        Args:
+            refs: the objects.
+            reader_of: the format that somebody named for one of them; empty: its name tells it.
+        """
         if not self._counts:
             return {}
-        found = ((number, self._counts.get((ref.url, ref.etag, ref.size_bytes))) for number, ref in enumerate(refs))
+        keys = ((ref.url, _version(ref, reader_of(number)), ref.size_bytes) for number, ref in enumerate(refs))
+        found = ((number, self._counts.get(key)) for number, key in enumerate(keys))
         return {number: count for number, count in found if count is not None}
 
     def load(self) -> None:
@@ -73,3 +79,9 @@ class Learned:
         with contextlib.suppress(FeeddError):
             write_file(str(self._path), msgspec.json.encode(rows))
             self._changed = False
+
+
+def _version(ref: ObjectRef, reader: str) -> str:
+    """Return an object's version and how it is read; columns do not matter, each has as many rows."""
+    form = ref.form.partition(":")[0]
+    return f"{ref.etag}\0{form}\0{reader}" if form or reader else ref.etag

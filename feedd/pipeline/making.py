@@ -165,7 +165,7 @@ class Maker:
                 while len(self._fresh) >= _FRESH_MAX:
                     self._drop(next(iter(self._fresh)))
                 room_bytes = self._room(ref.size_bytes, ref)
-                task = self._task(ref, file.fd, 0, min(self._options.limit_bytes, 1 << 62), room_bytes)
+                task = self._task(ref, file.fd, 0, room_bytes)
                 made = await self._made(ref, task, urgency)
             except BaseException:
                 file.close()
@@ -221,13 +221,13 @@ class Maker:
             room_bytes = self._room(ref.size_bytes, ref)
             if place is not None:
                 made = await self._again(
-                    ref, self._task(ref, place.fd, place.at, shard.size_bytes, shard.size_bytes), urgency
+                    ref, self._task(ref, place.fd, place.at, room_bytes, shard.size_bytes), urgency
                 )
                 if made.size_bytes == shard.size_bytes:
                     await tell_landed(place, made.size_bytes)
             else:
                 with MemoryFile("feedd-made") as file:
-                    made = await self._again(ref, self._task(ref, file.fd, 0, shard.size_bytes, room_bytes), urgency)
+                    made = await self._again(ref, self._task(ref, file.fd, 0, room_bytes), urgency)
                     if made.size_bytes == shard.size_bytes:
                         await copy_into(target, file.fd)
         if made.size_bytes != shard.size_bytes:
@@ -287,8 +287,10 @@ class Maker:
             else:
                 await self._fetcher.fetch_spans(plain, wanted, view, watch)
 
-    def _task(self, ref: ObjectRef, out_fd: int, out_at: int, limit_bytes: int, room_bytes: int) -> MakeTask:
-        return MakeTask(ref.form, ref.url, ref.size_bytes, (), -1, out_fd, out_at, limit_bytes, room_bytes)
+    def _task(self, ref: ObjectRef, out_fd: int, out_at: int, room_bytes: int, entry_bytes: int = -1) -> MakeTask:
+        limit_bytes = min(self._options.limit_bytes, 1 << 62)
+        sizes = limit_bytes, room_bytes, entry_bytes
+        return MakeTask(ref.form, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
 
     def _count(self, form: str, made: MadeShard) -> None:
         self._recorder.count(PIPELINE_MADE, form=form)

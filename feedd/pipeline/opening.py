@@ -19,6 +19,7 @@ from feedd.pipeline.decoded import Room, made_ready
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.labels import label, with_tables
 from feedd.pipeline.learned import Learned
+from feedd.pipeline.packing import packing_of
 from feedd.pipeline.planning import Request, planned
 from feedd.pipeline.policy import BadSamples
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
@@ -215,6 +216,8 @@ def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
 def _fixed_bytes(request: Request) -> int | None:
     """Return the bytes of a slot where the recipe alone tells them: named fields, all DENSE."""
     specs = resolved_by(request)
+    if any(packing_of(recipe) for recipe in request.wanted):
+        return None  # how many rows a batch has is for its samples to say
     if specs is None or request.spec.keys or any(one.kind is not FieldKind.DENSE for one in specs):
         return None
     return lay_out(specs, request.spec.batch_size, {}).size_bytes

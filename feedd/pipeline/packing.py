@@ -40,8 +40,9 @@ def check_packing(spec: OpenSpec, wanted: Sequence[Sequence[FieldRecipe]]) -> No
     if not any(packing_of(recipe) for recipe in wanted):
         return
     padded = any(field.pad for recipe in wanted for field in recipe)
-    several = len(wanted) > 1
-    asked = {"keys": spec.keys, "uneven='pad'": spec.uneven == "pad", "several datasets": several, "'pad'": padded}
+    several, replaced = len(wanted) > 1, spec.bad_samples == "replace"
+    asked = {"keys": spec.keys, "uneven='pad'": spec.uneven == "pad", "several datasets": several}
+    asked |= {"'pad'": padded, "bad_samples='replace'": replaced}
     for what, wrong in asked.items():
         if wrong:
             raise BadRequest(f"expected samples as they are for {what}, got packed ones", stage="decode")

@@ -10,7 +10,7 @@ import numpy as np
 from feedd.batch.layout import sample_bytes, slot_bytes
 from feedd.batch.pack import packed_specs
 from feedd.batch.pack import slot_bytes as packed_slot_bytes
-from feedd.decode.padding import Pad, batch_specs, mask_ndim, parse_pad
+from feedd.decode.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
 from feedd.decode.stored import parse_stored
 from feedd.errors import BadRecipe, BadRequest
@@ -162,7 +162,7 @@ def _likely_dims(recipe: Recipe, index: ShardIndex) -> dict[str, tuple[int, ...]
         sizes = sample_bytes(spec, field, index, None)
         most = int(sizes.max(initial=0)) // np.dtype(spec.dtype).itemsize
         found[field.name] = pad.dims(np.array([[most], [0]])) if spec.ndim == 1 else (most, *(1,) * (spec.ndim - 1))
-        found[field.name + "_mask"] = found[field.name][: mask_ndim(spec.ndim)]
+        found[field.name + MASK_SUFFIX] = found[field.name][: mask_ndim(spec.ndim)]
     return found
 
 

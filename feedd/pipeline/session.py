@@ -119,22 +119,20 @@ class Session:
             As ``produce``.
         """
         began_s = self._stages.clock.monotonic_s()
-        planned: list[tuple[BatchRows, SlotRef]] = []
-        ends: list[EpochEnd] = []
         ahead = self._parts.ahead
-        for at, slot in jobs:
-            if ahead is not None and ahead.holds(at):
-                if not planned:
-                    return [await self.produce(at, slot)]
-                break
-            rows = await self._planned(at)
-            if isinstance(rows, EpochEnd):
-                ends.append(rows)
-            elif planned and rows.last_window != planned[0][0].last_window:
-                break  # its shards may not be here yet
-            else:
-                planned.append((rows, slot))
-        made = await self._decode_together(planned) if planned else []
+        if ahead is not None and ahead.holds(jobs[0][0]):
+            return [await self.produce(*jobs[0])]
+        before = self._furthest
+        self._making_count += 1
+        try:
+            planned, ends = await self._plan_together(jobs)
+            made = await self._decode_together(planned) if planned else []
+        except Exception:
+            if any(self._furthest == at for at, _ in jobs):
+                self._furthest = before  # each is asked for again, alone, and that is no other stream
+            raise
+        finally:
+            self._making_count -= 1
         if ahead is not None:
             await ahead.settle(jobs[0][0])
         for _ in made:
@@ -183,6 +181,28 @@ class Session:
             if self._parts.ahead is not None:
                 self._parts.ahead.begin(epoch + 1)
 
+    async def _plan_together(
+        self, jobs: Sequence[tuple[Cursor, SlotRef]]
+    ) -> tuple[list[tuple[BatchRows, SlotRef]], list[EpochEnd]]:
+        """Plan batches as long as they read the same windows; what follows is asked for again."""
+        planned: list[tuple[BatchRows, SlotRef]] = []
+        ends: list[EpochEnd] = []
+        ahead = self._parts.ahead
+        for number, (at, slot) in enumerate(jobs):
+            if number and ahead is not None and ahead.holds(at):
+                break
+            before = self._furthest
+            rows = await self._planned(at)
+            if isinstance(rows, EpochEnd):
+                ends.append(rows)
+            elif planned and rows.last_window != planned[0][0].last_window:  # its shards may not be here yet
+                if self._furthest == at:
+                    self._furthest = before
+                break
+            else:
+                planned.append((rows, slot))
+        return planned, ends
+
     async def _planned(self, at: Cursor) -> BatchRows | EpochEnd:
         self._start(at)
         try:
@@ -197,7 +217,6 @@ class Session:
         parts = self._parts
         shards = list(dict.fromkeys(shard for rows, _ in jobs for shard in rows.shards.tolist()))
         refs = [parts.listing.refs[shard] for shard in shards]
-        self._making_count += 1
         try:
             indexes = await self._shelf.indexes(parts.listing, shards)
             return await with_pinned(
@@ -206,8 +225,6 @@ class Session:
         except (ObjectChanged, NotFound):
             self._shelf.forget(parts.listing)
             raise
-        finally:
-            self._making_count -= 1
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts

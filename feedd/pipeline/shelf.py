@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.decode.formats import registry as formats
@@ -106,7 +107,7 @@ class Shelf:
         index = self._indexes.get(key)
         if index is None:
             index = await self._index_flight.do(key, lambda: self._read_index(listing, key))
-        self._learned.note(ref, index.sample_count)
+        self._learned.note(ref, index.sample_count, format_of(listing, shard))
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
 
@@ -171,9 +172,10 @@ class Shelf:
         told = await read_told(self._stages.sources, whole)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
-        listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs))
-        await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
+        reader_of = partial(format_of, listing)
+        listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs, reader_of))
+        await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
         if (

@@ -99,11 +99,11 @@ class Together:
             again = b"" if rows.again is None else rows.again.tobytes()
             batch = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
             bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
-            if bad:
-                own = [shards.index(shard) for shard in rows.shards.tolist()]
-                where = rows, [indexes[at] for at in own], [files[at] for at in own]
-                failures = [failure_of(*where, recipe, one) for one in bad]
-                await self._remedy.charge(rows.cursor, failures)
+            own = [shards.index(shard) for shard in rows.shards.tolist()] if bad else []
+            where = rows, [indexes[at] for at in own], [files[at] for at in own]
+            failures = [failure_of(*where, recipe, one) for one in bad]
+            await self._remedy.charge(rows.cursor, failures)  # none too: a step may be made again, without any
+            if failures:
                 batch = self._remedy.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)
             first += layout.rows

@@ -155,7 +155,7 @@ class MixedWalk:
         following: Callable[[], Course],
         assigned: NDArray[np.int64],
     ) -> None:
-        self.key: tuple[object, ...] = ("mixed", listing.digest, epoch, its.digest)
+        self.key: tuple[object, ...] = ("mixed", listing.digest, listing.view, epoch, its.digest)
         self.epoch = epoch
         self._course = its
         self._following = following

@@ -41,6 +41,7 @@ class Listing:
         formats: how shards are to be read where what lies beside them says so, by dataset index.
         twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
         base: the listing that this one is a view of, see ``view_of``; None: it is none.
+        view: tells its forms from those of other views.
         packs: what is in those shards that are packs of objects.
         labels: of their samples, by column (see ``decode.labels``) and shard.
     """
@@ -57,6 +58,7 @@ class Listing:
     named: Mapping[int, str] = field(default_factory=dict)
     formats: Mapping[int, str] = field(default_factory=dict)
     base: Listing | None = field(default=None, repr=False)
+    view: tuple[str, ...] = ()
     packs: tuple[Packs, ...] = ()
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
@@ -208,10 +210,16 @@ class Listing:
         return fingerprint(self.digest, facts)
 
 
-def view_of(listing: Listing, refs: tuple[ObjectRef, ...]) -> Listing:
-    """Return a listing with its objects in other forms; what either learns of them, both know."""
+def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...]) -> Listing:
+    """Return a listing with its objects in other forms; what either learns of them, both know.
+
+    Args:
+        listing: the objects.
+        refs: the same, in those forms.
+        view: tells the forms of one such listing from another's.
+    """
     twins = _twins(refs) if listing.twins is not None else None
-    return replace(listing, refs=refs, twins=twins, base=listing.base or listing)
+    return replace(listing, refs=refs, twins=twins, base=listing.base or listing, view=view)
 
 
 def format_of(listing: Listing, shard: int) -> str:

@@ -71,8 +71,8 @@ class NodeWalk:
             places: each shard's first place in the order of an epoch; asked for the next one.
         """
         # Two sessions belong together when they walk the same shards in the same order. By what was listed, not by
-        # which listing: the same objects listed twice are the same shards in the cache.
-        self.key: tuple[object, ...] = (listing.digest, epoch, plan.order.tobytes())
+        # which listing: the same objects in the same forms, listed twice, are the same shards in the cache.
+        self.key: tuple[object, ...] = (listing.digest, listing.view, epoch, plan.order.tobytes())
         self.epoch = epoch
         self._listing = listing
         self._plan = plan

@@ -183,8 +183,11 @@ class StreamCall:
         if len(jobs) > 1:
             try:
                 return await self._hosted.feed.produce_together([(job.at, job.slot) for job in jobs])
-            except Exception:  # noqa: BLE001 -- told apart below, where each is asked for alone
-                return [await self._produce_one(job) for job in jobs]
+            except FeeddError:
+                pass  # told apart below, where each is asked for alone
+            except Exception as error:  # noqa: BLE001 -- as in _produce_one
+                as_feedd_error(error, f"producing {len(jobs)} steps from {jobs[0].at.step} of epoch {jobs[0].at.epoch}")
+            return [await self._produce_one(job) for job in jobs]
         return [await self._produce_one(jobs[0])]
 
     async def _produce_one(self, job: Produce) -> Outcome:

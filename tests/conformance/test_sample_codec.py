@@ -160,7 +160,7 @@ CASES = {
     "audio-mp3": Case('{"decode": "audio", "mono": true}', MP3, None, (b"\xff\xfb",)),
     "tokenize": Case(WORDS, b"a b c", np.array([1, 2, 0], np.int32), (b"\xff", b"a \xc3")),
     "tokenize-padded": Case(
-        WORDS[:-1] + ', "max_length": 4, "pad": 8}', b"b", np.array([2, 8, 8, 8], np.int32), (b"a\xffb",)
+        WORDS[:-1] + ', "max_length": 4, "fill": 8}', b"b", np.array([2, 8, 8, 8], np.int32), (b"a\xffb",)
     ),
     "int-one-hot": Case(
         '{"decode": "int", "transforms": [{"op": "one_hot", "classes": 3, "dtype": "int8"}]}',

@@ -116,7 +116,7 @@ def test_text_is_tokenized(s3: S3Server, daemons: Callable[..., Daemon], tmp_pat
     fields: Fields = {"txt": {"decode": "tokenize", "tokenizer": "words.json"}}
     (batch,) = FeedDataset("s3://data/t/", batch_size=3, fields=fields, address=daemon.address, copy=True)
     assert [row.tolist() for row in batch["txt"]] == [[3, 2], [1], [2, 3, 1, 0]]
-    fields = {"txt": {"decode": "tokenize", "tokenizer": "words.json", "max_length": 3, "pad": 9, "dtype": "int64"}}
+    fields = {"txt": {"decode": "tokenize", "tokenizer": "words.json", "max_length": 3, "fill": 9, "dtype": "int64"}}
     (batch,) = FeedDataset("s3://data/t/", batch_size=3, fields=fields, address=daemon.address, copy=True)
     assert batch["txt"].tolist() == [[3, 2, 9], [1, 9, 9], [2, 3, 1]]
     wrong: Fields = {"txt": {"decode": "tokenize", "tokenizer": "../words.json"}}

@@ -153,7 +153,7 @@ def test_a_broken_contract_is_an_error_not_data(short_dir: Path, kind: str) -> N
 def test_another_protocol_version_is_named(bench: Bench) -> None:
     """A daemon of another major version is refused at open, with both versions; its session is closed."""
     server = bench.server(major=2)
-    with pytest.raises(fc.DaemonVersionError, match=r"1\.x, got 2\.0"):
+    with pytest.raises(fc.DaemonVersionError, match=r"1\.x, got 2\."):
         iter(bench.dataset(server))
     assert not server.sessions
 

@@ -117,7 +117,7 @@ def read_npy_header(data: memoryview) -> NpyHeader:
     """
     header = read_npy_head(data, DTYPES)
     expected = header.dtype.itemsize * math.prod(header.shape)
-    if expected > SAMPLE_BYTES_MAX:
+    if header.dtype.itemsize * math.prod(max(side, 1) for side in header.shape) > SAMPLE_BYTES_MAX:  # empty ones too
         what = f"shape {header.shape!r} of {header.dtype}"
         raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got {what}")
     if len(data) - header.data_at != expected:

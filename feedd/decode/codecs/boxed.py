@@ -128,6 +128,8 @@ def _litdata(data: memoryview, *, torch: bool) -> NpyHeader:
 def _checked(name: str, shape: tuple[int, ...], data_at: int, size_bytes: int) -> NpyHeader:
     dtype = np.dtype(name).newbyteorder("<")
     expected = math.prod(shape) * dtype.itemsize
+    if math.prod(max(side, 1) for side in shape) * dtype.itemsize > SAMPLE_BYTES_MAX:  # of an empty one, too
+        raise BadSample(f"expected an array of at most {SAMPLE_BYTES_MAX} bytes, got shape {list(shape)}")
     if expected > SAMPLE_BYTES_MAX or size_bytes - data_at != expected:
         raise BadSample(f"expected {expected} bytes for {name}{list(shape)}, got {size_bytes - data_at}")
     return NpyHeader(dtype, shape, fortran_order=False, data_at=data_at)

@@ -59,6 +59,8 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         BadRecipe: unknown codec or parameters.
     """
     params = params_of(recipe)
+    if isinstance(params, InstalledParams):  # whatever it is given, as it lies there
+        return plugins.codec(params.name, params.options)
     stored = parse_stored(recipe.stored)
     if stored is not None:
         return _over(params, stored)
@@ -68,8 +70,6 @@ def make(recipe: FieldRecipe) -> SampleCodec:
         return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
     if isinstance(params, NpyParams):
         return NpyCodec(params, header_reader(recipe.stored))
-    if isinstance(params, InstalledParams):
-        return plugins.codec(params.name, params.options)
     return _extra(params) if isinstance(params, (AudioParams, TokenizeParams)) else _plain(params)
 
 

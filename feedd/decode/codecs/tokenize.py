@@ -47,7 +47,7 @@ class TokenizeCodec:
             ) from error
 
     def spec(self, name: str) -> TensorSpec:
-        """DENSE with ``pad``, else RAGGED."""
+        """DENSE with ``fill``, else RAGGED."""
         return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
@@ -67,11 +67,11 @@ class TokenizeCodec:
             BadSample: not UTF-8 text, too much of it, or not of that length.
         """
         ids = self._ids(data)
-        if out.ndim != 1 or len(ids) > len(out) or (self._params.pad is None and len(ids) != len(out)):
+        if out.ndim != 1 or len(ids) > len(out) or (self._params.fill is None and len(ids) != len(out)):
             raise BadSample(f"expected {list(out.shape)} tokens, got {len(ids)}")
         out[: len(ids)] = ids
-        if self._params.pad is not None:
-            out[len(ids) :] = self._params.pad
+        if self._params.fill is not None:
+            out[len(ids) :] = self._params.fill
 
     def _ids(self, data: memoryview) -> NDArray[np.uint32]:
         if len(data) > _TEXT_BYTES_MAX:

@@ -183,6 +183,8 @@ class _Reader(MessageReader):
     def _value(self, kind: int, start: int, end: int) -> tuple[int, int] | None:
         """Return where a list's values lie: one after another, without anything between; None: it is empty."""
         values = [(low, high) for _, low, high in self.fields(start, end)]
+        if kind == 3 and any(low == high for low, high in values):  # a number as a field of its own
+            self.fail(start, "a packed list", "numbers one by one")
         if not values:
             return None
         if len(values) > 1:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 import numpy as np
 
-from feedd.decode.codecs.array import read_npy_header
+from feedd.decode.codecs.array import read_npy_head
 from feedd.decode.formats.framing import ShardReader, numbered
+from feedd.decode.params import DTYPES
 from feedd.errors import BadSample, BadShard
 from feedd.values import ShardIndex
 
@@ -169,13 +170,15 @@ class _Reader(ShardReader):
 
     def _npy(self) -> int:
         try:
-            header = read_npy_header(self._data)
+            header = read_npy_head(self._data, DTYPES)
         except BadSample as error:
             self.fail(0, "a .npy file", error.message)
         if len(header.shape) != 1 or header.dtype != np.dtype(self._cut.dtype).newbyteorder("<"):
             self.fail(
                 0, f"one dimension of {self._cut.dtype}, as the recipe says", f"{header.dtype}{list(header.shape)}"
             )
+        if header.data_at + header.shape[0] * self._cut.item_bytes != len(self._data):
+            self.fail(0, f"{header.shape[0]} tokens in {len(self._data)} bytes", "another number of bytes")
         if header.data_at != _HEAD_BYTES[NPY]:  # by which the windows were counted
             self.fail(0, f"a header of {_HEAD_BYTES[NPY]} bytes, as numpy writes it", f"{header.data_at}")
         return header.data_at

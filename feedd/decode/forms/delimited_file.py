@@ -64,13 +64,14 @@ def _first_row(data: memoryview, delimiter: str) -> list[str] | None:
 def _is_header(first: list[str], asked: Asked) -> bool:
     """Whether a first row holds names.
 
-    It does where none of it is a number or empty, and all differ; not so where columns are asked for by number.
+    It does where none of it is a number or empty, and all differ; not so where columns are asked for by number. Only
+    the first may be empty: pandas writes its index without a name.
     """
     lower = [cell.strip().lower() for cell in first]
     wanted = {name for names in asked for name in names}
     if wanted and wanted.isdisjoint(lower) and all(name.isdecimal() for name in wanted):
         return False
-    return len(set(lower)) == len(lower) and not any(not cell or _is_number(cell) for cell in lower)
+    return len(set(lower)) == len(lower) > 0 and not any(map(_is_number, lower)) and all(lower[1:] or lower)
 
 
 def _is_number(text: str) -> bool:

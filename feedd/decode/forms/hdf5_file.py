@@ -46,12 +46,14 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
         usable: dict[str, _Column] = {}
         others: list[str] = []
         for name, dataset in _datasets(file, url):
-            column = _column(dataset, out.limit_bytes)
+            column = _column(dataset)
             if column is None:
                 others.append(name)
             else:
                 usable[name] = column
         names = chosen(params, usable, others, url)
+        for name in names:
+            _check_size(usable[name], out.limit_bytes)
         rows = same_count({name: usable[name].dataset.shape[0] for name in names}, url)
         writer = TableWriter(out, rows, url)
         for name in names:
@@ -82,7 +84,14 @@ def _datasets(file: h5py.File, url: str) -> Iterator[tuple[str, h5py.Dataset]]:
                 yield prefix + name, one
 
 
-def _column(dataset: h5py.Dataset, room_bytes: int) -> _Column | None:
+def _check_size(column: _Column, limit_bytes: int) -> None:
+    """Refuse what is larger than any shard may be, before it is read."""
+    dataset, width = column.dataset, column.how.width or 0
+    if width * dataset.shape[0] > limit_bytes:
+        raise ValueError(f"{dataset.name} of {dataset.shape}, more than there is room for")
+
+
+def _column(dataset: h5py.Dataset) -> _Column | None:
     """Return a dataset that can be a field; None: it is none."""
     if not dataset.shape or dataset.is_virtual or dataset.external:
         return None
@@ -97,8 +106,6 @@ def _column(dataset: h5py.Dataset, room_bytes: int) -> _Column | None:
     if dataset.dtype.hasobject:
         return None  # references
     how = kept_array(dataset.dtype, inner)
-    if how is not None and (how.width or 0) * dataset.shape[0] > room_bytes:
-        raise ValueError(f"{dataset.name} of {dataset.shape}, more than there is room for")
     return None if how is None else _Column(dataset, how)
 
 

@@ -35,7 +35,8 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
             _check(wanted, request)
             spans_wanted = tuple((span.start, span.end) for span in wanted)
             return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
-        out = FileOut(target, request.out_at, request.limit_bytes, request.room_bytes, request.url)
+        limits = request.limit_bytes, request.room_bytes
+        out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
         format_name = form.make(held, request.url, params, out)
     return Made(request.id, time.perf_counter() - began_s, out.at, format_name)
 

@@ -62,15 +62,19 @@ class FileOut:
         limit_bytes: most bytes the shard may have.
         room_bytes: most bytes there is room for now, if that is less.
         url: named in errors.
+        entry_bytes: room in the file, where that is an entry of the cache and takes no memory: what is behind it is
+            only counted, since a shard that turns out larger than before needs another entry. Below zero: a file in
+            memory, that grows.
     """
 
-    def __init__(self, fd: int, start: int, limit_bytes: int, room_bytes: int, url: str) -> None:
+    def __init__(self, fd: int, start: int, limit_bytes: int, room_bytes: int, url: str, entry_bytes: int = -1) -> None:
         self.at = 0
         self.limit_bytes = limit_bytes
         self._fd = fd
         self._start = start
         self.room_bytes = room_bytes
         self._url = url
+        self._entry_bytes = entry_bytes
 
     def write(self, data: Buffer) -> None:
         """Append; ``data`` may be used again at once.
@@ -81,15 +85,17 @@ class FileOut:
         """
         with memoryview(data) as view, view.cast("B") as left:
             self._check(self.at + left.nbytes)
-            done = 0
-            while done < left.nbytes:
+            done, end = 0, left.nbytes
+            if self._entry_bytes >= 0:
+                end = min(end, max(self._entry_bytes - self.at, 0))
+            while done < end:
                 try:
-                    done += os.pwrite(self._fd, left[done:], self._start + self.at + done)
+                    done += os.pwrite(self._fd, left[done:end], self._start + self.at + done)
                 except OSError as error:
                     if error.errno not in NO_SPACE:
                         raise
                     raise self._no_room(self.at + left.nbytes) from error
-            self.at += done
+            self.at += left.nbytes
 
     def _check(self, size_bytes: int) -> None:
         if size_bytes > self.limit_bytes:
@@ -99,7 +105,7 @@ class FileOut:
                 hint="a made shard may take half of the cache: raise --cache-size, or store smaller shards",
                 stage="decode",
             )
-        if size_bytes > self.room_bytes:
+        if self._entry_bytes < 0 and size_bytes > self.room_bytes:
             raise self._no_room(size_bytes)
 
     def _no_room(self, size_bytes: int) -> ResourceExhausted:

@@ -42,10 +42,11 @@ class PackedForm:
         return whole(held, params)
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Unpack, then make; see ``ShardForm.make``. What is unpacked is bounded as the shard is."""
+        """Unpack, then make; see ``ShardForm.make``. What is unpacked is bounded as any shard is."""
         fd = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC)
         try:
-            room_bytes = out.room_bytes if isinstance(out, FileOut) else out.limit_bytes
+            # both may be in memory: what is unpacked, and what is made of it
+            room_bytes = out.room_bytes // 2 if isinstance(out, FileOut) else out.limit_bytes
             unpacked = FileOut(fd, 0, out.limit_bytes, room_bytes, url)
             self._outer.unpack(held, url, unpacked)
             with HeldObject(fd, unpacked.at, [ByteRange(0, unpacked.at)]) as inside:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _GAP_BYTES_MAX: Final = 1 << 20
 """A request costs about as much as this many bytes."""
 
+_RANGES_MAX: Final = 2048
+"""Their places must fit one message between daemon and worker."""
+
 _SPARE_SHARE: Final = 32
 """One in so many of the bytes that are wanted may be fetched besides."""
 
@@ -23,14 +26,14 @@ def coalesced(wanted: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
     """Return ascending ranges that hold all that is wanted, in few requests.
 
     Ranges that touch become one. Those with a gap between do while all gaps together, the smallest first, are at most
-    a 32nd of what is wanted.
+    a 32nd of what is wanted; and where there are too many to be told in one message, until there are not.
     """
     joined = _touching(wanted)
     spare = sum(one.size_bytes for one in joined) // _SPARE_SHARE
     gaps = sorted((after.start - before.end, place) for place, (before, after) in enumerate(pairwise(joined)))
     bridged: set[int] = set()
     for gap, place in gaps:
-        if gap > min(spare, _GAP_BYTES_MAX):
+        if gap > min(spare, _GAP_BYTES_MAX) and len(joined) - len(bridged) <= _RANGES_MAX:
             break
         spare -= gap
         bridged.add(place)

@@ -20,10 +20,11 @@ _EXTENSIONS: Final = {
     "mov npy",
     LINES: "txt",
     COMPANION: "text transcript caption json jsn cls cls2 id index inx int xml",
-    SHARD: "tar tgz gz bz2 xz zst lz4 tfrecord tfrecords mds rec recordio pbr protobuf arrow feather npz h5 hdf5 lmdb "
-    "mdb bin idx",
+    SHARD: "tar tgz tzst tbz tbz2 txz lz4 tfrecord tfrecords mds rec recordio pbr protobuf arrow arrows feather "
+    "parquet npz h5 hdf5 lmdb mdb bin idx safetensors",
 }
 _KINDS: Final = {extension: kind for kind, names in _EXTENSIONS.items() for extension in names.split()}
+_COMPRESSED: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd"})
 _NUMBERED: Final = "tfrecord-"  # ``x.tfrecord-00000-of-00128``
 
 
@@ -42,4 +43,6 @@ def kind_of(stem: str, extension: str) -> int:
     """Return what an object is whose key ``split_name`` has split."""
     if stem[stem.rfind("/") + 1 :].startswith("."):  # left there by file managers
         return OTHER
+    if extension in _COMPRESSED:  # a packed table about samples is as little data as a plain one
+        return SHARD if kind_of(*split_name(stem)) == SHARD else OTHER
     return SHARD if extension.startswith(_NUMBERED) else _KINDS.get(extension, OTHER)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from feedd.decode import poison
@@ -43,6 +45,24 @@ def test_a_row_is_known_where_the_same_is_asked_of_it() -> None:
     assert known.rows(files(), (a,)) == {}
     assert known.rows(files(), (field("a", recipe="str"), b)) == {}
     assert known.rows(files(), (field("a", 7), b)) == {}
+
+
+def test_rows_that_share_a_field_are_not_condemned_together() -> None:
+    """Samples of one label have the same field first: each is told from the others by all its fields."""
+    known = Poison()
+    label, image = field("label"), field("image", 50)
+    label.start[:] = 7
+    known.add(files(), (label, image), 3, "why")
+    assert known.rows(files(), (label, image)) == {3: "why"}
+
+
+def test_columns_of_one_object_are_not_taken_for_each_other() -> None:
+    """Two shards that are made of one object begin their rows at the same places."""
+    known = Poison()
+    narrow = [replace(file, ref=replace(file.ref, form='parquet:[["a"]]')) for file in files()]
+    known.add(narrow, (field("a"),), 3, "why")
+    assert known.rows(narrow, (field("a"),)) == {3: "why"}
+    assert known.rows(files(), (field("a"),)) == {}
 
 
 def test_a_row_that_killed_while_one_field_was_measured_is_known_to_all_who_decode_that() -> None:

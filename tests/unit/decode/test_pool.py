@@ -21,6 +21,7 @@ from feedd.values import ObjectRef, ShardFile
 from tests.fakes.decoding import ARENA_ID, decoding
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
+from tests.unit.decode.test_strided import safetensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +152,17 @@ async def test_requests_too_large_for_a_packet_are_divided(tmp_path: Path) -> No
         huge = type(task)(task.files, task.arena_id, task.slot_at, task.fields * 20, task.seeds)
         with pytest.raises(BadRequest, match="fewer fields"):
             await rig.pool.decode(huge)
+
+
+async def test_an_index_too_large_for_a_packet_is_an_answer(tmp_path: Path) -> None:
+    """Names of very many fields end no worker: they are refused, and the next shard is indexed."""
+    tensors = {f"a_rather_long_name_of_a_tensor_{number}": np.ones(1, np.float32) for number in range(4000)}
+    wide = shard_file(tmp_path / "wide", safetensors(tensors))
+    async with decoding([wide], DecodeOptions(workers=1)) as rig:
+        before = rig.pool.worker_pids
+        with pytest.raises(BadShard, match="thousands of fields"):
+            await rig.pool.index(wide, "safetensors")
+        assert rig.pool.worker_pids == before
 
 
 async def test_several_tasks_share_the_workers(shards: list[ShardFile], no_blocked_loop: None) -> None:

@@ -71,9 +71,9 @@ def test_rows_are_cut_and_padded() -> None:
     """To max_length; with an id to pad with all rows are alike."""
     assert decoded(b"one two three", max_length=2).tolist() == [1, 2]
     assert decoded(b"one", max_length=3).tolist() == [1]
-    assert decoded(b"one", max_length=3, pad=7).tolist() == [1, 7, 7]
-    assert decoded(b"one two three four", max_length=3, pad=7).tolist() == [1, 2, 3]
-    assert spec_of(parse_field("txt", recipe(max_length=3, pad=0))).shape == (3,)
+    assert decoded(b"one", max_length=3, fill=7).tolist() == [1, 7, 7]
+    assert decoded(b"one two three four", max_length=3, fill=7).tolist() == [1, 2, 3]
+    assert spec_of(parse_field("txt", recipe(max_length=3, fill=0))).shape == (3,)
 
 
 def test_what_is_no_text_is_a_bad_sample() -> None:
@@ -121,7 +121,9 @@ def test_what_is_no_tokenizer_is_said(folder: Path) -> None:
         make(parse_field("txt", recipe("broken.json")))
 
 
-@pytest.mark.parametrize("options", [{"max_length": 0}, {"pad": 1}, {"max_length": 2, "pad": -1}, {"dtype": "uint16"}])
+@pytest.mark.parametrize(
+    "options", [{"max_length": 0}, {"fill": 1}, {"max_length": 2, "fill": -1}, {"dtype": "uint16"}]
+)
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     """A BadRecipe that lists what tokenize takes."""
     with pytest.raises(BadRecipe, match="tokenize takes tokenizer, max_length"):

@@ -40,6 +40,16 @@ def test_the_smallest_gaps_are_bridged_first() -> None:
     assert coalesced(wanted) == (ByteRange(0, 975), ByteRange(1005, 1325))
 
 
+def test_there_are_never_more_than_fit_a_message() -> None:
+    """However scattered what is wanted is: more is fetched, then."""
+    wanted = [ByteRange(at << 23, (at << 23) + 1000) for at in range(10_000)]
+    found = coalesced(wanted)
+    assert len(found) == 2048
+    assert found[0].start == 0
+    assert found[-1].end == wanted[-1].end
+    assert all(any(one.start <= want.start and want.end <= one.end for one in found[:8]) for want in wanted[:8])
+
+
 @given(RANGES, st.integers(0, 300), st.integers(0, 300))
 def test_what_is_lacking_is_what_is_not_held(here: list[ByteRange], start: int, size: int) -> None:
     """Byte for byte."""
