@@ -56,6 +56,7 @@ def test_where_there_is_room() -> None:
     assert names(view) == ["rows", "gunzip+rows"]
     assert (view.digest, view.base, view.counts) == (whole.digest, whole, whole.counts)
     assert made_ready(view, request(), ROOM).base is whole
+    assert len({view.view, whole.view, made_ready(whole, request(("jpg", "image:8x8")), ROOM).view}) == 3
     assert f'"limit_bytes":{64 * MIB}' in view.refs[0].form
     many = listing(*(f"{n}.tar" for n in range(40)))
     for cache_mib, growth in {101: 2, 151: 3, 201: 4, 299: 4, 301: 6, 401: 8}.items():
