@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -239,6 +240,14 @@ def test_several_fields_and_objects_of_another_kind() -> None:
     assert ready.raw("json") == [b"{}", None]
     lines = making.make(get("rows"), b'{"a": 1}\n', rows_params("jsonl", [parse_field("json", "image:8x8")], 1 << 20))
     assert (lines.raw("json"), lines.index.stored) == ([b'{"a": 1}'], ("json",))
+
+
+def test_packed_objects() -> None:
+    """They are unpacked first, and give the same shard."""
+    data, recipe = shard(pictures()), field("image:16x16")
+    params = rows_params("tar", [recipe], 64 << 20)
+    packed = making.make(get("gunzip+rows"), gzip.compress(data), params, "s3://b/a.tar.gz")
+    assert packed.shard == made(data, recipe).shard
 
 
 def test_a_size_before_a_random_cut() -> None:
