@@ -35,6 +35,9 @@ _MAGIC = b"feeddshd"
 _FIXED = struct.Struct("<8sIIQQI16s16sHHH")
 _CRC_AT = 12
 _SUM_BYTES = 4
+FORMS_VERSION: Final = "1"
+"""Of what forms make: grows where one of them makes anything else of the same bytes, and what was made goes."""
+
 _FORM_MARK = "\0"  # no store's etag holds one
 _BLOCKS_MAX = 1 << 18  # 1 MiB of sums; a larger object than 256 GiB gets larger blocks
 _HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX  # three texts of at most 65,535 bytes, and the sums
@@ -75,12 +78,13 @@ def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
 
 def version_of(ref: ObjectRef) -> str:
     """Return what tells an entry from others of the same key and size: the etag, and how it was made of the object."""
-    return f"{ref.etag}{_FORM_MARK}{ref.form}" if ref.form else ref.etag
+    return f"{ref.etag}{_FORM_MARK}{ref.form}{_FORM_MARK}{FORMS_VERSION}" if ref.form else ref.etag
 
 
 def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
-    """Return the ref that ``version_of`` was asked about."""
-    etag, _, form = version.partition(_FORM_MARK)
+    """Return the ref that ``version_of`` was asked about; of what another version of us made, one nobody asks for."""
+    etag, *made = version.split(_FORM_MARK)
+    form = "" if not made else made[0] if made[1:] == [FORMS_VERSION] else " ".join(("by another version:", *made))
     return ObjectRef(root, key, size_bytes, etag, form)
 
 

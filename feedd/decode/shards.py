@@ -63,8 +63,10 @@ class Shard:
         if number is not None:
             return memoryview(number.to_bytes(NUMBER_BYTES, "little", signed=True))
         size = min(size, self._file.size_bytes - start)
-        if not 0 < size <= _COPIED_BYTES_MAX:
-            return self.whole()[start : start + max(size, 0)]
+        if size <= 0:
+            return memoryview(b"")
+        if size > _COPIED_BYTES_MAX:
+            return self.whole()[start : start + size]
         target = _scratch[:size]
         try:
             count = os.preadv(self._fd, (target,), self._file.data_at + start)

@@ -112,8 +112,10 @@ class Request:
     def fingerprint(self, listing: Listing) -> bytes:
         """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
         plain = self.wanted[0] if self.mix is None else ()
-        filters = sorted(map(filter_text, self.filters))
-        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, filters)
+        rules = sorted(map(filter_text, self.filters))
+        if self.policy is BadSamples.REPLACE:  # batches hold other samples then; else only fewer, or the run ends
+            rules.append(f"bad_samples={self.policy.value}")
+        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,19 @@ def test_path_too_long_for_a_page_takes_another() -> None:
     assert header.file_bytes == 8192 + 10
 
 
+def test_what_another_version_made_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made shard comes back as it was; where forms write otherwise by now, it lies under another name."""
+    made = ObjectRef("s3://bucket", "a.csv.gz", 1000, "e", 'gunzip+csv:[["a"]]')
+    path, page = layout.file_path(Path("/c"), made), layout.pack_header(made, BOOT, RUN, bytes(4))
+    header = layout.unpack_header(page)
+    assert header is not None
+    assert header.ref == made
+    monkeypatch.setattr(layout, "FORMS_VERSION", "2")
+    header = layout.unpack_header(page)
+    assert header is None or header.ref != made
+    assert layout.file_path(Path("/c"), made) != path
+
+
 @given(at=st.integers(0, 4095), flip=st.integers(1, 255))
 def test_every_damaged_byte_is_noticed(at: int, flip: int) -> None:
     """A header with any one byte changed is none."""

@@ -99,6 +99,17 @@ async def test_nothing_to_replace_by(tmp_path: Path) -> None:
             await take(session, Cursor(0, 1))
 
 
+async def test_what_is_replaced_is_another_run(tmp_path: Path) -> None:
+    """Ranks that replace are told from ranks that leave out; where bad samples are named makes no difference."""
+    async with feeding(tmp_path) as rig:
+        _store(rig.store)
+        marks = {
+            policy: (await rig.open(fields=_FIELDS, bad_samples=policy)).info.fingerprint
+            for policy in ("skip", "quarantine", "error", "replace")
+        }
+    assert marks["skip"] == marks["quarantine"] == marks["error"] != marks["replace"]
+
+
 @pytest.mark.parametrize("policy", ["skip", "replace", "quarantine"])
 async def test_the_budget_holds_under_each_policy(tmp_path: Path, policy: str) -> None:
     """More bad samples than allowed are an error."""
