@@ -183,7 +183,7 @@ def test_an_object_that_is_gone_is_named(s3: S3Server, folder: Path, daemons: Ca
 
 
 def test_folders_are_mixed(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
-    """Two folders mix without an index, since a listing tells how many they are; a class has one number in all of them."""
+    """Two folders mix without an index, for a listing tells how many they are; a class has one number in both."""
     for number in range(40):
         s3.put("data", f"more/{'xy'[number % 2]}/{number:03d}.jpg", picture(1000 + number))
     daemon = daemons()
