@@ -11,7 +11,7 @@ import pytest
 from feedd.cache.disk import DiskCache
 from feedd.decode.forms import registry
 from feedd.decode.forms.make import make_shard
-from feedd.decode.forms.streams import whole
+from feedd.decode.forms.ranges import everything
 from feedd.decode.messages import MakeRequest, NeedRanges
 from feedd.decode.work import MadeShard
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
@@ -40,7 +40,7 @@ class SameForm:
     def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
         """All of it; or, with parameters, its halves one after the other."""
         if params != "halves" or not held.size_bytes:
-            return whole(held, params)
+            return everything(held)
         middle = (held.size_bytes + 1) // 2
         halves = (ByteRange(0, middle), ByteRange(middle, held.size_bytes))
         done = sum(span.size_bytes for span in held.spans)

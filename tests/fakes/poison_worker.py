@@ -21,7 +21,7 @@ from feedd.decode.codecs.sniff import is_jpeg
 from feedd.decode.codecs.text import BytesCodec
 from feedd.decode.formats import registry
 from feedd.decode.forms import registry as forms
-from feedd.decode.forms.streams import whole
+from feedd.decode.forms.whole import WholeObject
 from feedd.decode.params import BytesParams
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from feedd.decode.codecs.array import NpyHeader
     from feedd.decode.params import ImageParams
     from feedd.protocols import Held, Out, SampleCodec, ShardFormat
-    from feedd.values import ByteRange, FieldRecipe, ShardIndex
+    from feedd.values import FieldRecipe, ShardIndex
 
 COMMAND = (sys.executable, "-m", "tests.fakes.poison_worker")
 
@@ -74,14 +74,10 @@ class PoisonCodec(BytesCodec):
         super().decode(data, out, seed)
 
 
-class PoisonForm:
+class PoisonForm(WholeObject):
     """Reacts to what an object says, half-way through writing it out."""
 
     name = "poison"
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """All of it."""
-        return whole(held, params)
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Write what is said, if it lives to."""

@@ -7,10 +7,8 @@ from typing import Final
 
 from feedd.decode.codecs import boxes, tiff
 from feedd.decode.codecs.boxes import Header
+from feedd.decode.transforms.picture import PIXELS_MAX
 from feedd.errors import BadSample
-
-PIXELS_MAX: Final = 1 << 27
-"""Larger images are refused: 400 MB decoded is a decompression bomb or a mistake."""
 
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _DEFLATE_MOST: Final = 1032

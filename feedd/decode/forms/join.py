@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final
 from feedd.decode.formats.protobuf import MessageReader, NotAMessage
 from feedd.decode.formats.recordio import MAGIC, PartsReader, head
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.streams import whole
+from feedd.decode.forms.whole import WholeObject
 from feedd.errors import BadShard, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.protocols import Held, Out
-    from feedd.values import ByteRange
 
 JOIN: Final = "join"
 DMLC, CONCAT = "dmlc", "concat"
@@ -31,14 +30,10 @@ _STRIDE_BYTES: Final = 1 << 20
 _FIELD_NUMBERS_MAX: Final = 5  # of aialgs.data.Record
 
 
-class JoinForm:
+class JoinForm(WholeObject):
     """``protocols.ShardForm`` of RecordIO with split records; stateless."""
 
     name = JOIN
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        return whole(held, params)
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Write every record in one part; see ``ShardForm.make``."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
-from feedd.decode.forms.ranges import everything
 from feedd.decode.forms.table_writer import Piece, TableWriter
+from feedd.decode.forms.whole import WholeObject
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.protocols import Held, Out
-    from feedd.values import ByteRange
 
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 256 << 20
@@ -32,18 +31,13 @@ _BLANKS: Final = np.isin(np.arange(256), np.frombuffer(b" \t\r\n\v\f", np.uint8)
 _NUMERIC: Final = np.isin(np.arange(256), np.frombuffer(b" \t\r\n\v\f0123456789+-.eE:naifNAIFty", np.uint8))
 
 
-class LibsvmForm:
+class LibsvmForm(WholeObject):
     """``protocols.ShardForm`` of libsvm's text; stateless."""
 
     @property
     def name(self) -> str:
         """``libsvm``."""
         return "libsvm"
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        del params
-        return everything(held)
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Write a table of all rows.

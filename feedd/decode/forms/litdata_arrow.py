@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from feedd.decode.forms.columns import needs
-from feedd.decode.forms.ranges import everything
+from feedd.decode.forms.whole import TableForm
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
     from feedd.protocols import Held, Out
-    from feedd.values import ByteRange
 
 ARROW_END: Final = b"LDARW01\0"
 """How such a chunk ends."""
 _LENGTH_BYTES: Final = 4
 
 
-class LitDataArrowForm:
-    """``protocols.ShardForm`` of such chunks; stateless. Its parameters name columns, see ``columns.params_of``."""
-
-    name = "litdata-arrow"
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        del params
-        return everything(held)
+class LitDataArrowForm(TableForm):
+    """``protocols.ShardForm`` of such chunks; stateless."""
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Write the wanted columns as a table; see ``ShardForm.make``."""
-        try:
-            from feedd.decode.forms import arrow_file  # noqa: PLC0415 - loaded where such data is met
-        except ImportError as error:
-            raise needs("parquet", url, error) from error
         data = held.data
         end = len(data) - len(ARROW_END) - _LENGTH_BYTES
         start = end - int.from_bytes(data[max(end, 0) :][:_LENGTH_BYTES], "little")
@@ -44,7 +31,7 @@ class LitDataArrowForm:
                 stage="decode",
             )
         with data[start:end] as inner:
-            return arrow_file.write(inner, url, params, out)
+            return self._write(inner, url, params, out)
 
 
-LITDATA_ARROW_FORM: Final = LitDataArrowForm()
+LITDATA_ARROW_FORM: Final = LitDataArrowForm("litdata-arrow", "feedd.decode.forms.arrow_file", "parquet")

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Protocol
 
 from feedd.decode.forms.making import FileOut, HeldObject
-from feedd.decode.forms.streams import whole
 from feedd.decode.forms.suffixes import uncompressed
+from feedd.decode.forms.whole import WholeObject
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Unpacker(Protocol):
         """Write what was packed; raises as ``ShardForm.make``."""
 
 
-class PackedForm:
+class PackedForm(WholeObject):
     """``protocols.ShardForm`` of compressed objects that need a form unpacked too; stateless.
 
     Args:
@@ -36,10 +36,6 @@ class PackedForm:
     def __init__(self, outer: Unpacker, inner: ShardForm) -> None:
         self._outer, self._inner = outer, inner
         self.name = f"{outer.name}+{inner.name}"
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        return whole(held, params)
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Unpack, then make; see ``ShardForm.make``. What is unpacked is bounded as any shard is."""

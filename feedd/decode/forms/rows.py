@@ -12,9 +12,9 @@ import numpy as np
 
 from feedd.decode.codecs.registry import make_prefix
 from feedd.decode.formats import registry as formats
-from feedd.decode.forms.ranges import everything
 from feedd.decode.forms.registry import READY
 from feedd.decode.forms.table_writer import Piece, TableWriter
+from feedd.decode.forms.whole import WholeObject
 from feedd.decode.params import SAMPLE_BYTES_MAX, ImageParams
 from feedd.decode.ready import HEAD, PIXELS, RowsParams, original_mark, prefix_of
 from feedd.errors import Internal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from feedd.decode.ready import Prefix, ReadyField
     from feedd.protocols import Held, Out, SampleCodec
-    from feedd.values import ByteRange, ShardIndex
+    from feedd.values import ShardIndex
 
     Cell: TypeAlias = list[memoryview | bytes]
 
@@ -37,18 +37,13 @@ _CELL_BYTES: Final = 9  # of an end and a mark
 _FOOT_BYTES: Final = 64 << 10
 
 
-class RowsForm:
+class RowsForm(WholeObject):
     """``protocols.ShardForm`` of ready rows; stateless."""
 
     @property
     def name(self) -> str:
         """``rows``."""
         return READY
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        del params
-        return everything(held)
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
         """Write a table of rows and of all other fields; see ``ShardForm.make``."""

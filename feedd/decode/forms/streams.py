@@ -5,12 +5,13 @@ from __future__ import annotations
 import bz2
 import lzma
 import zlib
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, uncompressed
+from feedd.decode.forms.whole import WholeObject
 from feedd.errors import BadShard
-from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +81,22 @@ def _gzip_errors() -> tuple[type[Exception], ...]:
     return (zlib.error, cast("type[Exception]", isal_zlib.error))
 
 
-class StreamForm:
+class UnpackingForm(WholeObject, ABC):
+    """``protocols.ShardForm`` of what is only packed; stateless."""
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Unpack; see ``ShardForm.make``."""
+        del params
+        format_name = inner_format(url)
+        self.unpack(held, url, out)
+        return format_name
+
+    @abstractmethod
+    def unpack(self, held: Held, url: str, out: Out) -> None:
+        """Write what was packed; raises as ``ShardForm.make``."""
+
+
+class StreamForm(UnpackingForm):
     """``protocols.ShardForm`` of one compression; stateless.
 
     Args:
@@ -101,17 +117,6 @@ class StreamForm:
         self._start = start
         self._errors = errors
         self._padding = padding
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        return whole(held, params)
-
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Unpack; see ``ShardForm.make``."""
-        del params
-        format_name = inner_format(url)
-        self.unpack(held, url, out)
-        return format_name
 
     def unpack(self, held: Held, url: str, out: Out) -> None:
         """Write what was packed; raises BadShard."""
@@ -163,12 +168,6 @@ class StreamForm:
             hint=f"{self.name} cannot read it",
             stage="decode",
         ) from cause
-
-
-def whole(held: Held, params: str) -> tuple[ByteRange, ...]:
-    """Return what is wanted by a form that needs all of the object."""
-    del params
-    return () if held.spans or not held.size_bytes else (ByteRange(0, held.size_bytes),)
 
 
 def inner_format(url: str) -> str:

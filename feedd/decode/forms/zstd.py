@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from feedd.decode.forms.streams import inner_format, whole
+from feedd.decode.forms.streams import UnpackingForm
 from feedd.decode.forms.suffixes import UNZSTD
 from feedd.errors import BadShard, Unsupported
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from feedd.protocols import Held, Out
-    from feedd.values import ByteRange
 
 _OUT_BYTES: Final = 1 << 20
 _MAGIC: Final = 0xFD2FB528
@@ -26,21 +25,10 @@ _WINDOW_BYTES_MAX: Final = 128 << 20  # what level 22 asks for
 _WORD: Final = struct.Struct("<I")
 
 
-class ZstdForm:
+class ZstdForm(UnpackingForm):
     """``protocols.ShardForm`` of Zstandard; stateless."""
 
     name = UNZSTD
-
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
-        """Return the whole object."""
-        return whole(held, params)
-
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Unpack; see ``ShardForm.make``."""
-        del params
-        format_name = inner_format(url)
-        self.unpack(held, url, out)
-        return format_name
 
     def unpack(self, held: Held, url: str, out: Out) -> None:
         """Write what was packed; raises BadShard, Unsupported."""

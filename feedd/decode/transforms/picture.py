@@ -8,7 +8,7 @@ SIDE_MAX: Final = 16384
 """No recipe may ask for more rows or columns."""
 
 PIXELS_MAX: Final = 1 << 27
-"""Nor may one make an image of more pixels out of an oddly shaped one."""
+"""Nor make more pixels of an oddly shaped image; nor may a file hold more: 400 MB are a bomb, or a mistake."""
 
 CV_DTYPES: Final = frozenset({"uint8", "uint16", "float32"})
 """What can be resized and padded."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from feedd.decode.codecs import orient
 from feedd.decode.codecs.audio_headers import read_header
 from feedd.decode.codecs.boxes import Header
-from feedd.decode.codecs.sniff import PIXELS_MAX, header_of
+from feedd.decode.codecs.sniff import header_of
+from feedd.decode.transforms.picture import PIXELS_MAX
 from feedd.errors import BadSample
 from tests.budget import budget
 from tests.fakes.sounds import sines, sound

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from feedd.decode.codecs import crop
 from feedd.decode.codecs.image import decode_image
 from feedd.decode.codecs.registry import make
-from feedd.decode.codecs.sniff import PIXELS_MAX, size_of
+from feedd.decode.codecs.sniff import size_of
 from feedd.decode.recipe import parse_field
+from feedd.decode.transforms.picture import PIXELS_MAX
 from feedd.errors import BadSample
 from tests.fakes.tars import jpeg, natural_image
 

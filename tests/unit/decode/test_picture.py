@@ -14,8 +14,9 @@ from PIL import Image, ImageOps
 
 from feedd.decode.codecs import orient
 from feedd.decode.codecs.registry import make
-from feedd.decode.codecs.sniff import PIXELS_MAX, header_of, size_of
+from feedd.decode.codecs.sniff import header_of, size_of
 from feedd.decode.recipe import needs_measure, parse_field, spec_of
+from feedd.decode.transforms.picture import PIXELS_MAX
 from feedd.errors import BadSample
 from tests.fakes.tars import natural_image
 
