@@ -12,10 +12,11 @@ import fcntl
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.memory import available_bytes
+from feedd.flow.tasks import to_its_end
 from feedd.units import format_size
 from feedd.values import SlotRef
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_ArenaT = TypeVar("_ArenaT", bound="Arena")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
 
@@ -162,16 +162,17 @@ class Arena:
 
     @classmethod
     async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> Self:
-        """Build one on a thread; an arena whose caller was cancelled meanwhile is closed again.
+        """Build one on a thread; cancelled meanwhile it waits for the thread, so that nothing stays claimed.
 
         Raises:
             ResourceExhausted: as the constructor.
         """
-        future = asyncio.get_running_loop().run_in_executor(None, cls, slot_count, slot_bytes, budget)
+        job = asyncio.get_running_loop().run_in_executor(None, cls, slot_count, slot_bytes, budget)
         try:
-            return await asyncio.shield(future)
+            return await to_its_end(job)
         except asyncio.CancelledError:
-            future.add_done_callback(_close_late)
+            if not job.cancelled() and job.exception() is None:
+                job.result().close()
             raise
 
     @property
@@ -262,7 +263,3 @@ class Arena:
     def __repr__(self) -> str:
         return f"Arena({self.taken_count}/{self.slot_count} x {format_size(self._slot_bytes)})"
 
-
-def _close_late(future: asyncio.Future[_ArenaT]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()

@@ -67,7 +67,7 @@ def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-async def to_its_end(job: asyncio.Future[_T], stop: threading.Event) -> _T:
+async def to_its_end(job: asyncio.Future[_T], stop: threading.Event | None = None) -> _T:
     """Wait for work in a thread even if cancelled, then told by ``stop``: until it ends it uses borrowed memory.
 
     Raises:
@@ -79,7 +79,8 @@ async def to_its_end(job: asyncio.Future[_T], stop: threading.Event) -> _T:
             await asyncio.wait([job])
         except asyncio.CancelledError as error:
             cancelled = error
-            stop.set()
+            if stop is not None:
+                stop.set()
     if cancelled is not None:
         job.exception()  # looked at, so that nobody complains that it was not
         raise cancelled
