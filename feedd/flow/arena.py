@@ -262,4 +262,3 @@ class Arena:
 
     def __repr__(self) -> str:
         return f"Arena({self.taken_count}/{self.slot_count} x {format_size(self._slot_bytes)})"
-
