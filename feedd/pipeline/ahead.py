@@ -14,9 +14,9 @@ from feedd.values import Cursor, EpochEnd
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
-    from feedd.pipeline.shelf import Shelf
     from feedd.plan.listing import Listing
     from feedd.plan.reader import BatchRows
     from feedd.values import BatchReady, ObjectRef, ShardIndex

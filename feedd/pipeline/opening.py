@@ -13,28 +13,28 @@ from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
-from feedd.pipeline.assemble import KEY_SPECS, Assembler, AssemblerOptions
-from feedd.pipeline.columnar import narrowed
-from feedd.pipeline.decoded import Room, made_ready
+from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptions
+from feedd.pipeline.batches.packing import packing_of
+from feedd.pipeline.batches.policy import BadSamples
+from feedd.pipeline.batches.remedy import RemedyOptions
+from feedd.pipeline.dataset.labels import label, with_tables
+from feedd.pipeline.dataset.learned import Learned
+from feedd.pipeline.dataset.shelf import Shelf
+from feedd.pipeline.derived.columnar import narrowed
+from feedd.pipeline.derived.decoded import Room, made_ready
 from feedd.pipeline.future import Crowd, Outlook
-from feedd.pipeline.labels import label, with_tables
-from feedd.pipeline.learned import Learned
-from feedd.pipeline.packing import packing_of
 from feedd.pipeline.planning import Request, planned
-from feedd.pipeline.policy import BadSamples
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
-from feedd.pipeline.remedy import RemedyOptions
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import WINDOW_BATCHES, SharedBatches, Sharing
-from feedd.pipeline.shelf import Shelf
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from feedd.pipeline.made import MadeCache
-    from feedd.pipeline.quarantine import Quarantine
+    from feedd.pipeline.batches.quarantine import Quarantine
+    from feedd.pipeline.derived.cache import MadeCache
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing

@@ -9,9 +9,9 @@ from feedd.decode.filters import Filter, filter_text, parse_filter
 from feedd.decode.ready import crop_friendly
 from feedd.decode.recipe import parse_field
 from feedd.errors import Unsupported
-from feedd.pipeline.cuts import Cuts, cut_of
-from feedd.pipeline.packing import check_packing
-from feedd.pipeline.policy import BadSamples, parse_policy
+from feedd.pipeline.batches.packing import check_packing
+from feedd.pipeline.batches.policy import BadSamples, parse_policy
+from feedd.pipeline.dataset.cuts import Cuts, cut_of
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import check_mode

@@ -15,7 +15,7 @@ from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_r
 from feedd.decode.stored import parse_stored
 from feedd.errors import BadRecipe, BadRequest
 from feedd.flow.tasks import run_all
-from feedd.pipeline.packing import packing_of
+from feedd.pipeline.batches.packing import packing_of
 from feedd.pipeline.pinned import with_pinned
 from feedd.values import Cursor, FieldRecipe
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batch.pack import Packing
+    from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.planning import AnyReader, Request
-    from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
     from feedd.values import ShardIndex, TensorSpec

@@ -18,12 +18,12 @@ from feedd.config.machine import default_workers, memory_bytes
 from feedd.decode.pool import DecodePool
 from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
-from feedd.pipeline.learned import Learned
-from feedd.pipeline.made import MadeCache
-from feedd.pipeline.made_facts import MadeFacts
-from feedd.pipeline.making import Maker, MakerOptions
+from feedd.pipeline.batches.quarantine import Quarantine
+from feedd.pipeline.dataset.learned import Learned
+from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.facts import MadeFacts
+from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
-from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
-    from feedd.pipeline.making import Make
+    from feedd.pipeline.derived.maker import Make
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 

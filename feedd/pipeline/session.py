@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
-    from feedd.pipeline.assemble import Assembler
+    from feedd.pipeline.batches.assemble import Assembler
+    from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.future import Outlook
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
-    from feedd.pipeline.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
     from feedd.plan.reader import BatchRows

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
 
     from feedd.flow.arena import Arena
-    from feedd.pipeline.assemble import Assembler
+    from feedd.pipeline.batches.assemble import Assembler
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows
     from feedd.values import BatchReady, ObjectRef, ShardIndex, SlotRef

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
-    from feedd.pipeline.made import MadeCache
+    from feedd.pipeline.derived.cache import MadeCache
     from feedd.protocols import Clock, Recorder
     from feedd.source.sources import Sources
 

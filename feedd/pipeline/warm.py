@@ -14,8 +14,8 @@ from feedd.cache.layout import disk_bytes
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError
 from feedd.flow.budget import ByteBudget
 from feedd.flow.tasks import run_all
-from feedd.pipeline.made import MadeCache
-from feedd.pipeline.making import formed
+from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.maker import formed
 from feedd.pipeline.pool_on_demand import PoolOnDemand
 from feedd.pipeline.run import cache_options, decode_options, node_maker, source_options
 from feedd.plan.sharding import assign, check_mode

@@ -21,11 +21,11 @@ from feedd.cache.watch import DiskWatch
 from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
-from feedd.pipeline.made import MadeCache
-from feedd.pipeline.made_facts import MadeFacts
-from feedd.pipeline.making import Maker, MakerOptions
+from feedd.pipeline.batches.quarantine import Quarantine
+from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.facts import MadeFacts
+from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
-from feedd.pipeline.quarantine import Quarantine
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.source.memory import MemoryStore
 from feedd.source.options import SourceOptions

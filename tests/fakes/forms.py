@@ -15,9 +15,9 @@ from feedd.decode.forms.ranges import everything
 from feedd.decode.messages import MakeRequest, NeedRanges
 from feedd.decode.work import MadeShard
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
-from feedd.pipeline.made import MadeCache
-from feedd.pipeline.made_facts import MadeFact, MadeFacts
-from feedd.pipeline.making import Maker, MakerOptions
+from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.facts import MadeFact, MadeFacts
+from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.values import ByteRange
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher

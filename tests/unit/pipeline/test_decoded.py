@@ -11,8 +11,8 @@ import pytest
 from feedd.decode.forms.registry import is_ready, split
 from feedd.decode.work import DecodeOptions
 from feedd.metrics import PIPELINE_MADE
-from feedd.pipeline.decoded import Room, made_ready
-from feedd.pipeline.making import formed
+from feedd.pipeline.derived.decoded import Room, made_ready
+from feedd.pipeline.derived.maker import formed
 from feedd.pipeline.planning import Request
 from feedd.pipeline.stages import PipelineOptions
 from feedd.plan.listing import Listing

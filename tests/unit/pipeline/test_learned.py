@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.pipeline.learned import Learned
+from feedd.pipeline.dataset.learned import Learned
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

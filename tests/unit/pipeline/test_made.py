@@ -21,9 +21,9 @@ from feedd.errors import (
     StoreUnavailable,
 )
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MAKING
-from feedd.pipeline.made import MadeCache
-from feedd.pipeline.made_facts import MadeFact, MadeFacts
-from feedd.pipeline.making import Maker, MakerOptions, formed, joined
+from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.facts import MadeFact, MadeFacts
+from feedd.pipeline.derived.maker import Maker, MakerOptions, formed, joined
 from feedd.pipeline.pinned import with_pinned
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.caches import SHARD_BYTES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.decode.recipe import parse_field
-from feedd.pipeline.columnar import counting, narrowed
-from feedd.pipeline.making import formed
+from feedd.pipeline.derived.columnar import counting, narrowed
+from feedd.pipeline.derived.maker import formed
 from feedd.plan.listing import Listing
 from feedd.values import ObjectRef
 

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedd.errors import NotFound, ObjectChanged
-from feedd.pipeline import told
+from feedd.pipeline.dataset import told
 from feedd.plan.counts import Row, render
 from tests.fakes.feeding import URL, Feeding, batches, feeding, rank
 

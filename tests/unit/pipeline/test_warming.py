@@ -17,9 +17,9 @@ from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
 from feedd.errors import BadRequest, CacheTooSmall, FeeddError, NotFound
-from feedd.pipeline.made import MadeCache
-from feedd.pipeline.made_facts import MadeFacts
-from feedd.pipeline.making import Maker, MakerOptions
+from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.facts import MadeFacts
+from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.warm import WarmBounds, Warmer
 from feedd.source.options import SourceOptions
 from feedd.source.sources import Resolved, Sources

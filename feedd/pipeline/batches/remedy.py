@@ -11,8 +11,8 @@ import structlog
 from feedd.batch.layout import drop_rows
 from feedd.batch.repeat import repeat_in_place, repeat_into, repeated, stand_ins
 from feedd.errors import BadSample, ResourceExhausted
-from feedd.pipeline.failures import FailureBudget
-from feedd.pipeline.policy import BadSamples
+from feedd.pipeline.batches.failures import FailureBudget
+from feedd.pipeline.batches.policy import BadSamples
 from feedd.units import format_size
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batch.layout import Layout
-    from feedd.pipeline.failures import Failure
-    from feedd.pipeline.quarantine import Quarantine
+    from feedd.pipeline.batches.failures import Failure
+    from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.values import BatchReady, Cursor
 
 OVERSIZE_MAX_BYTES = 2 << 30

@@ -15,15 +15,15 @@ from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhaust
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
-from feedd.pipeline.made_facts import MadeFact
-from feedd.pipeline.memory_file import MemoryFile, copy_into, tell_landed
+from feedd.pipeline.derived.facts import MadeFact
+from feedd.pipeline.derived.memory_file import MemoryFile, copy_into, tell_landed
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from feedd.pipeline.made_facts import MadeFacts
+    from feedd.pipeline.derived.facts import MadeFacts
     from feedd.protocols import FetchWatch, Recorder, SpanFetcher
     from feedd.values import ObjectRef
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms.columns import ROWS_ONLY, params_of
 from feedd.decode.forms.registry import COLUMNAR
-from feedd.pipeline.making import formed
+from feedd.pipeline.derived.maker import formed
 from feedd.plan.listing import view_of
 
 if TYPE_CHECKING:

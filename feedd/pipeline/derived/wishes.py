@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.tiers import AnyCache
     from feedd.flow.singleflight import Flight, SingleFlight
-    from feedd.pipeline.making import Maker
+    from feedd.pipeline.derived.maker import Maker
     from feedd.values import ObjectRef
 
 _AHEAD_MAX: Final = 2

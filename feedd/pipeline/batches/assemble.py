@@ -18,10 +18,10 @@ from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
 from feedd.flow.tasks import run_all
 from feedd.metrics import PIPELINE_FILTERED
-from feedd.pipeline.failures import failure_of
-from feedd.pipeline.filtering import Filters
-from feedd.pipeline.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
-from feedd.pipeline.together import Together
+from feedd.pipeline.batches.failures import failure_of
+from feedd.pipeline.batches.filtering import Filters
+from feedd.pipeline.batches.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
+from feedd.pipeline.batches.together import Together
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from feedd.batch.layout import Layout
     from feedd.decode.filters import Filter
     from feedd.decode.work import BadRow, DecodeResult
-    from feedd.pipeline.failures import Failure
+    from feedd.pipeline.batches.failures import Failure
     from feedd.pipeline.recipes import Recipe, Recipes
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows

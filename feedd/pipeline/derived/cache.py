@@ -13,14 +13,14 @@ from feedd.cache import trouble
 from feedd.cache.pins import Pins
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
-from feedd.pipeline.made_wishes import MadeWishes
+from feedd.pipeline.derived.wishes import MadeWishes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from feedd.cache.report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
-    from feedd.pipeline.making import Maker
+    from feedd.pipeline.derived.maker import Maker
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef
 

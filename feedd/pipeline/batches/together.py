@@ -11,7 +11,7 @@ from feedd.batch.gather import gather
 from feedd.batch.layout import lay_out
 from feedd.decode.plain import plain_numbers
 from feedd.decode.work import DecodeTask, FieldWork
-from feedd.pipeline.failures import failure_of
+from feedd.pipeline.batches.failures import failure_of
 from feedd.plan.reader import merged
 from feedd.values import BatchReady
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from feedd.batch.layout import Layout
     from feedd.decode.pool import DecodePool
     from feedd.flow.arena import Arena
+    from feedd.pipeline.batches.remedy import Remedy
     from feedd.pipeline.recipes import Recipes
-    from feedd.pipeline.remedy import Remedy
     from feedd.plan.reader import BatchRows
     from feedd.values import ShardFile, ShardIndex, SlotRef
 

@@ -16,13 +16,13 @@ from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
-from feedd.pipeline.columnar import counting
-from feedd.pipeline.cuts import Cuts, cut_files
-from feedd.pipeline.labels import LabelledIndexes
-from feedd.pipeline.making import formed
-from feedd.pipeline.megatron import check_types
+from feedd.pipeline.dataset.cuts import Cuts, cut_files
+from feedd.pipeline.dataset.labels import LabelledIndexes
+from feedd.pipeline.dataset.megatron import check_types
+from feedd.pipeline.dataset.told import read_told
+from feedd.pipeline.derived.columnar import counting
+from feedd.pipeline.derived.maker import formed
 from feedd.pipeline.pinned import with_pinned
-from feedd.pipeline.told import read_told
 from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
@@ -32,10 +32,10 @@ from feedd.source.sources import Resolved
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from feedd.pipeline.learned import Learned
+    from feedd.pipeline.dataset.learned import Learned
+    from feedd.pipeline.dataset.told import Told
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
-    from feedd.pipeline.told import Told
     from feedd.plan.reader import BatchRows
     from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
 
