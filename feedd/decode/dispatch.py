@@ -160,19 +160,23 @@ class Dispatch:
                 child.kill("closing")
 
     async def _quiesce(self, call: Pending) -> None:
-        """Wait until no worker holds anything of ``call``; another cancellation only shortens the grace."""
-        grace_s, killed = self._options.cancel_grace_s, False
+        """Wait until no worker holds anything of ``call``; other cancellations meanwhile change nothing.
+
+        They come from every task group around us that ends at the same time: a worker killed for them would cost
+        whoever is left a start, and what it held for others its work.
+        """
+        deadline_s, killed = time.monotonic() + self._options.cancel_grace_s, False
         while not call.done.done():
             try:
-                _, waiting = await asyncio.wait((call.done,), timeout=grace_s)
-                if waiting and killed:
-                    return  # stuck in the kernel with SIGKILL pending: it can write nothing any more
+                _, waiting = await asyncio.wait((call.done,), timeout=max(0.0, deadline_s - time.monotonic()))
             except asyncio.CancelledError:
-                pass  # the caller re-raises the first one
-            if not call.done.done():
+                continue  # the caller re-raises the first one
+            if waiting and killed:
+                return  # stuck in the kernel with SIGKILL pending: it can write nothing any more
+            if waiting:
                 for number in self._schedule.holders(call):
                     self._children[number].kill("cancelled")
-                grace_s, killed = _KILL_WAIT_S, True
+                deadline_s, killed = time.monotonic() + _KILL_WAIT_S, True
 
     def _fail(self, call: Pending, error: FeeddError) -> None:
         call.error = call.error or error

@@ -131,7 +131,9 @@ async def test_a_cancelled_decode_leaves_the_slot_alone(tmp_path: Path) -> None:
         task, layout = await rig.task({"x": "bytes"})
         call = asyncio.create_task(rig.pool.decode(task))
         await started(rig)
-        call.cancel()
+        for _ in range(3):  # as task groups inside each other do, which end together
+            call.cancel()
+            await asyncio.sleep(0)
         with pytest.raises(asyncio.CancelledError):
             await call
         before = rig.read(layout)
@@ -144,10 +146,10 @@ async def test_a_cancelled_decode_leaves_the_slot_alone(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_decode_does_not_wait_for_a_hanging_worker(tmp_path: Path) -> None:
-    """A worker that does not finish within the grace is killed, so that cancelling is bounded; twice is allowed."""
+    """A worker that does not finish within the grace is killed, so that cancelling is bounded, however often."""
     file = texts(tmp_path, *[b"a"] * 4, *[b"stop"] * 8)
-    for cancels, grace_s in ((1, 0.2), (2, 60.0)):
-        async with decoding([file], weak(cancel_grace_s=grace_s, chunk_rows=4)) as rig:
+    for cancels in (1, 2):
+        async with decoding([file], weak(cancel_grace_s=0.2, chunk_rows=4)) as rig:
             task, _ = await rig.task({"x": "bytes"})
             call = asyncio.create_task(rig.pool.decode(task))
             await started(rig)
