@@ -51,9 +51,13 @@ THEN: Final = "+"
 """Between the form that unpacks an object and the one that makes a shard of what was packed."""
 
 _PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD)
+_TEXT: Final = ("csv", "tsv")
 _COLUMNAR: Final = ("arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv")
 COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+
+DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
+"""Those whose parameters may say the types of columns, too, see ``columns.typed_params``: text does not."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(MADE)
