@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, ResourceExhausted, Unsupported
+from feedd.decode.forms.memory import no_memory
+from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -129,15 +130,14 @@ def refusing(what: str, url: str) -> Iterator[None]:
 
     Raises:
         BadShard: the library raised something.
+        ResourceExhausted: it had no memory.
     """
     try:
         yield
     except FeeddError:
         raise
     except MemoryError as error:
-        raise ResourceExhausted(
-            "expected memory to read it, got none", object=url, hint="give the daemon more memory", stage="decode"
-        ) from error
+        raise no_memory(url) from error
     except Exception as error:  # a library has errors of many kinds for broken bytes
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise BadShard(f"expected {what}, got: {text}", object=url, stage="decode") from error
