@@ -64,13 +64,17 @@ _EXTENSIONS: Final = tuple(MADE)
 
 
 def form_for(url: str) -> str:
-    """Return the form in which a shard is read, by its extension; empty: as it is."""
-    name = url.rsplit("/", 1)[-1].lower()
+    """Return the form in which a shard is read, by its extension; empty: as it is.
+
+    One of several files of a data set may have its number behind the extension: ``x.parquet-00000-of-00010``.
+    """
+    name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
     if name.endswith(_EXTENSIONS):
         return next(form for extension, form in MADE.items() if name.endswith(extension))
-    inside, form = uncompressed(_PART_OF.sub("", name))
+    inside, form = uncompressed(name)
     if not form:
         return ""
+    inside = _PART_OF.sub("", inside)
     if inside.endswith(_EXTENSIONS):
         return f"{form}{THEN}{form_for(inside)}"
     try:
