@@ -14,7 +14,7 @@ from feedd.decode.calls import Work, error_of
 from feedd.decode.messages import MESSAGE_BYTES_MAX, Failed
 from feedd.decode.meter import Meter
 from feedd.decode.schedule import Call, Chunk, Schedule
-from feedd.errors import BadRequest, Draining, FeeddError, Internal
+from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
 
 if TYPE_CHECKING:
     from feedd.decode.child import Child
@@ -108,7 +108,10 @@ class Dispatch:
     def tell(self, packet: Packet) -> None:
         """Send a message without an answer to every worker, in order with its chunks."""
         for child in self._children.values():
-            child.send(*packet)
+            try:
+                child.send(*packet)
+            except ResourceExhausted as error:
+                child.kill(error.message)  # who comes after it is told of every arena anew
 
     def join(self, number: int, child: Child) -> None:
         """Give a worker that said hello work from now on."""
@@ -203,11 +206,20 @@ class Dispatch:
         while (assigned := self._schedule.assign()) is not None:
             number, chunk = assigned
             packet = self._packet(number, chunk)
-            if packet:
-                self._children[number].send(packet, _pending(chunk.call).work.fds)
-                if self._schedule.running(number) is chunk:
-                    self._arm(number)
+            if packet and self._sent(number, chunk, packet) and self._schedule.running(number) is chunk:
+                self._arm(number)
         self._meter.note(time.monotonic(), self._schedule.busy_count, queued=self._schedule.queued)
+
+    def _sent(self, number: int, chunk: Chunk, packet: bytes) -> bool:
+        """Send a request; where its descriptors cannot go along, its call fails and others go on."""
+        call = _pending(chunk.call)
+        try:
+            self._children[number].send(packet, call.work.fds)
+        except ResourceExhausted as error:
+            self._schedule.take_back(number)
+            self._fail(call, error)
+            return False
+        return True
 
     def _packet(self, number: int, chunk: Chunk) -> bytes:
         """Return the request, or nothing where the chunk had to be taken back."""
