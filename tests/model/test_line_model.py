@@ -52,7 +52,9 @@ class LineModel(RuleBasedStateMachine):
             return None
         chosen, *others = sorted(able, key=self.urgency.__getitem__)[:2]
         for other in others:
-            awaited = any(self.urgency[one] == -math.inf for one in (chosen, *(standing for standing, _ in self.flying)))
+            awaited = any(
+                self.urgency[one] == -math.inf for one in (chosen, *(standing for standing, _ in self.flying))
+            )
             counts = [sum(standing is one for standing, _ in self.flying) for one in (chosen, other)]
             if counts[1] < counts[0] and (not awaited or self.urgency[chosen] == self.urgency[other]):
                 chosen = other
