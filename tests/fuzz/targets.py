@@ -109,6 +109,12 @@ def _parquet() -> list[bytes]:
     ]
 
 
+def _torch() -> list[bytes]:
+    from tests.unit.decode.test_torch_file import GOOD  # noqa: PLC0415 - loads torch
+
+    return [GOOD]
+
+
 def _rows() -> str:
     return "rows:" + rows_params("tar", [parse_field("jpg", "image:8x8")], 1 << 20)
 
@@ -172,6 +178,7 @@ TARGETS: Final[dict[str, Target]] = {
     "lmdb": _read("lmdb", _lmdb),
     "npy": _format("npy", npy(np.arange(12.0).reshape(4, 3)), npy(np.ones((3, 4), np.int16))),
     "safetensors": _format("safetensors", safetensors({"a": np.ones((3, 2), np.float32), "b": np.arange(3)})),
+    "torch": _read("torch", _torch),
     "gunzip": _form(
         "gunzip", gzip.compress(b"line\n" * 99), gzip.compress(b"a") + gzip.compress(b"b", 0), url=f"{URL}.txt.gz"
     ),

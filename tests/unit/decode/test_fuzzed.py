@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.decode.formats.registry import get
 from feedd.errors import BadShard
 from tests.fuzz import judge, targets
 from tests.fuzz.mutate import SIZE_MAX, mutated
@@ -20,16 +21,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECONDS = 1
-KNOWN = {"hdf5": "its library reads some damaged heaps for ever", "litdata-arrow": "a BufferError hides the BadShard"}
+KNOWN = {"hdf5": "its library reads some damaged heaps for ever", "litdata-arrow": "a BufferError hides its BadShard"}
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Fuzz in a process of its own: what a native library does to it is not pytest's."""
     command = [sys.executable, "-m", "tests.fuzz", *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}
-    return subprocess.run(
-        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
-    )
+    return subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.slow
@@ -62,9 +61,7 @@ def test_every_form_and_format_is_fuzzed() -> None:
 def test_the_mutator_repeats_itself() -> None:
     """The same seed gives the same inputs, none larger than the bound; another seed gives others."""
     seeds = [b"abc" * 30_000, b"d", b""]
-    first, again, other = (
-        [mutated(seeds, source) for _ in range(200)] for source in map(random.Random, (1, 1, 2))
-    )
+    first, again, other = ([mutated(seeds, source) for _ in range(200)] for source in map(random.Random, (1, 1, 2)))
     assert first == again != other
     assert max(map(len, first)) <= SIZE_MAX
 
@@ -81,7 +78,7 @@ def test_other_errors_are_findings() -> None:
     assert not judge.verdict(refuse, b"")
     with pytest.raises(KeyError):
         judge.verdict(break_down, b"")
-    index = judge.formats.get("text").index(memoryview(b"one\ntwo\n"), "s3://b/x.txt")
+    index = get("text").index(memoryview(b"one\ntwo\n"), "s3://b/x.txt")
     judge.check_index(index, 8)
     with pytest.raises(AssertionError):
         judge.check_index(index, 6)
