@@ -104,7 +104,7 @@ class Together:
             failures = [failure_of(*where, recipe, one) for one in bad]
             await self._remedy.charge(rows.cursor, failures)  # none too: a step may be made again, without any
             if failures:
-                batch = self._remedy.applied(self._arena.view(slot), layout, batch, failures)
+                batch = await self._remedy.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)
             first += layout.rows
         return ready
