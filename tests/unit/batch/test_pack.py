@@ -80,7 +80,8 @@ def test_every_token_once(lengths: list[int], length: int, how: Literal["concat"
 
 def plainly(lengths: list[int], length: int) -> tuple[list[int], int]:
     """Return where first fit, longest first, puts documents, said as plainly as can be; and how many rows it takes."""
-    start, rooms = [0] * len(lengths), []
+    start = [0] * len(lengths)
+    rooms: list[int] = []
     for document in sorted(range(len(lengths)), key=lambda document: -lengths[document]):
         size = lengths[document]
         if size <= 0:
