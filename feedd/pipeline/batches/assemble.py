@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-_FITTED_BYTES: Final = (
-    1 << 10
-)  # going over so much memory takes as long as finding room for one document: a microsecond
+_FITTED_BYTES: Final = 1 << 10  # a pass over so much takes as long as finding room for a document: a microsecond
 
 
 @dataclass(frozen=True, slots=True)
