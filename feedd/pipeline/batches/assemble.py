@@ -23,6 +23,7 @@ from feedd.pipeline.batches.failures import failure_of
 from feedd.pipeline.batches.filtering import Filters
 from feedd.pipeline.batches.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
 from feedd.pipeline.batches.together import Together
+from feedd.pipeline.dataset.lost import bad_rows
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -113,6 +114,7 @@ class Assembler:
         self._stages = stages
         self._recipes = recipes
         self._kinds = recipes.kinds
+        self._sources = frozenset(source for one in recipes.distinct for field in one for source in field.sources)
         self._pads = {spec.name: pad for spec, pad in zip(self._kinds, recipes.pads, strict=True) if pad is not None}
         self._specs = (*recipes.specs, *(KEY_SPECS if options.keys else ()))
         self._masked = [name for name, pad in self._pads.items() if pad.mask]
@@ -136,7 +138,8 @@ class Assembler:
         files: tuple[ShardFile, ...],
     ) -> list[BatchReady]:
         """Decode up to ``at_once`` batches; see ``Together.fill``."""
-        return await self._together.fill(jobs, shards, indexes, files)
+        indexes, lost = await self._stages.lost.without(indexes, files)
+        return await self._together.fill(jobs, shards, indexes, files, lost)
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
@@ -147,18 +150,24 @@ class Assembler:
             BadSample: a sample beyond the failure budget; names shard, key and reason.
             ResourceExhausted: a batch too large for memory.
         """
+        indexes, lost = await self._stages.lost.without(indexes, files)
         judged = await self._filters.judge(rows, indexes, files)
         rows = judged.rows
+        bad = (
+            judged.bad | bad_rows(lost, rows.shard_no.tolist(), rows.ordinal.tolist(), self._sources)
+            if lost
+            else judged.bad
+        )
         if judged.filtered:
             self._stages.recorder.count(PIPELINE_FILTERED, judged.filtered)
         parts = self._parts(rows, indexes)
         for part in parts:
-            _blank(part, judged.bad)
+            _blank(part, bad)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
         packed = await self._packed(shapes)
         dims = self._dims(shapes)
-        work = _Work(rows, indexes, files, parts, shapes, dims, texts, judged.bad, judged.filtered, packed)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, judged.filtered, packed)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
         if packed is not None:
             layout = packed.layout(self._specs)
