@@ -82,12 +82,14 @@ class Pipeline:
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
+        for ref in self.stages.lost.taken():  # what was lost to others may be had by now
+            await self.stages.cache.discard(ref)
         request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
         listing = await self.shelf.mixed(
             request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
         )
-        mark = request.fingerprint(listing)
+        mark = await asyncio.to_thread(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
     from feedd.flow.arena import Arena
     from feedd.pipeline.batches.remedy import Remedy
+    from feedd.pipeline.dataset.lost import Reasons
     from feedd.pipeline.recipes import Recipes
     from feedd.plan.reader import BatchRows
     from feedd.values import ShardFile, ShardIndex, SlotRef
@@ -65,6 +66,7 @@ class Together:
         shards: Sequence[int],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
+        lost: Reasons,
     ) -> list[BatchReady]:
         """Decode up to ``batches_max`` batches, each into its slot, as ``Assembler.fill`` would one by one.
 
@@ -73,6 +75,7 @@ class Together:
             shards: dataset indices of all their shards, in the order of ``indexes`` and ``files``.
             indexes: of the shards.
             files: of the shards, pinned.
+            lost: what did not come with them.
 
         Raises:
             BadSample: see ``Assembler.fill``.
@@ -98,13 +101,18 @@ class Together:
         for (rows, slot), layout in zip(jobs, layouts, strict=True):
             again = b"" if rows.again is None else rows.again.tobytes()
             batch = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
-            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
+            bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
+            told = [lost.get(int(shard_no[one.row]), {}).get(int(ordinal[one.row])) for one in bad]
+            bad = [replace(one, row=one.row - first) for one in bad]
             own = [shards.index(shard) for shard in rows.shards.tolist()] if bad else []
             where = rows, [indexes[at] for at in own], [files[at] for at in own]
-            failures = [failure_of(*where, recipe, one) for one in bad]
+            failures = [
+                failure_of(*where, recipe, one if why is None else replace(one, reason=why[1]), told=why is not None)
+                for one, why in zip(bad, told, strict=True)
+            ]
             await self._remedy.charge(rows.cursor, failures)  # none too: a step may be made again, without any
             if failures:
-                batch = self._remedy.applied(self._arena.view(slot), layout, batch, failures)
+                batch = await self._remedy.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)
             first += layout.rows
         return ready
