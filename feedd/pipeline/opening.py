@@ -22,6 +22,7 @@ from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.decoded import Room, made_ready
+from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.planning import Request, planned
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
@@ -99,6 +100,7 @@ class Pipeline:
             )
         try:
             view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
+            view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
             await label(self.stages.sources, listing, request)  # views have its labels
