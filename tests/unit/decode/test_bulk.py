@@ -202,6 +202,24 @@ def test_rows_outside_the_arena_write_nothing(tmp_path: Path, executor: Executor
     assert not any(executor._arenas[1][:])
 
 
+def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Executor) -> None:
+    """Rows of several pieces and files, to the last byte of each, come where they belong; bad ones are named."""
+    draws = np.random.default_rng(4)
+    data = [draws.integers(0, 256, 5000, np.uint8).tobytes() for _ in range(2)]
+    files = tuple(shard_file(tmp_path / str(n), part, data_at=4096 * n) for n, part in enumerate(data))
+    rows, width = 400, 2 * 1023  # 128 rows make a piece
+    spans = np.stack([draws.integers(0, 2, rows), draws.integers(0, 5001 - width, rows), np.full(rows, width)], axis=1)
+    spans[:4, 1:] = (0, width), (5000 - width, width), (5001 - width, width), (7, width - 2)
+    of = task(files, parse_field("x", "tokens:uint16:1023"), spans)
+    answer = run(executor, of, range(rows))
+    assert isinstance(answer, Decoded)
+    assert [row for row, _, _ in answer.bad] == [2, 3]
+    for row, (file, start, _) in enumerate(spans.tolist()):
+        at = 128 + int(of.fields[0].out_at[row])
+        if row not in {2, 3}:
+            assert executor._arenas[1][at : at + width] == data[file][start : start + width]
+
+
 def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: Executor) -> None:
     """Where all rows of a large request are bad, each is named, the first ones with all of the reason."""
     file = shard_file(tmp_path / "a", bytes(200))
