@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from feedd.decode.messages import FieldMessage
     from feedd.protocols import SampleCodec
 
-_SHORT_REASON_CHARS: Final = 20
+_SHORT_REASON_CHARS: Final = 12
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
 

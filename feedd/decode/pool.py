@@ -155,7 +155,7 @@ class DecodePool:
             Internal: the arena is not attached, or a row lies outside it.
         """
         call = DecodeCall(task, self._poison)
-        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows)
+        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
         await self._dispatch.do(call, rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))

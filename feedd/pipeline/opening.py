@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from feedd.values import OpenSpec, TensorSpec
 
 _LEAST_SLOTS = 2
-_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 16
+_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 32
 
 
 class Pipeline:

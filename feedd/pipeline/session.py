@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.errors import NotFound, ObjectChanged
 from feedd.pipeline.pinned import with_pinned
+from feedd.plan.reader import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.reader import BatchRows, Drawn
     from feedd.protocols import Slots
     from feedd.values import BatchReady, SessionInfo, SlotRef
 
@@ -98,10 +99,10 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         self._start(at)
         try:
-            rows = await self._rows(at)
-            if isinstance(rows, EpochEnd):
-                return rows
-            batch = await self._decode(rows, slot)
+            drawn = await self._draw(at)
+            if isinstance(drawn, EpochEnd):
+                return drawn
+            batch = await self._decode(drawn.rows(), slot)
             if self._parts.ahead is not None:
                 await self._parts.ahead.settle(at)
         except (ObjectChanged, NotFound):
@@ -162,15 +163,15 @@ class Session:
             self._furthest = at
         self._making_count += 1
 
-    async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
+    async def _draw(self, at: Cursor) -> Drawn | EpochEnd:
         parts = self._parts
-        rows = await self._shelf.rows(parts.listing, parts.reader, at)
-        if isinstance(rows, EpochEnd):
+        drawn = await self._shelf.draw(parts.listing, parts.reader, at)
+        if isinstance(drawn, EpochEnd):
             parts.assembler.check_failures(at)
             self._count_end(at.epoch)
         else:
-            parts.outlook.advance(at, rows.first_window, rows.last_window)
-        return rows
+            parts.outlook.advance(at, drawn.first_window, drawn.last_window)
+        return drawn
 
     def _count_end(self, epoch: int) -> None:
         """Count an epoch once, though every step planned beyond its end finds it over."""
@@ -183,44 +184,45 @@ class Session:
 
     async def _plan_together(
         self, jobs: Sequence[tuple[Cursor, SlotRef]]
-    ) -> tuple[list[tuple[BatchRows, SlotRef]], list[EpochEnd]]:
+    ) -> tuple[list[tuple[Drawn, SlotRef]], list[EpochEnd]]:
         """Plan batches as long as they read the same windows; what follows is asked for again."""
-        planned: list[tuple[BatchRows, SlotRef]] = []
+        planned: list[tuple[Drawn, SlotRef]] = []
         ends: list[EpochEnd] = []
         ahead = self._parts.ahead
         for number, (at, slot) in enumerate(jobs):
             if number and ahead is not None and ahead.holds(at):
                 break
             before = self._furthest
-            rows = await self._planned(at)
-            if isinstance(rows, EpochEnd):
-                ends.append(rows)
-            elif planned and rows.last_window != planned[0][0].last_window:  # its shards may not be here yet
+            drawn = await self._planned(at)
+            if isinstance(drawn, EpochEnd):
+                ends.append(drawn)
+            elif planned and drawn.last_window != planned[0][0].last_window:  # its shards may not be here yet
                 if self._furthest == at:
                     self._furthest = before
                 break
             else:
-                planned.append((rows, slot))
+                planned.append((drawn, slot))
         return planned, ends
 
-    async def _planned(self, at: Cursor) -> BatchRows | EpochEnd:
+    async def _planned(self, at: Cursor) -> Drawn | EpochEnd:
         self._start(at)
         try:
-            return await self._rows(at)
+            return await self._draw(at)
         except (ObjectChanged, NotFound):
             self._shelf.forget(self._parts.listing)
             raise
         finally:
             self._making_count -= 1
 
-    async def _decode_together(self, jobs: Sequence[tuple[BatchRows, SlotRef]]) -> list[BatchReady]:
+    async def _decode_together(self, jobs: Sequence[tuple[Drawn, SlotRef]]) -> list[BatchReady]:
         parts = self._parts
-        shards = list(dict.fromkeys(shard for rows, _ in jobs for shard in rows.shards.tolist()))
-        refs = [parts.listing.refs[shard] for shard in shards]
+        several = Several.of([drawn for drawn, _ in jobs])
+        slots = [slot for _, slot in jobs]
+        refs = [parts.listing.refs[shard] for shard in several.shards]
         try:
-            indexes = await self._shelf.indexes(parts.listing, shards)
+            indexes = await self._shelf.indexes(parts.listing, several.shards)
             return await with_pinned(
-                self._stages.cache, refs, lambda files: parts.assembler.fill_together(jobs, shards, indexes, files)
+                self._stages.cache, refs, lambda files: parts.assembler.fill_together(several, slots, indexes, files)
             )
         except (ObjectChanged, NotFound):
             self._shelf.forget(parts.listing)

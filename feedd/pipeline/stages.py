@@ -27,7 +27,7 @@ class PipelineOptions:
 
     window_shards: int = 4
     arena_bytes: int = 4 << 30
-    slots_max: int = 16
+    slots_max: int = 32
     ready_bytes: int = 0
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.failures import Failure
     from feedd.pipeline.recipes import Recipe, Recipes
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.reader import BatchRows, Several
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
@@ -132,14 +132,14 @@ class Assembler:
 
     async def fill_together(
         self,
-        jobs: Sequence[tuple[BatchRows, SlotRef]],
-        shards: Sequence[int],
+        several: Several,
+        slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
     ) -> list[BatchReady]:
         """Decode up to ``at_once`` batches; see ``Together.fill``."""
         indexes, lost = await self._stages.lost.without(indexes, files)
-        return await self._together.fill(jobs, shards, indexes, files, lost)
+        return await self._together.fill(several, slots, indexes, files, lost)
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef

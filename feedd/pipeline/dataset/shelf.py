@@ -28,6 +28,7 @@ from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
 from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
+from feedd.values import EpochEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from feedd.pipeline.dataset.told import Told
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows
-    from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
+    from feedd.plan.reader import BatchRows, Drawn
+    from feedd.values import Cursor, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """Of each source of a dataset."""
@@ -144,11 +145,16 @@ class Shelf:
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
         """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
-        while isinstance(rows := reader.rows(at), NeedCounts):
-            indexes = await self.indexes(listing, rows.shards)
-            if isinstance(rows, NeedLengths):
-                rows.learn(indexes)
-        return rows
+        drawn = await self.draw(listing, reader, at)
+        return drawn if isinstance(drawn, EpochEnd) else drawn.rows()
+
+    async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> Drawn | EpochEnd:
+        """As ``rows``, with nothing worked out."""
+        while isinstance(drawn := reader.draw(at), NeedCounts):
+            indexes = await self.indexes(listing, drawn.shards)
+            if isinstance(drawn, NeedLengths):
+                drawn.learn(indexes)
+        return drawn
 
     async def close(self) -> None:
         """End what is under way."""

@@ -245,11 +245,29 @@ def test_rows_outside_the_arena_write_nothing(tmp_path: Path, executor: Executor
     assert not any(executor._arenas[1][:])
 
 
+def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Executor) -> None:
+    """Rows of several pieces and files, to the last byte of each, come where they belong; bad ones are named."""
+    draws = np.random.default_rng(4)
+    data = [draws.integers(0, 256, 5000, np.uint8).tobytes() for _ in range(2)]
+    files = tuple(shard_file(tmp_path / str(n), part, data_at=4096 * n) for n, part in enumerate(data))
+    rows, width = 400, 2 * 1023  # 128 rows make a piece
+    spans = np.stack([draws.integers(0, 2, rows), draws.integers(0, 5001 - width, rows), np.full(rows, width)], axis=1)
+    spans[:4, 1:] = (0, width), (5000 - width, width), (5001 - width, width), (7, width - 2)
+    of = task(files, parse_field("x", "tokens:uint16:1023"), spans)
+    answer = run(executor, of, range(rows))
+    assert isinstance(answer, Decoded)
+    assert [row for row, _, _ in answer.bad] == [2, 3]
+    for row, (file, start, _) in enumerate(spans.tolist()):
+        at = 128 + int(of.fields[0].out_at[row])
+        if row not in {2, 3}:
+            assert executor._arenas[1][at : at + width] == data[file][start : start + width]
+
+
 def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: Executor) -> None:
     """Where all rows of a large request are bad, each is named, the first ones with all of the reason."""
     file = shard_file(tmp_path / "a", bytes(200))
-    rows = chunk_rows([RECIPES["tokens"]], 32)
-    assert rows > 256
+    rows = chunk_rows([RECIPES["tokens"]], 32, 1 << 20)
+    assert rows == 1024
     of = task((file,), RECIPES["tokens"], np.array([(0, 0, 9)] * rows))
     answer = run(executor, of, range(rows))
     assert isinstance(answer, Decoded)
@@ -268,9 +286,28 @@ def replace_reasons(answer: Decoded) -> Decoded:
 def test_requests_have_many_rows_only_where_all_fields_are_plain() -> None:
     """A field that takes decoding keeps requests small; wide rows do as well."""
     tokens, text = RECIPES["tokens"], parse_field("t", "str")
-    assert chunk_rows([tokens, text], 32) == 32
-    assert chunk_rows([tokens], 32) == 512
-    assert chunk_rows([parse_field("x", "tensor:float32:3,224,224")], 32) == 32
+    assert chunk_rows([tokens, text], 32, 4096) == 32
+    assert chunk_rows([tokens], 32, 4096) == 1024
+    assert chunk_rows([parse_field("x", "tensor:float32:3,224,224")], 32, 4096) == 32
+
+
+def test_rows_are_sent_in_equal_parts() -> None:
+    """No request of a few rows follows large ones: each costs as much as hundreds of rows do."""
+    tokens = parse_field("x", "tokens:uint16:2049")
+    assert chunk_rows([tokens], 32, 2048) == 1024
+    assert chunk_rows([tokens], 32, 1026) == 513
+    assert chunk_rows([tokens], 32, 256) == 256
+    assert chunk_rows([tokens], 32, 5) == 32
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3, 4, 8, 40])
+def test_a_large_request_fits_a_packet(tmp_path: Path, fields: int) -> None:
+    """However many fields there are, no request has to be taken back and divided."""
+    recipe = parse_field("x", "tokens:uint16:1")
+    rows = chunk_rows([recipe] * fields, 32, 1 << 20)
+    of = task((shard_file(tmp_path / "a", bytes(200)),), recipe, np.array([(0, 0, 2)] * rows))
+    packet = split.decode_packet(replace(of, fields=of.fields * fields), range(rows), 1)
+    assert len(packet) <= MESSAGE_BYTES_MAX
 
 
 def test_files_go_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
