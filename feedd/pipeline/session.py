@@ -34,7 +34,7 @@ class SessionParts:
     Attributes:
         shared: where its batches come from instead of being decoded for it alone.
         leave: gives that up.
-        ahead: decodes the next epoch's first batches.
+        ahead: decodes the next epoch's first batches, and is then whose slots they are.
     """
 
     info: SessionInfo
@@ -64,7 +64,7 @@ class Session:
         self._parts = replace(self._parts, shared=shared, leave=leave)
 
     def look_ahead(self, ahead: Ahead) -> None:
-        """Have the next epoch's first batches decoded when an epoch ends."""
+        """Have the next epoch's first batches decoded, in slots that are free, when an epoch's are all made."""
         self._parts = replace(self._parts, ahead=ahead)
 
     @property
@@ -75,7 +75,7 @@ class Session:
     @property
     def slots(self) -> Slots:
         """The session's arena."""
-        return self._parts.arena
+        return self._parts.arena if self._parts.ahead is None else self._parts.ahead
 
     @property
     def arena_fd(self) -> int:
@@ -102,13 +102,11 @@ class Session:
             if isinstance(rows, EpochEnd):
                 return rows
             batch = await self._decode(rows, slot)
-            if self._parts.ahead is not None:
-                await self._parts.ahead.settle(at)
         except (ObjectChanged, NotFound):
             self._shelf.forget(self._parts.listing)
             raise
         finally:
-            self._making_count -= 1
+            self._finish()
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
@@ -120,7 +118,7 @@ class Session:
         """
         began_s = self._stages.clock.monotonic_s()
         ahead = self._parts.ahead
-        if ahead is not None and ahead.holds(jobs[0][0]):
+        if ahead is not None and ahead.holds(jobs[0][1]):
             return [await self.produce(*jobs[0])]
         before = self._furthest
         self._making_count += 1
@@ -132,9 +130,7 @@ class Session:
                 self._furthest = before  # each is asked for again, alone, and that is no other stream
             raise
         finally:
-            self._making_count -= 1
-        if ahead is not None:
-            await ahead.settle(jobs[0][0])
+            self._finish()
         for _ in made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
@@ -162,6 +158,13 @@ class Session:
             self._furthest = at
         self._making_count += 1
 
+    def _finish(self) -> None:
+        """One production less; with the last of an epoch the next one's first batches are begun."""
+        self._making_count -= 1
+        ahead, ended = self._parts.ahead, self._ended_epoch
+        if ahead is not None and not self._making_count and 0 <= ended == self._furthest.epoch:
+            ahead.begin(ended + 1)
+
     async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
         parts = self._parts
         rows = await self._shelf.rows(parts.listing, parts.reader, at)
@@ -178,8 +181,6 @@ class Session:
             self._ended_epoch = epoch
             self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
             self._stages.recorder.count(metrics.PIPELINE_LEFT_OUT, self._parts.info.left_out or 0)
-            if self._parts.ahead is not None:
-                self._parts.ahead.begin(epoch + 1)
 
     async def _plan_together(
         self, jobs: Sequence[tuple[Cursor, SlotRef]]
@@ -189,7 +190,7 @@ class Session:
         ends: list[EpochEnd] = []
         ahead = self._parts.ahead
         for number, (at, slot) in enumerate(jobs):
-            if number and ahead is not None and ahead.holds(at):
+            if number and ahead is not None and ahead.holds(slot):
                 break
             before = self._furthest
             rows = await self._planned(at)
@@ -211,7 +212,7 @@ class Session:
             self._shelf.forget(self._parts.listing)
             raise
         finally:
-            self._making_count -= 1
+            self._finish()
 
     async def _decode_together(self, jobs: Sequence[tuple[BatchRows, SlotRef]]) -> list[BatchReady]:
         parts = self._parts
@@ -228,15 +229,13 @@ class Session:
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
+        if parts.ahead is not None and (made := await parts.ahead.batch(slot)) is not None:
+            return made
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
         if parts.shared is not None:
             return await parts.shared.batch(self, rows, refs, indexes, parts.arena.view(slot))
-        if parts.ahead is not None:
-            made = await parts.ahead.batch(rows, refs, indexes, parts.arena.view(slot))
-            if made is not None:
-                return made
         return await with_pinned(
             self._stages.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot)
         )

@@ -167,8 +167,8 @@ class StreamMachine:
             if isinstance(outcome, FeeddError):
                 return out + self._end(SendError(outcome))
             out.append(self._send(line.popleft().slot, outcome))
-        while self._credits and not self._planned_all and (slot := self._leases.take()) is not None:
-            out.append(self._plan(slot))
+        while self._credits and not self._planned_all and (planned := self._plan()) is not None:
+            out.append(planned)
         if self._half_closed and not line and not self._sending:
             self._ended = True
             out.append(Finish())
@@ -182,9 +182,13 @@ class StreamMachine:
         self._bad_samples += batch.bad_samples
         return Send(seq, batch, slot)
 
-    def _plan(self, slot: SlotRef) -> Produce:
+    def _plan(self) -> Produce | None:
+        """Plan the next step; None: there is no slot for it."""
         anchor = self._anchor
         at = Cursor(anchor.epoch, self._next_step, anchor.anchors)
+        slot = self._leases.take(at)
+        if slot is None:
+            return None
         self._next_step += self._stride
         self._credits -= 1
         step = _Step(slot)
