@@ -134,7 +134,7 @@ class Ahead:
         return True
 
     def begin(self, epoch: int) -> None:
-        """Start on an epoch, once: all batches of the one before are made."""
+        """Start on an epoch, once: all batches of the one before are made, or being decoded."""
         if epoch != self._epoch:
             self._drop_all()
             self._epoch, self._left, self._reader = epoch, list(self._parts.steps), None

@@ -11,7 +11,7 @@ from feedd.pipeline.pinned import with_pinned
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from feedd.plan.listing import Listing
     from feedd.plan.reader import BatchRows
     from feedd.protocols import Slots
-    from feedd.values import BatchReady, SessionInfo, SlotRef
+    from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class Session:
         self._stages = stages
         self._shelf = shelf
         self._making_count = 0
+        self._coming: set[SlotRef] = set()  # of productions that nothing is decoded for yet
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
 
@@ -64,7 +65,7 @@ class Session:
         self._parts = replace(self._parts, shared=shared, leave=leave)
 
     def look_ahead(self, ahead: Ahead) -> None:
-        """Have the next epoch's first batches decoded, in slots that are free, when an epoch's are all made."""
+        """Have the next epoch's first batches decoded, in slots that are free, behind an epoch's last."""
         self._parts = replace(self._parts, ahead=ahead)
 
     @property
@@ -97,6 +98,7 @@ class Session:
         """
         began_s = self._stages.clock.monotonic_s()
         self._start(at)
+        self._coming.add(slot)
         try:
             rows = await self._rows(at)
             if isinstance(rows, EpochEnd):
@@ -106,7 +108,8 @@ class Session:
             self._shelf.forget(self._parts.listing)
             raise
         finally:
-            self._finish()
+            self._making_count -= 1
+            self._come([slot])
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
@@ -120,8 +123,9 @@ class Session:
         ahead = self._parts.ahead
         if ahead is not None and ahead.holds(jobs[0][1]):
             return [await self.produce(*jobs[0])]
-        before = self._furthest
+        before, slots = self._furthest, [slot for _, slot in jobs]
         self._making_count += 1
+        self._coming.update(slots)
         try:
             planned, ends = await self._plan_together(jobs)
             made = await self._decode_together(planned) if planned else []
@@ -130,7 +134,8 @@ class Session:
                 self._furthest = before  # each is asked for again, alone, and that is no other stream
             raise
         finally:
-            self._finish()
+            self._making_count -= 1
+            self._come(slots)
         for _ in made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
@@ -158,11 +163,14 @@ class Session:
             self._furthest = at
         self._making_count += 1
 
-    def _finish(self) -> None:
-        """One production less; with the last of an epoch the next one's first batches are begun."""
-        self._making_count -= 1
+    def _come(self, slots: Iterable[SlotRef]) -> None:
+        """Have no more productions wait for their shards; behind the last of an epoch the next one's are begun.
+
+        What is decoded for one session is decoded in the order it was asked for: nothing made ahead is in the way.
+        """
+        self._coming.difference_update(slots)
         ahead, ended = self._parts.ahead, self._ended_epoch
-        if ahead is not None and not self._making_count and 0 <= ended == self._furthest.epoch:
+        if ahead is not None and not self._coming and 0 <= ended == self._furthest.epoch:
             ahead.begin(ended + 1)
 
     async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
@@ -212,7 +220,7 @@ class Session:
             self._shelf.forget(self._parts.listing)
             raise
         finally:
-            self._finish()
+            self._making_count -= 1
 
     async def _decode_together(self, jobs: Sequence[tuple[BatchRows, SlotRef]]) -> list[BatchReady]:
         parts = self._parts
@@ -220,9 +228,12 @@ class Session:
         refs = [parts.listing.refs[shard] for shard in shards]
         try:
             indexes = await self._shelf.indexes(parts.listing, shards)
-            return await with_pinned(
-                self._stages.cache, refs, lambda files: parts.assembler.fill_together(jobs, shards, indexes, files)
-            )
+
+            def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
+                self._come(slot for _, slot in jobs)
+                return parts.assembler.fill_together(jobs, shards, indexes, files)
+
+            return await with_pinned(self._stages.cache, refs, fill)
         except (ObjectChanged, NotFound):
             self._shelf.forget(parts.listing)
             raise
@@ -236,6 +247,9 @@ class Session:
         indexes = await self._shelf.indexes(parts.listing, shards)
         if parts.shared is not None:
             return await parts.shared.batch(self, rows, refs, indexes, parts.arena.view(slot))
-        return await with_pinned(
-            self._stages.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot)
-        )
+
+        def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady]:
+            self._come([slot])
+            return parts.assembler.fill(rows, indexes, files, slot)
+
+        return await with_pinned(self._stages.cache, refs, fill)

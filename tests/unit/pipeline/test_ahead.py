@@ -78,14 +78,21 @@ async def test_they_take_no_memory_of_their_own(tmp_path: Path) -> None:
         assert len(rig.pool._arenas) == 1
 
 
-async def test_not_before_all_of_the_epoch_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the epoch's end is known while its last batch is still being decoded begins nothing."""
+async def test_behind_the_last_of_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the epoch's end is known while nothing is decoded yet of its last batch begins nothing."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
         for step in range(11):
             assert isinstance(await take(session, Cursor(0, step)), Taken)
-        gate = _gated(session, monkeypatch, 0)
+        cache, gate = rig.pipeline.stages.cache, asyncio.Event()
+        acquire = cache.acquire
+
+        async def gated(refs: Any) -> Any:
+            await gate.wait()
+            return await acquire(refs)
+
+        monkeypatch.setattr(cache, "acquire", gated)
         last = asyncio.ensure_future(take(session, Cursor(0, 11)))
         await asyncio.sleep(0)
         assert isinstance(await take(session, Cursor(0, 12)), EpochEnd)
