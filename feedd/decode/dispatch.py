@@ -26,6 +26,7 @@ _log = structlog.get_logger("feedd.decode")
 
 _KILL_WAIT_S: Final = 10.0
 
+_SPREAD_ROWS_LEAST: Final = 8  # fewer are not worth a message
 _DEPTH: Final = 4
 """Chunks a worker holds: 24 ms each for photographs, so that a busy event loop (p99 of 100 ms) starves nobody."""
 
@@ -77,6 +78,11 @@ class Dispatch:
         """Return what was measured since the last call; how contended the cores are, others measure."""
         elapsed_s, busy_s, queued_s = self._meter.take(time.monotonic())
         return Load(max(elapsed_s, 1e-9), busy_s, queued_s, len(self._children) - len(self._retiring), contended)
+
+    def spread(self, rows: int, chunk_rows: int) -> int:
+        """Return how many rows to send at once, fewer than ``chunk_rows`` where workers had nothing to do else."""
+        idle = 0 if self._schedule.queued else len(self._children) - len(self._retiring) - self._schedule.busy_count
+        return max(-(-rows // idle), min(_SPREAD_ROWS_LEAST, chunk_rows)) if idle * chunk_rows > rows else chunk_rows
 
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.

@@ -156,6 +156,8 @@ class DecodePool:
         """
         call = DecodeCall(task, self._poison)
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
+        if rows == self._options.chunk_rows:  # not worth it for plain copies
+            rows = self._dispatch.spread(call.rows, rows)
         await self._dispatch.do(call, rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))

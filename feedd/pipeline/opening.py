@@ -132,13 +132,13 @@ class Pipeline:
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
-            memory = _Memory(self, session.slots.slot_bytes, request, recipes)
             if spec.share:
+                memory = _Memory(self, session.slots.slot_bytes, request, recipes)
                 await self._join(session, spec, (mark, plan.uneven, plan.steps), memory)
             else:
                 first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
-                ahead = AheadParts(memory.ahead, plan.reader, first, listing, self.shelf, self._group)
-                session.look_ahead(Ahead(ahead))
+                parts = (plan.reader, first, listing, self.shelf, self.stages.cache, self._group)
+                session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
             undo.pop_all()
         return session
 
@@ -196,12 +196,6 @@ class _Memory:
         """For jobs that share."""
         return await self._pipeline.decoded(
             WINDOW_BATCHES, self._slot_bytes, self._request, self._recipes, counted=True
-        )
-
-    async def ahead(self) -> SharedBatches:
-        """For the next epoch's first batches."""
-        return await self._pipeline.decoded(
-            AHEAD_BATCHES, self._slot_bytes, self._request, self._recipes, counted=False
         )
 
 

@@ -142,7 +142,7 @@ class Taken:
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, give its slot back."""
-    slot = session.slots.take()
+    slot = session.slots.take(at)
     assert slot is not None
     try:
         return _taken(session, slot, await session.produce(at, slot))
