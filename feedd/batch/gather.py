@@ -93,6 +93,10 @@ def _look_up(
             continue  # of another type than the first shard's: as good as missing
         size = index.sizes[column, ordinals]
         found = size >= 0
+        if found.all():  # nearly always
+            span.size[rows] = size
+            span.start[rows] = index.starts[column, ordinals]
+            return
         span.size[rows[found]] = size[found]
         span.start[rows[found]] = index.starts[column, ordinals[found]]
         rows, ordinals = rows[~found], ordinals[~found]

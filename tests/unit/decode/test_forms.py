@@ -108,6 +108,7 @@ def test_padding_is_passed_over() -> None:
         KINDS["zstd"].unpack(zstandard.compress(b"a") + skipped[:-1])
 
 
+@pytest.mark.slow
 def test_a_bomb_ends_at_the_limit(kind: Kind) -> None:
     """However much would come out, no more than the limit is written, and it is the shard's fault."""
     packed = kind.pack(bytes(30 << 20))
