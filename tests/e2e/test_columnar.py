@@ -18,7 +18,7 @@ import pytest
 import torch
 from pyarrow import csv, ipc
 
-from feedd_client import BadRequestError, FeedDataset
+from feedd_client import BadRequestError, FeedDataset, FeedError
 from tests.unit.decode.test_strided import npy, safetensors
 
 if TYPE_CHECKING:
@@ -206,10 +206,12 @@ def test_text_has_the_same_types_in_every_shard(s3: S3Server, daemons: Callable[
     )
     (batch,) = dataset
     assert list(batch["id"]) == ["01", "02", "03"]
-    floats = {"fields": {"x": "float"}, "address": daemon.address, "copy": True}
-    dataset = FeedDataset(["s3://data/csv/0.csv", "s3://data/csv/1.csv"], batch_size=2, **floats)  # type: ignore[arg-type]
-    (batch,) = dataset
-    assert sorted(batch["x"].tolist()) == [1.0, 2.5]
-    s3.put("data", "csv/1.csv", b"id,x\n02,n.a.\n")
-    with pytest.raises(FeedError, match=r"column 'x'.*invalid value 'n.a.'.*s3://data/csv/1.csv"):
-        list(FeedDataset(["s3://data/csv/0.csv", "s3://data/csv/1.csv"], batch_size=1, **floats))  # type: ignore[arg-type]
+    s3.put("data", "csv/3.csv", b"id,x\n04,n.a.\n")
+    for second, expected in (("1", [1.0, 2.5]), ("3", None)):
+        urls = ["s3://data/csv/0.csv", f"s3://data/csv/{second}.csv"]
+        numbers = FeedDataset(urls, batch_size=2, fields={"x": "float"}, address=daemon.address, copy=True)
+        if expected is None:
+            with pytest.raises(FeedError, match=r"column 'x'.*invalid value 'n.a.'.*s3://data/csv/3.csv"):
+                list(numbers)
+        else:
+            assert [batch["x"].tolist() for batch in numbers] == [expected]
