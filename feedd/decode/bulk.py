@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from feedd.decode.labels import NUMBER_BYTES, NUMBER_STORED, are_numbers, numbers_of
 from feedd.errors import Internal
 
 if TYPE_CHECKING:
@@ -66,13 +67,30 @@ def copy_rows(
     done: NDArray[np.bool_] = (
         (size == plain.width_bytes) & (start >= 0) & (start <= file_bytes[file_no] - plain.width_bytes)
     )
+    told = _write_labels(plain, start, size, target[0], out_at)
     for number, file in enumerate(files):
         here = np.flatnonzero(done & (file_no == number))
         if len(here):
             fitting = _copy(plain, kept.get(file), start[here], target[0], out_at[here])
             if fitting is not None:
                 done[here[~fitting]] = False
-    return done
+    return done | told
+
+
+def _write_labels(
+    plain: Plain,
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    arena: mmap.mmap,
+    out_at: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Write the rows of a label that lies in no file (see ``decode.labels``); return which those are."""
+    told: NDArray[np.bool_] = are_numbers(start) & (size == NUMBER_BYTES)
+    if plain.stored != NUMBER_STORED or plain.count != 1 or not told.any():
+        return np.zeros(len(start), np.bool_)
+    numbers = numbers_of(start[told]).astype(plain.out)
+    _windows(arena, plain.out_bytes)[out_at[told]] = numbers.view(f"V{plain.out_bytes}")
+    return told
 
 
 def _copy(

@@ -22,6 +22,7 @@ from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.decoded import Room, made_ready
+from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.planning import Request, planned
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
@@ -82,12 +83,14 @@ class Pipeline:
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
+        for ref in self.stages.lost.taken():  # what was lost to others may be had by now
+            await self.stages.cache.discard(ref)
         request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
         listing = await self.shelf.mixed(
             request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
         )
-        mark = request.fingerprint(listing)
+        mark = await asyncio.to_thread(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
@@ -97,6 +100,7 @@ class Pipeline:
             )
         try:
             view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
+            view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
             await label(self.stages.sources, listing, request)  # views have its labels
@@ -128,13 +132,13 @@ class Pipeline:
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
-            memory = _Memory(self, session.slots.slot_bytes, request, recipes)
             if spec.share:
+                memory = _Memory(self, session.slots.slot_bytes, request, recipes)
                 await self._join(session, spec, (mark, plan.uneven, plan.steps), memory)
             else:
                 first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
-                ahead = AheadParts(memory.ahead, plan.reader, first, listing, self.shelf, self._group)
-                session.look_ahead(Ahead(ahead))
+                parts = (plan.reader, first, listing, self.shelf, self.stages.cache, self._group)
+                session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
             undo.pop_all()
         return session
 
@@ -192,12 +196,6 @@ class _Memory:
         """For jobs that share."""
         return await self._pipeline.decoded(
             WINDOW_BATCHES, self._slot_bytes, self._request, self._recipes, counted=True
-        )
-
-    async def ahead(self) -> SharedBatches:
-        """For the next epoch's first batches."""
-        return await self._pipeline.decoded(
-            AHEAD_BATCHES, self._slot_bytes, self._request, self._recipes, counted=False
         )
 
 

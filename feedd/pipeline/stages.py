@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from feedd.pipeline.dataset.lost import LostObjects
 
 if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
@@ -38,3 +40,4 @@ class Stages:
     pool: DecodePool
     recorder: Recorder
     clock: Clock
+    lost: LostObjects = field(default_factory=LostObjects)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from feedd.flow.arena import Arena
     from feedd.pipeline.batches.failures import Failure
     from feedd.pipeline.batches.remedy import Remedy
+    from feedd.pipeline.dataset.lost import Reasons
     from feedd.pipeline.recipes import Recipes
     from feedd.plan.reader import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
@@ -62,7 +63,12 @@ class Together:
         return max(min(_BATCHES_MAX, self._arena.slot_count // _SLOTS_LEAST), 1)
 
     async def fill(
-        self, several: Several, slots: Sequence[SlotRef], indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...]
+        self,
+        several: Several,
+        slots: Sequence[SlotRef],
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        lost: Reasons,
     ) -> list[BatchReady]:
         """Decode up to ``batches_max`` batches, each into its slot, as ``Assembler.fill`` would one by one.
 
@@ -71,6 +77,7 @@ class Together:
             slots: one for each.
             indexes: of all their shards.
             files: likewise, pinned.
+            lost: what did not come with them.
 
         Raises:
             BadSample: see ``Assembler.fill``.
@@ -96,11 +103,11 @@ class Together:
         for drawn, slot, layout in zip(several.batches, slots, layouts, strict=True):
             again = b"" if drawn.again is None else drawn.again.tobytes()
             batch = BatchReady(drawn.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
-            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
-            failures = self._failures(several, drawn, indexes, files, bad) if bad else []
+            bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
+            failures = self._failures(several, drawn, indexes, files, bad, first, lost) if bad else []
             await self._remedy.charge(drawn.cursor, failures)  # none too: a step may be made again, without any
             if failures:
-                batch = self._remedy.applied(self._arena.view(slot), layout, batch, failures)
+                batch = await self._remedy.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)
             first += layout.rows
         return ready
@@ -112,12 +119,20 @@ class Together:
         indexes: Sequence[ShardIndex],
         files: Sequence[ShardFile],
         bad: Sequence[BadRow],
+        first: int,
+        lost: Reasons,
     ) -> list[Failure]:
-        """Return what is wrong with rows of one of the batches."""
+        """Return what is wrong with rows of one of the batches, whose first row is ``first``."""
         rows = drawn.rows()
         own = [several.shards.index(shard) for shard in rows.shards.tolist()]
         where = rows, [indexes[at] for at in own], [files[at] for at in own]
-        return [failure_of(*where, self._recipes.distinct[0], one) for one in bad]
+        recipe = self._recipes.distinct[0]
+        found = []
+        for one in bad:
+            told = lost.get(int(several.shard_no[one.row]), {}).get(int(several.ordinal[one.row]))
+            row = replace(one, row=one.row - first, reason=one.reason if told is None else told[1])
+            found.append(failure_of(*where, recipe, row, told=told is not None))
+        return found
 
     def _layout(self, rows: int) -> Layout:
         layout = self._layouts.get(rows)

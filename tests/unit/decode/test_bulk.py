@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feedd.decode import split
 from feedd.decode.execute import Executor
 from feedd.decode.kept import REST_S, KeptFiles
+from feedd.decode.labels import number_at
 from feedd.decode.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Failed, encode, request_decoder
 from feedd.decode.plain import chunk_rows, plain_numbers
 from feedd.decode.recipe import parse_field, spec_of
@@ -128,6 +129,48 @@ def test_many_rows_at_once_are_as_one_by_one(
     for row in set(range(rows)) - dropped:
         at, step = 128 + int(of.fields[0].out_at[row]), int(of.fields[0].out_at[1] - of.fields[0].out_at[0])
         assert results[0][1][at : at + step] == results[1][1][at : at + step]
+
+
+@settings(max_examples=budget(60), deadline=None)
+@given(
+    codec=st.sampled_from(["int", "float"]),
+    numbers=st.lists(st.integers(-(1 << 60), (1 << 60) - 1) | st.integers(-9, 9), min_size=2, max_size=40),
+    lacking=st.sets(st.integers(0, 39), max_size=2),
+    inside=st.sets(st.integers(0, 39), max_size=2),
+)
+def test_labels_are_written_without_their_shards(
+    codec: str, numbers: list[int], lacking: set[int], inside: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Numbers that lie in no file are the same at once as one by one; the file is opened for rows that lie in it."""
+    recipe = replace(parse_field("x", codec), stored="int64")
+    starts = number_at(np.array(numbers, np.int64))
+    spans = np.stack([np.zeros(len(numbers), np.int64), starts, np.full(len(numbers), 8)], axis=1)
+    for row in range(len(numbers)):
+        if row in lacking:
+            spans[row, 2] = -1
+        elif row in inside:
+            spans[row, 1] = row
+    file = shard_file(tmp_path_factory.mktemp("labels") / "a", bytes(range(64)))
+    reads = bool({row for row in range(len(numbers)) if row in inside | lacking})
+    if not reads:
+        Path(file.path).unlink()  # nobody asks for it
+    executor = Executor()
+    fd = os.memfd_create("arena")
+    os.ftruncate(fd, ARENA_BYTES)
+    executor.attach(1, fd, ARENA_BYTES)
+    of = task((file,), recipe, spans)
+    answer = run(executor, of, range(len(numbers)))
+    assert isinstance(answer, Decoded)
+    assert {row for row, _, _ in answer.bad} == {row for row in range(len(numbers)) if row in lacking}
+    dtype = np.dtype(spec_of(recipe).dtype)
+    found = np.frombuffer(os.pread(fd, len(numbers) * dtype.itemsize, 128 + 64), dtype)
+    for row, number in enumerate(numbers):
+        if row not in lacking:
+            expected = int.from_bytes(bytes(range(row, row + 8)), "little") if row in inside else number
+            assert found[row] == dtype.type(expected)
+    executor.rest()
+    executor.detach(1)
+    os.close(fd)
 
 
 def mapped(path: str) -> bool:

@@ -28,6 +28,7 @@ from feedd.warming import Amount, WarmProgress, WarmSpec
 from tests.fakes.feeding import ROOT, GatedStore
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
+from tests.fakes.thread_worker import cheap_workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,10 +78,11 @@ async def warming(
     options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with Sources(SourceOptions(), recorder, clock) as sources:
         sources._stores[ROOT] = sources._wrapped(store)
-        async with DecodePool(DecodeOptions(), recorder) as pool:
-            maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
-            async with DiskCache(options, maker, recorder, clock) as cache, MadeCache(cache, maker) as front:
-                yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
+        with cheap_workers():
+            async with DecodePool(DecodeOptions(), recorder) as pool:
+                maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
+                async with DiskCache(options, maker, recorder, clock) as cache, MadeCache(cache, maker) as front:
+                    yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
             stats = cache.stats
             assert (stats.pin_count, stats.reserved_bytes, stats.waiting_count) == (0, 0, 0)
 
