@@ -1,8 +1,8 @@
 """libsvm's text as a form: ``label index:value ...`` a line becomes a row of a table.
 
 Fields are ``label`` (float32), ``indices`` (``int64[]``) and ``values`` (``float32[]``), and ``qid`` where lines have
-one. Indices are as written: most files count from 1. A ``#`` ends a line; blank lines are no samples. Two lists of
-labels, and weights behind a label, are not read.
+one: all of a shard or none. Indices are as written: most files count from 1. A ``#`` ends a line; blank lines are no
+samples. Two lists of labels, and weights behind a label, are not read.
 """
 
 from __future__ import annotations
