@@ -200,3 +200,28 @@ def test_credits_are_bounded(arena: Arena) -> None:
     for _ in range(3):
         stream.credits(CREDITS_MAX)
     assert stream._credits <= CREDITS_MAX
+
+
+def test_a_slot_is_taken_for_its_step(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arena is told which batch a slot is for, and what it then gives is what is produced into."""
+    asked: list[Cursor | None] = []
+    take = arena.take
+
+    def noted(at: Cursor | None = None) -> SlotRef | None:
+        asked.append(at)
+        return take()
+
+    monkeypatch.setattr(arena, "take", noted)
+    _, jobs = _begin(SessionMachine(arena), Cursor(3, 5), credits=2)
+    assert [job.at for job in jobs] == asked == [Cursor(3, 5), Cursor(3, 6)]
+
+
+def test_the_slot_of_the_end_is_free_at_once(arena: Arena) -> None:
+    """Nothing lies in it: it does not wait for the batches before the end."""
+    stream, jobs = _begin(SessionMachine(arena), credits=3)
+    assert stream.produced(jobs[2].slot, EpochEnd(0, 2)) == []
+    assert arena.taken_count == stream.taken_count == 2
+    stream.gone()
+    for job in jobs[:2]:
+        stream.produced(job.slot, None)
+    assert arena.taken_count == stream.taken_count == 0
