@@ -66,7 +66,7 @@ def test_views_are_read_where_they_lie() -> None:
         (torch.nn.Linear(2, 3).state_dict(), ["weight", "bias"]),
         ({"x": torch.ones(0, 2), "scalar": torch.tensor(1.0)}, ["x"]),
     ],
-    ids=str,
+    ids=["tensor", "tuple", "ordered", "mixed", "state", "empty"],
 )
 def test_what_holds_tensors(held: Any, fields: list[str]) -> None:
     """One tensor, lists and dicts of them; what else a dict holds is left out."""
@@ -105,6 +105,7 @@ def _without(name: str) -> bytes:
         (_without("data.pkl"), "one data.pkl"),
         (b"", "since 1.6"),
     ],
+    ids=[f"case{number}" for number in range(13)],
 )
 def test_everything_else_is_refused(data: bytes, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Code is never run, models are none of ours, and nothing is guessed."""
@@ -131,6 +132,7 @@ def test_names_choose_it() -> None:
         b"cos\nsystem\nX\x01\0\0\0a\x85R.",
         b"\x8d" + struct.pack("<Q", 1 << 60),
     ],
+    ids=[f"program{number}" for number in range(7)],
 )
 def test_programs_that_are_none_of_these(program: bytes) -> None:
     """Instructions nobody knows, keys that are no text, ends in the middle: refused, at once."""
