@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from feedd.plan.reader import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
 
-_BATCHES_MAX = 8
-_SLOTS_LEAST = 4  # as many times as what is made at once: the trainer holds others meanwhile
+_BATCHES_MAX = 16
+_ALL_BYTES_MAX = 20 << 20  # of all of them: the first is handed out when the last is done
+_SLOTS_LEFT = 16  # at least, or three quarters of fewer: the trainer holds those meanwhile, or others are being made
 _BYTES_MAX = 4 << 20  # of each
 
 
@@ -60,7 +61,9 @@ class Together:
             return 1
         if any(plain_numbers(field) is None for field in distinct[0]):
             return 1
-        return max(min(_BATCHES_MAX, self._arena.slot_count // _SLOTS_LEAST), 1)
+        slots = self._arena.slot_count
+        most = max(slots // 4, slots - _SLOTS_LEFT)
+        return max(min(_BATCHES_MAX, most, _ALL_BYTES_MAX // self._arena.slot_bytes), 1)
 
     async def fill(
         self,
