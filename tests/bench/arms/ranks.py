@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from feedd.bench.procs import tree_cpu_s
-from tests.bench.arms.consume import GO, READY
+from tests.bench.arms.consume import GO, READY, touch
 
 _TIMEOUT_S = 600.0
 
@@ -37,12 +37,13 @@ def _start(settings: dict[str, Any], number: int, port: int) -> subprocess.Popen
     )
 
 
-def _together(trainers: list[subprocess.Popen[str]]) -> None:
+def _together(trainers: list[subprocess.Popen[str]], touched_bytes: int) -> None:
     """Have all of them begin once all are ready: how long each took to import torch is nobody's rate."""
     for process in trainers:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line == READY, f"expected a trainer to be ready, got {line!r}"
+    touch(touched_bytes)
     for process in trainers:
         assert process.stdin is not None
         process.stdin.write(GO)
@@ -66,9 +67,10 @@ def main() -> None:
             from tests.bench.arms import daemon  # noqa: PLC0415 - peers' environments have no gRPC
 
             settings["address"] = stack.enter_context(daemon.running(settings))
+        touched_bytes = settings.pop("touched_bytes", 0)  # once for all of them, and before the word to begin
         port = _free_port()
         trainers = [_start(settings, number, port) for number in range(jobs * ranks)]
-        _together(trainers)
+        _together(trainers, touched_bytes)
         cpu_s = tree_cpu_s()
         rows = [_end(process) for process in trainers]
         cpu_s = tree_cpu_s() - cpu_s
