@@ -115,8 +115,10 @@ class FeedService:
         if self.arena_path is not None:
             response.arena.socket_path = str(self.arena_path)
             response.arena.token = hosted.token
-            response.arena.size_bytes = hosted.arena_bytes
+            places = hosted.feed.info.places
+            response.arena.size_bytes = (places or slots.slot_count) * slots.slot_bytes
             response.arena.slot_bytes = slots.slot_bytes
+            response.arena.places = places
         return response
 
     # ------------------------------------------------------------------ Stream
@@ -158,5 +160,5 @@ class FeedService:
         """End a session; one that is not there (any more) is as good as closed."""
         with contextlib.suppress(FeeddError):
             hosted = self._sessions.find(request.session_id)
-            await asyncio.shield(self._spawn(self._sessions.close(hosted)))
+            await asyncio.shield(self._spawn(self._sessions.part(hosted)))
         return pb.CloseResponse()

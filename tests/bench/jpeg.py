@@ -138,10 +138,10 @@ def _trainers(arm: Arm, **settings: Any) -> Arm:
 def run_shared(plan: Plan) -> Result:
     """Measure four jobs that share a decode against one."""
     with _long(plan) as long:
-        one = replace(_trainers(long.feedd_arm(), job_count=1, rank_count=1, touched_bytes=_TOUCHED_BYTES), name="1 job")
-        four = _trainers(
-            long.feedd_arm(share="bench"), job_count=_TRAINERS, rank_count=1, touched_bytes=_TOUCHED_BYTES
+        one = replace(
+            _trainers(long.feedd_arm(), job_count=1, rank_count=1, touched_bytes=_TOUCHED_BYTES), name="1 job"
         )
+        four = _trainers(long.feedd_arm(share="bench"), job_count=_TRAINERS, rank_count=1, touched_bytes=_TOUCHED_BYTES)
         four = replace(four, name=f"{_TRAINERS} jobs that share")
 
         def once(arm: Arm, round_index: int) -> Row:

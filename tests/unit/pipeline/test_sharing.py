@@ -9,7 +9,7 @@ import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED
-from feedd.pipeline.sharing import WINDOW_BATCHES
+from feedd.pipeline.keeping import WINDOW_BATCHES
 from feedd.values import Cursor
 from tests.fakes.feeding import Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until
