@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import os
 import resource
 import secrets
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock
 
 UNWIND_S = 60.0  # longest time for closing everything; then all stacks are dumped and the process ends
+_YOUNG_OBJECTS = 10_000  # allocated and not freed before the collector looks at them; 700 without us
 HURRIED_UNWIND_S = 5.0  # the same after a second signal
 
 _log = structlog.get_logger(__name__)
@@ -100,6 +102,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         async with cut_short_by(requests.drain):  # a signal during a long start need not wait for its end
             server = await _open(life, stack, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
+            _spare_the_collector()
             life.state.move(Lifecycle.READY, addresses=server.addresses)
             await requests.drain.wait()
         grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
@@ -137,6 +140,16 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
     return await stack.enter_async_context(server)
+
+
+def _spare_the_collector() -> None:
+    """Have the garbage collector pass over what lives as long as the daemon, and look less often at the rest.
+
+    Modules and S3's service model are 130,000 objects: walking them stops the event loop for tens of milliseconds, and
+    took a fifth of the loop's time in a first epoch. Next to nothing of what a batch leaves behind is in cycles.
+    """
+    gc.freeze()
+    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def _serve_options(life: _Life) -> ServeOptions:

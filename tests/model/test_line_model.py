@@ -52,9 +52,11 @@ class LineModel(RuleBasedStateMachine):
             return None
         chosen, *others = sorted(able, key=self.urgency.__getitem__)[:2]
         for other in others:
-            hurried = [self.urgency[one] == -math.inf for one in (chosen, other)]
+            awaited = any(
+                self.urgency[one] == -math.inf for one in (chosen, *(standing for standing, _ in self.flying))
+            )
             counts = [sum(standing is one for standing, _ in self.flying) for one in (chosen, other)]
-            if counts[1] < counts[0] and hurried != [True, False]:
+            if counts[1] < counts[0] and (not awaited or self.urgency[chosen] == self.urgency[other]):
                 chosen = other
         span = self.left[chosen][0]
         held = sum(other.size_bytes for _, other in self.flying)

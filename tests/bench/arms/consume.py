@@ -82,7 +82,7 @@ def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dic
 def touch(size_bytes: int) -> None:
     """Have the machine own that much free memory: a virtual one gives free pages back to its host within seconds.
 
-    Pages the host has to find again take six times as long to fill as others do (2.5 s per GB instead of 0.4, measured),
+    Pages that the host has to find again take six times as long to fill (measured: 2.5 s per GB instead of 0.4),
     which is nobody's data loader, and less of a contender's that keeps nothing on tmpfs.
     """
     if size_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -12,12 +13,18 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from botocore import UNSIGNED
 from botocore.auth import AUTH_TYPE_MAPS, S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from botocore.exceptions import NoCredentialsError
 from botocore.loaders import create_loader
+from botocore.utils import percent_encode
+from hypothesis import given
+from hypothesis import strategies as st
 
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.client import open_client
 from feedd.source.s3.direct.sign import catch_template
+from feedd.source.s3.direct.sigv4 import Pattern
 from feedd.source.s3.skew import ClockOffset
 
 if TYPE_CHECKING:
@@ -240,7 +247,7 @@ async def test_signed_at_the_stores_time(name: str) -> None:
 
 
 async def test_one_signature_serves_all_ranges_of_a_key_for_a_while() -> None:
-    """Ranges of one key share a signature until it is old or something was refused; other keys have their own."""
+    """Ranges of one key share a signature until it is old or something was refused; other keys are signed after it."""
     moment_s = 100.0
     signed = 0
 
@@ -260,13 +267,57 @@ async def test_one_signature_serves_all_ranges_of_a_key_for_a_while() -> None:
         assert await template.sign("a", HEADERS) == first
         assert signed == 1
         assert _parsed(await template.sign("b", HEADERS))[1]["authorization"] not in first.decode()
-        assert signed == 2
-        moment_s += 2
+        assert signed == 1
+        moment_s += 2  # no signature is older than it says, whoever made it
+        assert await template.sign("b", HEADERS) == await template.sign("b", HEADERS)
         await template.sign("a", HEADERS)
-        assert signed == 3
+        assert signed == 2
         template.refused()
         await template.sign("a", HEADERS)
-        assert signed == 4
+        assert signed == 3
+        await asyncio.gather(*(template.sign(str(number), HEADERS) for number in range(20)))
+        assert signed == 3
+
+
+async def test_what_is_not_reproduced_is_left_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where our arithmetic does not give the client's signature, every key is signed by the client."""
+    signed = 0
+
+    async with _client(WAYS["path"].s3) as client:
+
+        def count(**_: Any) -> None:
+            nonlocal signed
+            signed += 1
+
+        monkeypatch.setattr("feedd.source.s3.direct.sign._secret", _another_secret)
+        template = await catch_template(client, "bucket", {})
+        client.meta.events.register("before-sign.s3.GetObject", count)
+        for number, key in enumerate(KEYS):
+            await template.sign(key, HEADERS)
+            assert signed == number + 1
+
+
+async def _another_secret(*_: object) -> str:
+    return "credentials that were renewed meanwhile"
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
+def test_a_pattern_signs_as_botocore_does(key: str) -> None:
+    """For any key, session token and header with spaces: the signature of botocore's signer in Python."""
+    headers = {"X-Amz-Request-Payer": "requester", "x-amz-meta": " a   b "}
+    credentials = Credentials("AKID", "secret/+", "token")
+    signed = []
+    for path in ("/bucket/first", "/bucket/" + percent_encode(key, safe="/~")):
+        request = AWSRequest("GET", "https://example.com:9000" + path, dict(headers))
+        S3SigV4Auth(credentials, "s3", "eu-north-1").add_auth(request)
+        signed.append({name.lower(): _text(value) for name, value in request.headers.items()})
+    pattern = Pattern.of("/bucket/first", signed[0], "example.com:9000", "secret/+")
+    assert pattern is not None
+    assert signed[1]["authorization"] == pattern.authorization + pattern.signature(path)
+    assert "secret" not in repr(pattern)
+    assert Pattern.of("/bucket/second", signed[0], "example.com:9000", "secret/+") is None
+    assert Pattern.of("/bucket/first", signed[0], "example.com", "secret/+") is None
+    assert Pattern.of("/bucket/first", signed[0], "example.com:9000", "secret") is None
 
 
 async def test_catching_leaves_the_client_usable() -> None:

@@ -1,0 +1,79 @@
+"""More requests signed as one that botocore signed was: the same moment, headers and key, another path. Pure.
+
+The arithmetic of Signature Version 4, and only of that (AWS, "Signature Version 4 signing process"). It is trusted no
+further than it was seen to be right: a pattern exists only where it gives botocore's own signature for botocore's own
+request, so whatever else there is (signatures for several regions, of another kind, by other credentials) stays
+botocore's. Measured: 12 us for a signature, where botocore's signer takes 300 to 400.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+_AUTHORIZATION = re.compile(
+    rf"{_ALGORITHM} Credential=(?P<name>[^/,]+)/(?P<scope>(?P<day>\d{{8}})/(?P<region>[^/,]+)/(?P<service>[^/,]+)"
+    r"/aws4_request), ?SignedHeaders=(?P<signed>[^,]+), ?Signature=(?P<signature>[0-9a-f]{64})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What requests signed at one moment have in common.
+
+    Attributes:
+        authorization: the header's value up to the signature.
+        canonical: of the canonical request, what follows the path.
+        stated: of the string to sign, what comes before the request's digest.
+        key: the signing key; never shown.
+    """
+
+    authorization: str
+    canonical: str
+    stated: str
+    key: bytes
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.stated.split()[1:]})"
+
+    @classmethod
+    def of(cls, path: str, headers: Mapping[str, str], host: str, secret: str) -> Pattern | None:
+        """Return the pattern of a signed GET without a query; None where the signature is not what we make it.
+
+        Args:
+            path: percent-encoded, as it is sent.
+            headers: as sent, names in lower case, with ``authorization``.
+            host: value of the Host header.
+            secret: key of the credentials.
+        """
+        said = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
+        when, digest = headers.get("x-amz-date", ""), headers.get("x-amz-content-sha256", "")
+        if said is None or not when or not digest:
+            return None
+        held = {**headers, "host": host}
+        names = said["signed"].split(";")
+        if any(name not in held for name in names):
+            return None
+        lines = "".join(f"{name}:{' '.join(held[name].split())}\n" for name in names)
+        key = f"AWS4{secret}".encode()
+        for word in (said["day"], said["region"], said["service"], "aws4_request"):
+            key = hmac.digest(key, word.encode(), "sha256")
+        pattern = cls(
+            authorization=headers["authorization"].removesuffix(said["signature"]),
+            canonical=f"\n\n{lines}\n{said['signed']}\n{digest}",
+            stated=f"{_ALGORITHM}\n{when}\n{said['scope']}\n",
+            key=key,
+        )
+        return pattern if hmac.compare_digest(pattern.signature(path), said["signature"]) else None
+
+    def signature(self, path: str) -> str:
+        """Return the signature of a GET of ``path``, percent-encoded."""
+        digest = sha256(f"GET\n{path}{self.canonical}".encode()).hexdigest()
+        return hmac.digest(self.key, (self.stated + digest).encode(), "sha256").hex()
