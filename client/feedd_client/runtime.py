@@ -47,7 +47,7 @@ class Runtime:
             self._endpoint = None
 
     def borrow(self, *, pinned: bool = False) -> Session | None:
-        """Take the idle session for a pass, if it has slots enough to be useful, and a device can read them (``pinned``)."""
+        """Take the idle session for a pass, if it is of use: slots enough, which a device can read where ``pinned``."""
         with self._lock:
             session, self._idle = self._idle, None
         few = session is not None and session.slot_count - len(session.held) < min(2, session.slot_count)

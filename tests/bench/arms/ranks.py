@@ -50,11 +50,18 @@ def _together(trainers: list[subprocess.Popen[str]], touched_bytes: int) -> None
         process.stdin.flush()
 
 
-def _end(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=_TIMEOUT_S)
-    assert process.returncode == 0, f"expected a trainer to end well, got exit {process.returncode}"
-    row: dict[str, Any] = json.loads(output.splitlines()[-1])
+def _row(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return what a trainer measured; it then waits for ``_end``."""
+    assert process.stdout is not None
+    line = next((line for line in process.stdout if line.startswith("{")), None)
+    assert line is not None, "expected a trainer's measurements, got its end"
+    row: dict[str, Any] = json.loads(line)
     return row
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode == 0, f"expected a trainer to end well, got exit {process.returncode}"
 
 
 def main() -> None:
@@ -72,8 +79,10 @@ def main() -> None:
         trainers = [_start(settings, number, port) for number in range(jobs * ranks)]
         _together(trainers, touched_bytes)
         cpu_s = tree_cpu_s()
-        rows = [_end(process) for process in trainers]
+        rows = [_row(process) for process in trainers]
         cpu_s = tree_cpu_s() - cpu_s
+        for process in trainers:
+            _end(process)
     count = settings["sample_count"]
     seen = sum(row["samples"] for row in rows), sum(row["label_sum"] for row in rows)
     expected = (jobs * count, jobs * count * (count - 1) // 2)

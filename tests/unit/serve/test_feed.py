@@ -23,7 +23,7 @@ async def test_open_says_everything_a_client_needs(short_dir: Path) -> None:
     """Open answers specs, fingerprint, counts, slots and the arena."""
     async with serving(short_dir) as rig:
         opened = await rig.open(prefetch_batches=3)
-        assert (opened.version.major, opened.version.minor) == (1, 3)
+        assert (opened.version.major, opened.version.minor) == (1, 4)
         assert [spec.name for spec in opened.specs] == ["image", "cls", "tokens"]
         assert opened.specs[0].kind == pb.TensorSpec.DENSE
         assert list(opened.specs[0].shape) == [8, 8, 3]
