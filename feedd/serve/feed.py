@@ -157,8 +157,15 @@ class FeedService:
     # ------------------------------------------------------------------ Close
 
     async def close(self, request: pb.CloseRequest, _context: CloseContext) -> pb.CloseResponse:
-        """End a session; one that is not there (any more) is as good as closed."""
+        """End a session; one that is not there (any more) is as good as closed.
+
+        Where others write to its arena, and the client may still read what it holds, the end of its lifeline is the
+        session's: that comes when nothing refers to the batch any more.
+        """
         with contextlib.suppress(FeeddError):
             hosted = self._sessions.find(request.session_id)
-            await asyncio.shield(self._spawn(self._sessions.part(hosted)))
+            if not hosted.reads_on:
+                await asyncio.shield(self._spawn(self._sessions.close(hosted)))
+            elif hosted.call is not None:
+                hosted.call.stop()
         return pb.CloseResponse()

@@ -188,17 +188,6 @@ class Sessions:
         loop = asyncio.get_running_loop()
         hosted.grace = loop.call_later(self._options.session_grace_s, lambda: self._spawn(self.close(hosted)))
 
-    async def part(self, hosted: HostedSession) -> None:
-        """End a session at its client's word.
-
-        Where others write to its arena, and the client may still read what it holds, the end of its lifeline is the
-        session's: that comes when nothing refers to the batch any more.
-        """
-        if not hosted.reads_on:
-            await self.close(hosted)
-        elif hosted.call is not None:
-            hosted.call.stop()
-
     async def close(self, hosted: HostedSession) -> None:
         """End a session: stream and productions, then leases, then the backend's part.
 

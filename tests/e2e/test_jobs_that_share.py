@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -50,7 +49,6 @@ def _dataset(daemon: Daemon, **options: Any) -> FeedDataset:
 
 def _content(batch: Any) -> tuple[bytes, bytes]:
     return batch["cls"].numpy().tobytes(), batch["jpg"].numpy().tobytes()
-
 
 
 def test_what_one_writes_no_other_sees(daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ from feedd.values import BatchReady, Cursor, SlotRef
 from tests.budget import budget
 
 SLOTS = 6
-STEPS = st.integers(0, 9)
+STEPS = st.integers(0, 13)
 CHOICE = st.integers(0, 1 << 20)
 
 
@@ -44,7 +44,7 @@ class KeepingModel(RuleBasedStateMachine):
         self.making: dict[int, SlotRef] = {}  # by step
         self.wrote: dict[int, int] = {}  # by slot: the step whose batch lies there
 
-    @rule(leases=st.integers(0, 3))
+    @rule(leases=st.integers(0, 4))
     def join(self, leases: int) -> None:
         """A job comes; for one with leases there may be no room, and it takes copies."""
         job = _Job(leases)
