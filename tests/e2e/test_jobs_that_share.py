@@ -88,7 +88,7 @@ def test_a_batch_outlives_its_session(daemon: Daemon) -> None:
 
 
 def test_a_killed_job_leaves_its_places(daemon: Daemon) -> None:
-    """When a job is killed in the middle of a batch the others get all of theirs, and its memory is the group's again."""
+    """When a job is killed in the middle of a batch the others get all of theirs, and it holds nothing."""
     wanted = [_content(batch) for batch in _dataset(daemon)]
     daemon.wait_idle()
     job = _dataset(daemon, share="jobs")
