@@ -315,8 +315,11 @@ class Slots(Protocol):
     def slot_bytes(self) -> int:
         """Size of each."""
 
-    def take(self) -> SlotRef | None:
-        """Return a free slot with a fresh generation, or None."""
+    def take(self, at: Cursor | None = None) -> SlotRef | None:
+        """Return a free slot with a fresh generation, or None.
+
+        ``at`` tells for which batch: where that lies in a free slot already, it is that one.
+        """
 
     def give_back(self, slot: SlotRef) -> bool:
         """Free it; False where the generation is stale (nothing happens then)."""

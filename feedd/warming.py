@@ -15,6 +15,7 @@ class WarmSpec:
         node_rank: the node whose assignment is meant.
         sharding: "key", "replicated" or "size".
         fit: whether a cache too small for all is taken as it is, and filled with what fits.
+        fields: as in ``OpenSpec``: of columnar objects only their columns are made; empty: all.
     """
 
     urls: tuple[str, ...]
@@ -22,6 +23,7 @@ class WarmSpec:
     node_rank: int = 0
     sharding: str = "key"
     fit: bool = False
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ settings.register_profile(
 settings.register_profile("check", settings.get_profile("feedd"), max_examples=WHOLE // 4)
 settings.load_profile("feedd")
 faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
+gc.disable()  # until all tests are collected: what is imported stays
 
 
 def pytest_collection_finish() -> None:
     """Take what was imported out of the garbage collector's sight: each full collection would walk all of it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,19 @@ def gather(
     return Gathered(spans, np.flatnonzero(missing))
 
 
+def reads_as(stored: str, wanted: str) -> bool:
+    """Whether what one shard stores is read as what another does: one number lies as any number of them, of one.
+
+    A RecordIO shard says ``float32[]`` of its labels where any sample has several. Each sample then tells.
+
+    Args:
+        stored: see ``decode.stored``.
+        wanted: what the recipe is pinned to.
+    """
+    one, many = sorted((stored, wanted), key=len)
+    return one == many or (many == f"{one}[]" and not one.endswith("]"))
+
+
 def _look_up(
     index: ShardIndex, rows: NDArray[np.intp], ordinals: NDArray[np.int64], recipe: FieldRecipe, span: Spans
 ) -> None:
@@ -76,10 +89,14 @@ def _look_up(
         if source not in index.fields or not len(rows):
             continue
         column = index.fields.index(source)
-        if index.stored_as(column) != recipe.stored:
+        if not reads_as(index.stored_as(column), recipe.stored):
             continue  # of another type than the first shard's: as good as missing
         size = index.sizes[column, ordinals]
         found = size >= 0
+        if found.all():  # nearly always
+            span.size[rows] = size
+            span.start[rows] = index.starts[column, ordinals]
+            return
         span.size[rows[found]] = size[found]
         span.start[rows[found]] = index.starts[column, ordinals[found]]
         rows, ordinals = rows[~found], ordinals[~found]

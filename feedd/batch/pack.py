@@ -96,42 +96,108 @@ class Packed:
             layout: of the batch.
             bad: documents that could not be decoded: their places are filled as if nobody took them.
         """
-        length, total = self.packing.length, self.rows * self.packing.length
+        total = self.rows * self.packing.length
         tokens, document, position = (
             np.frombuffer(view, place.spec.dtype, total, place.region.values_at) for place in layout.places
         )
-        document[:] = -1
-        position[:] = 0
         lengths = self.lengths.copy()
         lengths[list(bad)] = 0
-        ends = np.cumsum(lengths)
-        start = np.repeat(self.start, lengths)
-        at = start + np.arange(start.shape[0]) - np.repeat(ends - lengths, lengths)
-        document[at] = np.repeat(np.arange(lengths.shape[0]), lengths)
-        position[at] = at - np.maximum(start, at // length * length)
-        if start.shape[0] < total:
-            tokens[document < 0] = self.packing.fill
+        begin, number = self._pieces(lengths)
+        sizes = np.diff(begin, append=total)
+        document[:] = np.repeat(number.astype(_IDS), sizes)
+        np.subtract(np.arange(total, dtype=_IDS), np.repeat(begin.astype(_IDS), sizes), out=position)
+        if (number < 0).any():
+            empty = np.flatnonzero(document < 0)
+            position[empty] = 0
+            tokens[empty] = self.packing.fill
+
+    def _pieces(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Cut all places into pieces that are of one row, and of one document or of none.
+
+        Args:
+            lengths: int64[documents], 0 where one is left out.
+
+        Returns:
+            int64[pieces], where each begins, ascending; int64[pieces], its document, -1 where it is of none.
+        """
+        total = self.rows * self.packing.length
+        held = np.flatnonzero(lengths)
+        held = held[np.argsort(self.start[held])]
+        low = self.start[held]
+        high = low + lengths[held]
+        begin = np.sort(np.concatenate((low, high, np.arange(0, total, self.packing.length))))
+        begin = begin[(np.diff(begin, prepend=-1) > 0) & (begin < total)]
+        at = np.searchsorted(low, begin, "right") - 1  # the last one that starts before
+        inside = begin < np.append(high, 0)[at]
+        return begin, np.where(inside, np.append(held, -1)[at], -1)
 
 
 def _first_fit(lengths: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], int]:
     """Return where each document starts, and how many rows they take."""
+    order = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    sizes = lengths[order]
+    long_count = int(np.count_nonzero(sizes > length))
+    taken = -(-sizes[:long_count] // length)
+    ends = np.cumsum(taken)  # long ones come first, each in rows of its own, of which the last one has room
+    bins, at = _fit(taken * length - sizes[:long_count], sizes[long_count:], length)
+    behind = int(ends[-1]) if long_count else 0
+    bin_count = max(long_count, int(bins.max(initial=-1)) + 1)
+    row = np.concatenate((ends - 1, np.arange(behind, behind + bin_count - long_count)))
     start = np.zeros(lengths.shape[0], np.int64)
-    room = np.zeros(int((-(-lengths // length)).sum()), np.int64)
-    rows = 0
-    for document in np.argsort(-lengths, kind="stable").tolist():
-        size = int(lengths[document])
-        if not size:
-            break
-        place = int(np.argmax(room[:rows] >= size)) if rows and size <= length else 0
-        if not rows or room[place] < size:
-            place, taken = rows, -(-size // length)
-            rows += taken
-            room[rows - 1] = length * taken - size
-            start[document] = place * length
+    start[order] = np.concatenate(((ends - taken) * length, row[bins] * length + at))
+    return start, behind + bin_count - long_count
+
+
+def _fit(
+    rooms: NDArray[np.int64], sizes: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Put each document into the first bin that has room, or into a new one behind the others.
+
+    What has been put where decides where the next one goes, so this is one after another, about a microsecond each:
+    the most room among neighbours, neighbours of neighbours, ..., leads to the first that has enough.
+
+    Args:
+        rooms: int64[bins], free places at the end of each.
+        sizes: int64[documents], in the order in which they choose; at most ``length``.
+        length: places of a bin.
+
+    Returns:
+        int64[documents], the bin of each; int64[documents], its first place there.
+    """
+    # Of new ones all but one are more than half full: two that are not would have been one.
+    most = len(rooms) + min(len(sizes), 2 * -(-int(sizes.sum()) // length) + 1)
+    leaves = 1 << max(most - 1, 0).bit_length()
+    tree = np.zeros(2 * leaves, np.int64)
+    tree[leaves : leaves + len(rooms)] = rooms
+    low = leaves
+    while low > 1:
+        tree[low // 2 : low] = tree[low : 2 * low].reshape(-1, 2).max(axis=1)
+        low //= 2
+    room_in: list[int] = tree.tolist()
+    count, bins, at = len(rooms), [], []
+    for size in sizes.tolist():
+        if room_in[1] < size:
+            node, count, left = leaves + count, count + 1, length
         else:
-            start[document] = (place + 1) * length - room[place]
-            room[place] -= size
-    return start, rows
+            node = 1
+            while node < leaves:
+                node += node
+                if room_in[node] < size:
+                    node += 1
+            left = room_in[node]
+        bins.append(node - leaves)
+        at.append(length - left)
+        left -= size
+        room_in[node] = left
+        while node > 1:
+            other = room_in[node ^ 1]
+            node >>= 1
+            if other > left:  # noqa: PLR1730 - max() would take as long as all of this
+                left = other
+            if room_in[node] == left:
+                break
+            room_in[node] = left
+    return np.array(bins, np.int64), np.array(at, np.int64)
 
 
 def slot_bytes(specs: Sequence[TensorSpec], packing: Packing, rows: int, lengths: NDArray[np.int64]) -> int:

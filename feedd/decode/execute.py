@@ -15,6 +15,7 @@ from feedd.decode.bulk import copy_rows
 from feedd.decode.codecs.array import pin_npy
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
+from feedd.decode.descriptors import no_room
 from feedd.decode.formats import registry as formats
 from feedd.decode.forms.make import make_shard
 from feedd.decode.kept import KeptFiles
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from feedd.decode.messages import FieldMessage
     from feedd.protocols import SampleCodec
 
-_SHORT_REASON_CHARS: Final = 20
+_SHORT_REASON_CHARS: Final = 12
 _codec_for = functools.lru_cache(maxsize=256)(make)
 
 
@@ -103,6 +104,13 @@ def _reason(error: Exception, before: int) -> str:
     return text[:_SHORT_REASON_CHARS].encode("ascii", "replace").decode()
 
 
+def _all_here(given: Sequence[int], count: int) -> Sequence[int]:
+    """Return the descriptors that came with a request, unless some were lost on the way."""
+    if len(given) != count:
+        raise no_room()
+    return given
+
+
 class Executor:
     """Holds the attached arenas; everything else lives for one request."""
 
@@ -120,8 +128,8 @@ class Executor:
         """Let go of shard files: nobody asks for anything."""
         self._kept.drop()
 
-    def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
-        """Map an arena read-write; ``fd`` stays the caller's.
+    def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
+        """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, for want of room for open files.
 
         All pages are mapped at once: one by one, on first touch, they cost four times as much, in the middle of
         decoding (70 us per 224x224 image, until a worker has seen every page of every slot).
@@ -129,6 +137,9 @@ class Executor:
         Where that fails, decoding into it does: a worker that died of it would be replaced by one that dies of it.
         """
         self.detach(arena_id)
+        if fd is None:
+            self._refused[arena_id] = no_room().message
+            return
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         try:
             self._arenas[arena_id] = mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -171,7 +182,7 @@ class Executor:
                     answer = self._index(request, fds)
                 case MakeRequest():
                     self._kept.drop()
-                    answer = make_shard(request, given)
+                    answer = make_shard(request, _all_here(given, 2))
                 case PinRequest():
                     with Shard(request.file) as shard:
                         params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))

@@ -26,7 +26,10 @@ _TABLE: Final = "__table__"
 _NUMBER_AT: Final = 1 << 62
 _NUMBER_MAX: Final = 1 << 60
 NUMBER_BYTES: Final = 8
-"""Of each, stored as int64."""
+"""Of each."""
+
+NUMBER_STORED: Final = "int64"
+"""How they are stored."""
 
 _TABLES: Final = (".csv", ".tsv", ".jsonl", ".ndjson")
 
@@ -123,6 +126,16 @@ def number_at(values: NDArray[np.int64]) -> NDArray[np.int64]:
 def number_of(start: int) -> int | None:
     """Return the number that starts there; None: that is a place in a file."""
     return start - _NUMBER_AT if start >= _NUMBER_AT - _NUMBER_MAX else None
+
+
+def are_numbers(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of them are numbers and no places in a file, bool[rows]: as ``number_of`` says of each."""
+    return starts >= _NUMBER_AT - _NUMBER_MAX
+
+
+def numbers_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers that start there, int64[rows]; all of them are some."""
+    return starts - np.int64(_NUMBER_AT)
 
 
 def fits(value: int) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from feedd import metrics
 from feedd.decode.autotune import Autotune
+from feedd.decode.backoff import BackOff
 from feedd.decode.vitals import anonymous_bytes, run_and_wait_s
 from feedd.units import format_size
 
@@ -45,6 +47,8 @@ class Overseer:
         self._crew = crew
         self._recorder = recorder
         self._successor: Place | None = None  # of a worker that has grown too large
+        self._back_off = BackOff(2 * PERIOD_S)  # after a successor that did not start
+        self._renew_after_s = 0.0
         self._looked_at = 0
         self._spent: dict[int, tuple[float, float]] = {}  # seconds each process ran, and waited for a core
         self._timer: asyncio.TimerHandle | None = None
@@ -88,7 +92,7 @@ class Overseer:
 
     def renew(self, seen: list[Place]) -> None:
         """Start a successor for the first of ``seen`` that has grown too large; the old one leaves when it is there."""
-        if not self._growth_bytes or self._successor is not None:
+        if not self._growth_bytes or self._successor is not None or time.monotonic() < self._renew_after_s:
             return
         for place in seen:
             if place.child is None or place.dismissed:
@@ -103,7 +107,11 @@ class Overseer:
     def _succeed(self, place: Place) -> Callable[[asyncio.Future[None]], None]:
         def joined(future: asyncio.Future[None]) -> None:
             self._successor = None
-            if self._hired(future) and not place.dismissed:
+            if not self._hired(future):
+                self._renew_after_s = time.monotonic() + self._back_off.failed()
+                return
+            self._back_off.worked()
+            if not place.dismissed:
                 self._recorder.count(metrics.DECODE_RECYCLED)
                 self._crew.dismiss(place)
 

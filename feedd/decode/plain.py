@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe
 
 _LITTLE_ENDIAN: Final = sys.byteorder == "little"
-_REQUEST_BYTES: Final = 2 << 20
-_REQUEST_ROWS: Final = 512  # a worker's answer names each bad row, and must fit one packet
+_REQUEST_BYTES: Final = 5 << 20
+_REQUEST_ROWS: Final = 1024  # a worker's answer names each bad row, and must fit one packet
+_COLUMNS_BYTES: Final = 72 << 10  # so must a request, with what else it says
+_ROW_BYTES, _FIELD_ROW_BYTES = 8, 28  # of a row in a request, and of each of its fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +83,21 @@ def _ready(params: ImageParams) -> Plain | None:
     return Plain(prefix.dtype, prefix.dtype, math.prod(prefix.shape))
 
 
-def chunk_rows(recipes: Iterable[FieldRecipe], rows: int) -> int:
-    """Return how many rows a worker should be sent at once; ``rows`` unless all fields are plain copies."""
-    row_bytes = 0
+def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
+    """Return how many rows a worker should be sent at once; ``rows`` unless all fields are plain copies.
+
+    Args:
+        recipes: of the fields.
+        rows: so many where a row is work.
+        total: how many there are: they are sent in equal parts.
+    """
+    row_bytes, columns_bytes = 0, _ROW_BYTES
     for recipe in recipes:
         plain = plain_numbers(recipe)
         if plain is None:
             return rows
         row_bytes += plain.out_bytes
-    return min(max(_REQUEST_BYTES // max(row_bytes, 1), rows), max(_REQUEST_ROWS, rows))
+        columns_bytes += _FIELD_ROW_BYTES
+    most = min(_REQUEST_BYTES // max(row_bytes, 1), _REQUEST_ROWS, _COLUMNS_BYTES // columns_bytes)
+    parts = max(-(-total // max(most, rows)), 1)
+    return max(-(-total // parts), rows)

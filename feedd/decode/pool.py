@@ -10,6 +10,7 @@ import numpy as np
 from feedd import metrics
 from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall
 from feedd.decode.crew import Crew
+from feedd.decode.descriptors import copies
 from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.make_call import MakeCall
 from feedd.decode.messages import Attach, Detach, encode
@@ -49,7 +50,8 @@ class DecodePool:
         self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
         self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
-        self._crew = Crew(options, self._dispatch, lambda: [self._arena_packet(number) for number in self._arenas])
+        arenas = self._arenas
+        self._crew = Crew(options, self._dispatch, recorder, lambda: [self._arena_packet(number) for number in arenas])
         self._overseer = Overseer(options, self._dispatch, self._crew, recorder)
 
     async def __aenter__(self) -> Self:
@@ -77,6 +79,7 @@ class DecodePool:
             BadShard: broken framing.
             CacheUnavailable: the file is gone or too short.
             Unsupported: no such format.
+            ResourceExhausted: no more files may be open.
         """
         call = IndexCall(file, format_name)
         await self._dispatch.do(call, 1)
@@ -92,7 +95,7 @@ class DecodePool:
         Raises:
             BadShard: broken bytes, more than the limit, or a worker died of them twice.
             Unsupported: no such form, or a library is missing.
-            ResourceExhausted: no room for what is made.
+            ResourceExhausted: no room for what is made, or no more files may be open.
         """
         call = MakeCall(task)
         await self._dispatch.do(call, 1)
@@ -152,7 +155,9 @@ class DecodePool:
             Internal: the arena is not attached, or a row lies outside it.
         """
         call = DecodeCall(task, self._poison)
-        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows)
+        rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
+        if rows == self._options.chunk_rows:  # not worth it for plain copies
+            rows = self._dispatch.spread(call.rows, rows)
         await self._dispatch.do(call, rows)
         result = call.result
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
@@ -161,9 +166,14 @@ class DecodePool:
         return result
 
     def attach(self, arena_id: int, fd: int, size_bytes: int) -> None:
-        """Make an arena known to all workers, those started later too. ``fd`` stays the caller's."""
+        """Make an arena known to all workers, those started later too. ``fd`` stays the caller's.
+
+        Raises:
+            ResourceExhausted: no more files may be open.
+        """
         self.detach(arena_id)
-        self._arenas[arena_id] = (os.dup(fd), size_bytes)
+        (copy,) = copies((fd,))
+        self._arenas[arena_id] = (copy, size_bytes)
         self._dispatch.tell(self._arena_packet(arena_id))
 
     def detach(self, arena_id: int) -> None:

@@ -37,7 +37,8 @@ _PR_SET_PDEATHSIG = 1
 _DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 # Plain ints: the flags of the socket module are enums, slow to combine.
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
-_TRUNCATED = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+_CUT_OFF = int(socket.MSG_TRUNC)
+_FDS_LOST = int(socket.MSG_CTRUNC)
 
 
 def die_with(parent_pid: int) -> None:
@@ -50,6 +51,8 @@ def die_with(parent_pid: int) -> None:
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """Return the next packet and its descriptors; ``b""`` at the end.
 
+    Where this process may open no more files, the packet comes without them: whoever needs them has to look.
+
     Raises:
         OSError: also for a packet over the limit, of which the kernel kept only a part.
     """
@@ -58,9 +61,10 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    if flags & _TRUNCATED:
-        for fd in fds:
-            os.close(fd)
+    if flags & (_CUT_OFF | _FDS_LOST):
+        while fds:
+            os.close(fds.pop())
+    if flags & _CUT_OFF:
         raise OSError(errno.EMSGSIZE, f"expected a packet of at most {MESSAGE_BYTES_MAX} bytes")
     return data, list(fds)
 
@@ -99,7 +103,7 @@ def serve(sock: socket.socket) -> None:
         try:
             request = request_decoder.decode(data)
             if isinstance(request, Attach):
-                executor.attach(request.arena_id, fds[0], request.size_bytes)
+                executor.attach(request.arena_id, fds[0] if fds else None, request.size_bytes)
                 continue
             if isinstance(request, Detach):
                 executor.detach(request.arena_id)

@@ -82,15 +82,19 @@ class _Handlers:
         return web.Response(body=self._source.recorder.exposition(), headers={"Content-Type": _METRICS_TYPE})
 
     async def healthz(self, _request: web.Request) -> web.Response:
-        state = self._source.state()
+        state, total = self._source.state(), self._source.recorder.total
+        workers = int(total(metrics.DECODE_WORKERS))
+        # All of them died and none can be started: what needs decoding waits, so nobody new should be sent here.
+        able = workers > 0 or not total(metrics.DECODE_WANTED)
         body = {
             "state": state.value,
+            "workers": workers,
             "version": self._source.version,
             "daemon_id": self._source.daemon_id,
             "uptime_s": round(self._source.uptime_s(), 3),
-            "sessions": int(self._source.recorder.total(metrics.SERVE_SESSIONS)),
+            "sessions": int(total(metrics.SERVE_SESSIONS)),
         }
-        return web.json_response(body, status=200 if state is Lifecycle.READY else 503)
+        return web.json_response(body, status=200 if state is Lifecycle.READY and able else 503)
 
     async def page(self, _request: web.Request) -> web.Response:
         source = self._source

@@ -22,6 +22,7 @@ from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.decoded import Room, made_ready
+from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.keeping import WINDOW_BATCHES
 from feedd.pipeline.planning import Request, planned
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from feedd.values import OpenSpec, TensorSpec
 
 _LEAST_SLOTS = 2
-_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 16
+_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 32
 
 
 class Pipeline:
@@ -83,12 +84,14 @@ class Pipeline:
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
+        for ref in self.stages.lost.taken():  # what was lost to others may be had by now
+            await self.stages.cache.discard(ref)
         request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
         listing = await self.shelf.mixed(
             request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
         )
-        mark = request.fingerprint(listing)
+        mark = await asyncio.to_thread(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
@@ -98,6 +101,7 @@ class Pipeline:
             )
         try:
             view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
+            view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
             await label(self.stages.sources, listing, request)  # views have its labels
@@ -144,8 +148,8 @@ class Pipeline:
                 session.take_part(shared, lambda member: self._sharing.leave(group, member))
             else:
                 first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
-                ahead = AheadParts(memory.ahead, plan.reader, first, listing, self.shelf, self._group)
-                session.look_ahead(Ahead(ahead))
+                parts = (plan.reader, first, listing, self.shelf, self.stages.cache, self._group)
+                session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
             undo.pop_all()
         return session
 
@@ -219,10 +223,6 @@ class _Memory:
     async def lent(self, lease_count: int) -> SharedBatches:
         """For jobs that share, and hold so many leases each."""
         return await self.shared(slots_to_lend(lease_count, self.slot_bytes))
-
-    async def ahead(self) -> SharedBatches:
-        """For the next epoch's first batches."""
-        return await self._pipeline.decoded(AHEAD_BATCHES, self.slot_bytes, self._request, self._recipes, counted=False)
 
 
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:

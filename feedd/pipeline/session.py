@@ -9,10 +9,11 @@ from feedd import metrics
 from feedd.errors import NotFound, ObjectChanged
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.sharing import Tickets
+from feedd.plan.reader import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.reader import BatchRows, Drawn
     from feedd.protocols import Slots
-    from feedd.values import BatchReady, SessionInfo, SlotRef
+    from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class SessionParts:
         arena: its own, or its leases in that of its group.
         shared: where its batches come from instead of being decoded for it alone.
         leave: gives that up.
-        ahead: decodes the next epoch's first batches.
+        ahead: decodes the next epoch's first batches, and is then whose slots they are.
     """
 
     info: SessionInfo
@@ -58,6 +59,7 @@ class Session:
         self._stages = stages
         self._shelf = shelf
         self._making_count = 0
+        self._coming: set[SlotRef] = set()  # of productions that nothing is decoded for yet
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
 
@@ -66,7 +68,7 @@ class Session:
         self._parts = replace(self._parts, shared=shared, leave=leave)
 
     def look_ahead(self, ahead: Ahead) -> None:
-        """Have the next epoch's first batches decoded when an epoch ends."""
+        """Have the next epoch's first batches decoded, in slots that are free, behind an epoch's last."""
         self._parts = replace(self._parts, ahead=ahead)
 
     @property
@@ -77,7 +79,7 @@ class Session:
     @property
     def slots(self) -> Slots:
         """The session's arena."""
-        return self._parts.arena
+        return self._parts.arena if self._parts.ahead is None else self._parts.ahead
 
     @property
     def arena_fd(self) -> int:
@@ -104,18 +106,18 @@ class Session:
         """
         began_s = self._stages.clock.monotonic_s()
         self._start(at)
+        self._coming.add(slot)
         try:
-            rows = await self._rows(at)
-            if isinstance(rows, EpochEnd):
-                return rows
-            batch = await self._decode(rows, slot)
-            if self._parts.ahead is not None:
-                await self._parts.ahead.settle(at)
+            drawn = await self._draw(at)
+            if isinstance(drawn, EpochEnd):
+                return drawn
+            batch = await self._decode(drawn.rows(), slot)
         except (ObjectChanged, NotFound):
             self._shelf.forget(self._parts.listing)
             raise
         finally:
             self._making_count -= 1
+            self._come([slot])
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
 
@@ -127,10 +129,11 @@ class Session:
         """
         began_s = self._stages.clock.monotonic_s()
         ahead = self._parts.ahead
-        if ahead is not None and ahead.holds(jobs[0][0]):
+        if ahead is not None and ahead.holds(jobs[0][1]):
             return [await self.produce(*jobs[0])]
-        before = self._furthest
+        before, slots = self._furthest, [slot for _, slot in jobs]
         self._making_count += 1
+        self._coming.update(slots)
         try:
             planned, ends = await self._plan_together(jobs)
             made = await self._decode_together(planned) if planned else []
@@ -140,8 +143,7 @@ class Session:
             raise
         finally:
             self._making_count -= 1
-        if ahead is not None:
-            await ahead.settle(jobs[0][0])
+            self._come(slots)
         for _ in made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
@@ -169,15 +171,25 @@ class Session:
             self._furthest = at
         self._making_count += 1
 
-    async def _rows(self, at: Cursor) -> BatchRows | EpochEnd:
+    def _come(self, slots: Iterable[SlotRef]) -> None:
+        """Have no more productions wait for their shards; behind the last of an epoch the next one's are begun.
+
+        What is decoded for one session is decoded in the order it was asked for: nothing made ahead is in the way.
+        """
+        self._coming.difference_update(slots)
+        ahead, ended = self._parts.ahead, self._ended_epoch
+        if ahead is not None and not self._coming and 0 <= ended == self._furthest.epoch:
+            ahead.begin(ended + 1)
+
+    async def _draw(self, at: Cursor) -> Drawn | EpochEnd:
         parts = self._parts
-        rows = await self._shelf.rows(parts.listing, parts.reader, at)
-        if isinstance(rows, EpochEnd):
+        drawn = await self._shelf.draw(parts.listing, parts.reader, at)
+        if isinstance(drawn, EpochEnd):
             parts.assembler.check_failures(at)
             self._count_end(at.epoch)
         else:
-            parts.outlook.advance(at, rows.first_window, rows.last_window)
-        return rows
+            parts.outlook.advance(at, drawn.first_window, drawn.last_window)
+        return drawn
 
     def _count_end(self, epoch: int) -> None:
         """Count an epoch once, though every step planned beyond its end finds it over."""
@@ -185,56 +197,60 @@ class Session:
             self._ended_epoch = epoch
             self._stages.recorder.count(metrics.PIPELINE_EPOCHS)
             self._stages.recorder.count(metrics.PIPELINE_LEFT_OUT, self._parts.info.left_out or 0)
-            if self._parts.ahead is not None:
-                self._parts.ahead.begin(epoch + 1)
 
     async def _plan_together(
         self, jobs: Sequence[tuple[Cursor, SlotRef]]
-    ) -> tuple[list[tuple[BatchRows, SlotRef]], list[EpochEnd]]:
+    ) -> tuple[list[tuple[Drawn, SlotRef]], list[EpochEnd]]:
         """Plan batches as long as they read the same windows; what follows is asked for again."""
-        planned: list[tuple[BatchRows, SlotRef]] = []
+        planned: list[tuple[Drawn, SlotRef]] = []
         ends: list[EpochEnd] = []
         ahead = self._parts.ahead
         for number, (at, slot) in enumerate(jobs):
-            if number and ahead is not None and ahead.holds(at):
+            if number and ahead is not None and ahead.holds(slot):
                 break
             before = self._furthest
-            rows = await self._planned(at)
-            if isinstance(rows, EpochEnd):
-                ends.append(rows)
-            elif planned and rows.last_window != planned[0][0].last_window:  # its shards may not be here yet
+            drawn = await self._planned(at)
+            if isinstance(drawn, EpochEnd):
+                ends.append(drawn)
+            elif planned and drawn.last_window != planned[0][0].last_window:  # its shards may not be here yet
                 if self._furthest == at:
                     self._furthest = before
                 break
             else:
-                planned.append((rows, slot))
+                planned.append((drawn, slot))
         return planned, ends
 
-    async def _planned(self, at: Cursor) -> BatchRows | EpochEnd:
+    async def _planned(self, at: Cursor) -> Drawn | EpochEnd:
         self._start(at)
         try:
-            return await self._rows(at)
+            return await self._draw(at)
         except (ObjectChanged, NotFound):
             self._shelf.forget(self._parts.listing)
             raise
         finally:
             self._making_count -= 1
 
-    async def _decode_together(self, jobs: Sequence[tuple[BatchRows, SlotRef]]) -> list[BatchReady]:
+    async def _decode_together(self, jobs: Sequence[tuple[Drawn, SlotRef]]) -> list[BatchReady]:
         parts = self._parts
-        shards = list(dict.fromkeys(shard for rows, _ in jobs for shard in rows.shards.tolist()))
-        refs = [parts.listing.refs[shard] for shard in shards]
+        several = Several.of([drawn for drawn, _ in jobs])
+        slots = [slot for _, slot in jobs]
+        refs = [parts.listing.refs[shard] for shard in several.shards]
         try:
-            indexes = await self._shelf.indexes(parts.listing, shards)
-            return await with_pinned(
-                self._stages.cache, refs, lambda files: parts.assembler.fill_together(jobs, shards, indexes, files)
-            )
+            indexes = await self._shelf.indexes(parts.listing, several.shards)
+
+            def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
+                self._come(slots)
+                return parts.assembler.fill_together(several, slots, indexes, files)
+
+            return await with_pinned(self._stages.cache, refs, fill)
         except (ObjectChanged, NotFound):
             self._shelf.forget(parts.listing)
             raise
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
+        if parts.ahead is not None and (made := await parts.ahead.batch(slot)) is not None:
+            return made
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
@@ -243,10 +259,9 @@ class Session:
             return await parts.shared.lend(parts.arena, slot, rows, refs, indexes)
         if parts.shared is not None:
             return await parts.shared.batch(self, rows, refs, indexes, parts.arena.view(slot))
-        if parts.ahead is not None:
-            made = await parts.ahead.batch(rows, refs, indexes, parts.arena.view(slot))
-            if made is not None:
-                return made
-        return await with_pinned(
-            self._stages.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot)
-        )
+
+        def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady]:
+            self._come([slot])
+            return parts.assembler.fill(rows, indexes, files, slot)
+
+        return await with_pinned(self._stages.cache, refs, fill)

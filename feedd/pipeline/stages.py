@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from feedd.pipeline.dataset.lost import LostObjects
 
 if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
@@ -25,7 +27,7 @@ class PipelineOptions:
 
     window_shards: int = 4
     arena_bytes: int = 4 << 30
-    slots_max: int = 16
+    slots_max: int = 32
     ready_bytes: int = 0
 
 
@@ -38,3 +40,4 @@ class Stages:
     pool: DecodePool
     recorder: Recorder
     clock: Clock
+    lost: LostObjects = field(default_factory=LostObjects)

@@ -11,13 +11,18 @@ import numpy as np
 
 from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
+from feedd.decode.forms.registry import COLUMNAR, split
+from feedd.decode.recipe import parse_field
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError
 from feedd.flow.budget import ByteBudget
 from feedd.flow.tasks import run_all
 from feedd.pipeline.derived.cache import MadeCache
+from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.maker import formed
+from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.pool_on_demand import PoolOnDemand
 from feedd.pipeline.run import cache_options, decode_options, node_maker, source_options
+from feedd.plan.listing import Listing
 from feedd.plan.sharding import assign, check_mode
 from feedd.source.sources import Sources
 from feedd.units import format_size
@@ -76,11 +81,13 @@ class Warmer:
             CacheTooSmall: there is no room for all of it, and ``spec.fit`` is not set; nothing was fetched then.
             CacheUnavailable: the directory cannot be written any more.
             Draining: the cache is being closed.
+            BadRecipe: fields that no session could be opened with.
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
         listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
-        refs = await asyncio.to_thread(_assigned, listed, spec)  # balancing takes microseconds per object
+        shards = await self._shards(listed, spec)
+        refs = await asyncio.to_thread(_assigned, shards, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
         missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
         if not spec.fit:
@@ -92,6 +99,16 @@ class Warmer:
         todo = iter(missing)
         await run_all(run.bring(todo) for _ in range(min(self._bounds.objects, len(missing))))
         return run.progress
+
+    async def _shards(self, listed: Resolved, spec: WarmSpec) -> tuple[ObjectRef, ...]:
+        """Return objects as the shards that a session with these fields reads."""
+        refs = await asyncio.to_thread(formed, listed.refs, listed.named)
+        if not any(split(ref.form)[0] in COLUMNAR for ref in refs):
+            return refs
+        recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]
+        listing = await asyncio.to_thread(Listing.of, refs, 0.0)
+        view = await asyncio.to_thread(narrowed, listing, recipes)
+        return (await typed(self._cache, view, recipes)).refs
 
 
 @asynccontextmanager
@@ -154,8 +171,7 @@ class _Run:
         self._tell(self.progress, failure)
 
 
-def _assigned(resolved: Resolved, spec: WarmSpec) -> list[ObjectRef]:
-    listed = formed(resolved.refs, resolved.named)
+def _assigned(listed: Sequence[ObjectRef], spec: WarmSpec) -> list[ObjectRef]:
     sizes = np.fromiter((ref.size_bytes for ref in listed), dtype=np.int64, count=len(listed))
     chosen = assign(sizes, spec.node_count, spec.node_rank, spec.sharding)
     return list(dict.fromkeys(listed[index] for index in chosen.tolist()))

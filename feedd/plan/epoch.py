@@ -144,6 +144,11 @@ class EpochMap:
         return self._order
 
     @property
+    def edges(self) -> NDArray[np.int64]:
+        """Where in ``order`` each window begins, and where the last one ends."""
+        return self._edges
+
+    @property
     def sample_count(self) -> int | None:
         """Samples of the stream; None: not known yet."""
         start, window = self._starts[-1]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from feedd.values import ObjectRef
 
+Runs = tuple[tuple[str, int], ...]
+"""Texts one after another: each as often as its number says."""
+
 _BLOCK = 4096
+_BLOCK_BYTES = 1 << 16
 
 
 def listing_digest(refs: Iterable[ObjectRef]) -> bytes:
@@ -28,7 +33,49 @@ def listing_digest(refs: Iterable[ObjectRef]) -> bytes:
     return digest.digest()
 
 
-def fingerprint(listing: bytes, facts: dict[str, object]) -> bytes:
-    """Return 16 bytes over the listing's digest and the facts (recipe, sharding, topology, ...) as canonical JSON."""
-    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.blake2b(listing + text.encode(), digest_size=16).digest()
+def runs_of(names: Iterable[str]) -> Runs:
+    """Return texts as runs of equal ones."""
+    return tuple((name, sum(1 for _ in run)) for name, run in itertools.groupby(names))
+
+
+def fingerprint(listing: bytes, facts: Mapping[str, object], columns: Mapping[str, Runs] | None = None) -> bytes:
+    """Return 16 bytes over the listing's digest and the facts (recipe, sharding, topology, ...) as canonical JSON.
+
+    Args:
+        listing: the digest.
+        facts: by name.
+        columns: facts that are lists of a text per shard, by name: they are as if among the others.
+    """
+    digest = hashlib.blake2b(listing, digest_size=16)
+    mark = b"{"
+    for name, fact in sorted({**facts, **(columns or {})}.items()):
+        digest.update(mark + _json(name) + b":")
+        mark = b","
+        if columns is not None and name in columns:
+            _update(digest, columns[name])
+        else:
+            digest.update(_json(fact))
+    digest.update(b"}" if mark == b"," else b"{}")
+    return digest.digest()
+
+
+def _update(digest: hashlib.blake2b, runs: Runs) -> None:
+    """Take in a list of texts, a block at a time: a million may be one run, and where all differ none is long."""
+    waiting, mark = [b"["], b""
+    size_bytes = 0
+    for name, count in runs:
+        text = b"," + _json(name)
+        for low in range(0, count, _BLOCK):
+            piece = text * min(_BLOCK, count - low)
+            waiting.append(piece if mark else piece[1:])
+            mark = b","
+            size_bytes += len(piece)
+            if size_bytes > _BLOCK_BYTES:
+                digest.update(b"".join(waiting))
+                waiting.clear()
+                size_bytes = 0
+    digest.update(b"".join((*waiting, b"]")))
+
+
+def _json(fact: object) -> bytes:
+    return json.dumps(fact, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

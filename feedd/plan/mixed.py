@@ -23,7 +23,7 @@ from feedd.plan.endless import Endless
 from feedd.plan.epoch import EpochOptions
 from feedd.plan.listing import recipe_facts
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
-from feedd.plan.reader import BatchRows, batch_rows
+from feedd.plan.reader import Drawn
 from feedd.plan.sharding import REPLICATED, SAMPLE
 from feedd.plan.steps import partition_samples
 from feedd.values import Cursor, EpochEnd
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.plan.listing import Listing
+    from feedd.plan.reader import BatchRows
     from feedd.plan.share import Cut
     from feedd.values import FieldRecipe, OpenSpec, SourceSpec, Topology
 
@@ -222,6 +223,15 @@ class MixedReader:
         Raises:
             BadRequest: an epoch beyond all reason.
         """
+        found = self.draw(at)
+        return found.rows() if isinstance(found, Drawn) else found
+
+    def draw(self, at: Cursor) -> Drawn | EpochEnd:
+        """As ``rows``, with nothing worked out.
+
+        Raises:
+            BadRequest: an epoch beyond all reason.
+        """
         plan = self._plan
         steps = plan.steps(at.epoch)
         if at.step >= steps:
@@ -235,7 +245,7 @@ class MixedReader:
             parts.append(plan.take(number, at.epoch, before + begin, before + end))
         shard, ordinal, seed = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         window = self.window(at)
-        return batch_rows(Cursor(at.epoch, at.step), shard, ordinal, seed, (window, window))
+        return Drawn(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
 
 
 def _step_samples(spec: OpenSpec) -> int:

@@ -99,6 +99,11 @@ class NodeEpoch:
         """The node's shards (dataset indices) in reading order."""
         return self._order
 
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """Where windows begin in the order of each partition, one partition after another."""
+        return np.concatenate([one.edges for one in self._maps])
+
     def shards(self, window: int) -> NDArray[np.int64]:
         """Return the shards (dataset indices) of one window of all partitions; empty past the last window."""
         if len(self._maps) == 1:

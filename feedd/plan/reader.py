@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from feedd.plan.walk import NodeWalk
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from feedd.plan.share import Share
     from feedd.values import ShardIndex, Topology
 
+_TABLE_LEAST = 1024
 _WINDOWS_KEPT = 3  # of each partition: a batch spans two at most times; the third serves a neighbour in production
 
 
@@ -76,6 +78,34 @@ class BatchRows:
     first_window: int
     last_window: int
     again: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The samples of one batch before anything is worked out of them: of several batches, that is less work at once.
+
+    Attributes:
+        cursor: see ``BatchRows``.
+        shard: int64[rows], dataset index of each row's shard.
+        ordinal: int64[rows], sample within its shard.
+        seeds: makes uint64[rows], for augmentation.
+        first_window: window of the first row.
+        last_window: window of the last row.
+        again: see ``BatchRows``.
+    """
+
+    cursor: Cursor
+    shard: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
+    seeds: Callable[[], NDArray[np.uint64]]
+    first_window: int
+    last_window: int
+    again: NDArray[np.bool_] | None = None
+
+    def rows(self) -> BatchRows:
+        """Return the batch, its shards in order of first use."""
+        windows = (self.first_window, self.last_window)
+        return batch_rows(self.cursor, self.shard, self.ordinal, self.seeds(), windows, self.again)
 
 
 class Reader:
@@ -182,6 +212,15 @@ class Reader:
         Raises:
             BadRequest: see ``epoch_map``.
         """
+        found = self.draw(at)
+        return found.rows() if isinstance(found, Drawn) else found
+
+    def draw(self, at: Cursor) -> Drawn | NeedCounts | EpochEnd:
+        """As ``rows``, with nothing worked out.
+
+        Raises:
+            BadRequest: see ``epoch_map``.
+        """
         plan = self.epoch_map(at)
         found = plan.step(at.step)
         if isinstance(found, NeedCounts):
@@ -234,18 +273,22 @@ class Reader:
                 self._share_counts = tuple(counted)
         return self._share_counts
 
-    def _gather(self, plan: NodeEpoch, found: Step, at: Cursor) -> BatchRows:
+    def _gather(self, plan: NodeEpoch, found: Step, at: Cursor) -> Drawn:
         parts = [self._piece(plan, piece) for piece in found.pieces]
         self._lengths = {}
-        shard = np.concatenate([part[0] for part in parts])
-        ordinal = np.concatenate([part[1] for part in parts])
+        shard, ordinal = parts[0]
+        if len(parts) > 1:
+            shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
         again = None
         if any(piece.again for piece in found.pieces):
             again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
         cursor = Cursor(at.epoch, at.step, found.anchors)
-        its_seeds = seeds(self.epoch_options(at.epoch), shard, ordinal)
-        return batch_rows(cursor, shard, ordinal, its_seeds, (min(windows), max(windows)), again)
+        its_seeds = partial(self._seeds, at.epoch, shard, ordinal)
+        return Drawn(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
+
+    def _seeds(self, epoch: int, shard: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return seeds(self.epoch_options(epoch), shard, ordinal)
 
     def _piece(self, plan: NodeEpoch, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         name = (piece.partition, piece.segment.window)
@@ -284,19 +327,33 @@ def batch_rows(
     return BatchRows(cursor, distinct[by_use], shard_no, ordinal, its_seeds, *windows, again)
 
 
-def merged(
-    batches: Sequence[BatchRows], shards: Sequence[int]
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint64]]:
-    """Return shard_no, ordinal and seeds of several batches one after another.
+@dataclass(frozen=True, slots=True)
+class Several:
+    """The samples of several batches, one after another.
 
-    Args:
-        batches: the batches.
-        shards: dataset indices of all their shards, which ``shard_no`` then counts.
+    Attributes:
+        batches: they, in order; none is empty.
+        shards: distinct shards (dataset indices) of all of them, ascending.
+        shard_no: int32[rows], index into ``shards``.
+        ordinal: int64[rows], sample within its shard.
     """
-    place = {shard: number for number, shard in enumerate(shards)}
-    numbers = [np.array([place[shard] for shard in one.shards.tolist()], np.int32)[one.shard_no] for one in batches]
-    return (
-        np.concatenate(numbers),
-        np.concatenate([one.ordinal for one in batches]),
-        np.concatenate([one.seeds for one in batches]),
-    )
+
+    batches: tuple[Drawn, ...]
+    shards: list[int]
+    shard_no: NDArray[np.int32]
+    ordinal: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: Sequence[Drawn]) -> Several:
+        """Return the samples of at least one batch."""
+        shard = np.concatenate([one.shard for one in batches])
+        ordinal = np.concatenate([one.ordinal for one in batches])
+        low, high = int(shard.min()), int(shard.max())
+        if high - low > max(shard.shape[0], _TABLE_LEAST):
+            distinct, inverse = np.unique(shard, return_inverse=True)
+            return cls(tuple(batches), distinct.tolist(), inverse.astype(np.int32), ordinal)
+        places = shard - low  # a table of all that lie between is filled faster than the rows are sorted
+        used = np.zeros(high - low + 1, np.bool_)
+        used[places] = True
+        numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
+        return cls(tuple(batches), (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)

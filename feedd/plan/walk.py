@@ -72,7 +72,14 @@ class NodeWalk:
         """
         # Two sessions belong together when they walk the same shards in the same order. By what was listed, not by
         # which listing: the same objects in the same forms, listed twice, are the same shards in the cache.
-        self.key: tuple[object, ...] = (listing.digest, listing.view, epoch, plan.order.tobytes())
+        # And in the same windows: by those they tell each other how far they are.
+        self.key: tuple[object, ...] = (
+            listing.digest,
+            listing.view,
+            epoch,
+            plan.order.tobytes(),
+            plan.edges.tobytes(),
+        )
         self.epoch = epoch
         self._listing = listing
         self._plan = plan

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from feedd.protocols import Slots
-    from feedd.values import SlotRef
+    from feedd.values import Cursor, SlotRef
 
 
 class Leases:
@@ -30,9 +30,9 @@ class Leases:
         """Slots the client holds."""
         return len(self._held)
 
-    def take(self) -> SlotRef | None:
-        """Return a free slot, if there is one."""
-        return self._slots.take()
+    def take(self, at: Cursor) -> SlotRef | None:
+        """Return a slot for the batch at ``at``, if there is one."""
+        return self._slots.take(at)
 
     def free(self, slot: SlotRef) -> None:
         """Give back a slot the client does not hold."""

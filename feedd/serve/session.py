@@ -31,7 +31,7 @@ CREDITS_MAX = 1 << 20  # far above any slot count: a client's sum must stay boun
 class _Step:
     """One step of the stream: being made, or made and waiting for its turn."""
 
-    slot: SlotRef
+    slot: SlotRef | None  # None: nothing is in it, it is free again
     outcome: Outcome = None
 
 
@@ -81,7 +81,7 @@ class StreamMachine:
     @property
     def taken_count(self) -> int:
         """Slots making, ready or sending."""
-        return len(self._making) + len(self._sending) + sum(step.slot.index not in self._making for step in self._line)
+        return len(self._making) + len(self._sending) + len(self._made())
 
     def credits(self, count: int) -> list[Instruction]:
         """Let the client hold ``count`` batches more."""
@@ -103,6 +103,8 @@ class StreamMachine:
             return []
         if not isinstance(outcome, BatchReady):
             self._planned_all = True
+            step.slot = None
+            self._leases.free(slot)  # whoever waits for the steps before it may use it
         elif outcome.cursor.window >= self._anchor.window:
             self._anchor = outcome.cursor
         step.outcome = outcome or FeeddError("expected a batch, got a cancelled production", stage="serve")
@@ -143,10 +145,13 @@ class StreamMachine:
 
     def _drop_line(self) -> None:
         """Free what is made; what is being made is freed when it ends."""
-        for step in self._line:
-            if step.slot.index not in self._making:
-                self._leases.free(step.slot)
+        for slot in self._made():
+            self._leases.free(slot)
         self._line.clear()
+
+    def _made(self) -> list[SlotRef]:
+        """Return the slots of batches that wait for their turn."""
+        return [step.slot for step in self._line if step.slot is not None and step.slot.index not in self._making]
 
     def _end(self, last: SendEnd | SendError) -> list[Instruction]:
         if self._ended or self._gone:
@@ -166,9 +171,11 @@ class StreamMachine:
                 return out + self._end(SendEnd(outcome, self._samples, self._bad_samples))
             if isinstance(outcome, FeeddError):
                 return out + self._end(SendError(outcome))
-            out.append(self._send(line.popleft().slot, outcome))
-        while self._credits and not self._planned_all and (slot := self._leases.take()) is not None:
-            out.append(self._plan(slot))
+            slot = line.popleft().slot
+            assert slot is not None, "a batch without a slot"
+            out.append(self._send(slot, outcome))
+        while self._credits and not self._planned_all and (planned := self._plan()) is not None:
+            out.append(planned)
         if self._half_closed and not line and not self._sending:
             self._ended = True
             out.append(Finish())
@@ -182,9 +189,13 @@ class StreamMachine:
         self._bad_samples += batch.bad_samples
         return Send(seq, batch, slot)
 
-    def _plan(self, slot: SlotRef) -> Produce:
+    def _plan(self) -> Produce | None:
+        """Plan the next step; None: there is no slot for it."""
         anchor = self._anchor
         at = Cursor(anchor.epoch, self._next_step, anchor.anchors)
+        slot = self._leases.take(at)
+        if slot is None:
+            return None
         self._next_step += self._stride
         self._credits -= 1
         step = _Step(slot)

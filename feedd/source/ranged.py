@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.errors import FeeddError
+from feedd.errors import FeeddError, NotFound, PermissionDenied
 from feedd.flow.line import Line, Standing
 from feedd.flow.pace import Pace
 from feedd.flow.parts import PartSize
@@ -191,7 +191,12 @@ class _Parts(Standing):
         asked_s = time.monotonic()  # the clock of ``ReadProgress``
         with arrivals.target[span.start : span.end] as piece:
             ref, wanted = arrivals.locate(span)
-            await self._store.read_into(ref, wanted, piece, progress)
+            try:
+                await self._store.read_into(ref, wanted, piece, progress)
+            except (NotFound, PermissionDenied) as error:
+                if not arrivals.lost(span, error):
+                    raise
+                piece[:] = bytes(len(piece))
             if progress.first_byte_s is not None:
                 self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
             arrivals.arrived(span, piece, progress.answered_by)

@@ -13,6 +13,7 @@ from feedd.source.checksums import Verification
 if TYPE_CHECKING:
     import asyncio
 
+    from feedd.errors import FeeddError
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ByteRange, ObjectRef
 
@@ -70,6 +71,10 @@ class Arrivals:
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
         """Return which bytes of which object belong there."""
         return self.ref, span
+
+    def lost(self, span: ByteRange, error: FeeddError) -> bool:  # noqa: ARG002 - packs ask for both
+        """Whether what the store refuses can be done without; then zeros arrive in its place."""
+        return False
 
     def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
         """Take note of a part, and of who sent it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from feedd.errors import FeeddError
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import OpenLimits, bounded, bounded_texts, error_message
+from feedd.wire.convert import OpenLimits, bounded, bounded_texts, error_message, named_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,13 +27,19 @@ def warm_spec(request: pb.WarmRequest, limits: OpenLimits) -> WarmSpec:
         node_rank=bounded("node_rank", request.node_rank, 0, nodes - 1),
         sharding=bounded_texts("sharding", [request.sharding or "key"], 1, 64)[0],
         fit=request.fit,
+        fields=named_fields(request.fields, limits),
     )
 
 
 def warm_request(spec: WarmSpec) -> pb.WarmRequest:
     """Return what a client sends."""
     return pb.WarmRequest(
-        urls=spec.urls, node_count=spec.node_count, node_rank=spec.node_rank, sharding=spec.sharding, fit=spec.fit
+        urls=spec.urls,
+        node_count=spec.node_count,
+        node_rank=spec.node_rank,
+        sharding=spec.sharding,
+        fit=spec.fit,
+        fields=[pb.Field(name=name, recipe=recipe) for name, recipe in spec.fields],
     )
 
 

@@ -114,7 +114,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
     Raises:
         BadRequest: a number or size out of its bounds, or nothing to read.
     """
-    fields = _fields(request.recipe.fields, limits)
+    fields = named_fields(request.recipe.fields, limits)
     sources = _sources(request, fields, limits)
     urls = tuple(url for source in sources for url in source.urls) if sources else _urls(request.urls, limits)
     bounded("length of expect_fingerprint", len(request.expect_fingerprint), 0, 64)
@@ -159,7 +159,7 @@ def _urls(given: Sequence[str], limits: OpenLimits, name: str = "urls") -> tuple
     return urls
 
 
-def _fields(given: Sequence[pb.Field], limits: OpenLimits) -> tuple[tuple[str, str], ...]:
+def named_fields(given: Sequence[pb.Field], limits: OpenLimits) -> tuple[tuple[str, str], ...]:
     """Return (name, recipe text) pairs."""
     names = bounded_texts("field names", [field.name for field in given], limits.fields_max, limits.url_bytes_max)
     if len(set(names)) != len(names) or not all(names):
@@ -191,7 +191,7 @@ def _sources(
                 stage="serve",
             )
         weights = tuple((one.epoch, one.weight) for one in source.weights)
-        its = _fields(source.fields, limits) or fields
+        its = named_fields(source.fields, limits) or fields
         sources.append(SourceSpec(_urls(source.urls, limits, "sources"), its, weights))
     return tuple(sources)
 

@@ -29,6 +29,7 @@ _ALONE = "decode function alone"
 _WARM = "feedd, cache warm"
 _DECODED = "feedd, decoded cache"
 _USUAL = ", usual"
+_FLOOR = "floor"
 _RATE = Column("samples/s", "samples_per_s", spread=True, digits=0)
 _CPU = Column("CPU ms/sample", "cpu_ms_per_sample", digits=3, spread=True)
 _PSS = Column("peak PSS MB", "peak_pss_bytes", scale=1e-6, digits=0, warmup=True)
@@ -168,11 +169,13 @@ def run_memory(plan: Plan) -> Result:
     settings: dict[str, Any] = {"job_count": 1, "rank_count": _TRAINERS, "whole": False}
     arms = [replace(_trainers(plan.feedd_arm(), **settings, prefetch=PREFETCH_FACTOR), name="feedd")]
     ahead = {"prefetch_factor": PREFETCH_FACTOR // WORKERS}  # per torch worker
+    arms.append(_trainers(plan.feedd_arm(_FLOOR, "floor"), **settings))
     arms += [_trainers(arm, **settings, **ahead) for arm in plan.peer_arms()]
 
     def once(arm: Arm, round_index: int) -> Row:
         plan.say(f"memory: round {round_index}, {arm.name}")
-        return plan.once(arm, plan.first_round, _TIMEOUT_S)  # memory is what every round samples here
+        row = plan.once(arm, plan.first_round, _TIMEOUT_S)  # memory is what every round samples here
+        return {**row, "samples_per_s": None} if arm.name == _FLOOR else row
 
     outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
     columns = (
@@ -182,7 +185,7 @@ def run_memory(plan: Plan) -> Result:
     )
     result = Result("memory", f"{_TRAINERS} ranks, batch {BATCH_SIZE} each, {PREFETCH_FACTOR} ahead", columns, outcomes)
     ours = result.outcome("feedd")
-    peers = [one for one in outcomes if one.name != "feedd" and one.middle("peak_pss_bytes")]
+    peers = [one for one in outcomes if one.name not in {"feedd", _FLOOR} and one.middle("peak_pss_bytes")]
     if ours and peers:
         best = min(peers, key=lambda one: one.middle("peak_pss_bytes") or 0.0)
         text = f"peak PSS, feedd / {best.name} (the smallest peer)"
@@ -194,5 +197,9 @@ def run_memory(plan: Plan) -> Result:
             " each rank. PSS of the whole tree, sampled four times a second."
         ),
         "Batches ahead are shared memory and count, once; caches on tmpfs count only where they are mapped.",
+        (
+            f"{_FLOOR}: {_TRAINERS} ranks that import torch, join a group of gloo and hold {PREFETCH_FACTOR} batches"
+            " each in shared memory, and nothing that reads or decodes: what no loader can go below."
+        ),
     ]
     return result

@@ -194,3 +194,22 @@ def test_columns_that_are_not_there_are_named(s3: S3Server, daemons: Callable[..
     with pytest.raises(Exception, match=r"bad/0\.parquet.*") as caught:
         next(iter(FeedDataset("s3://data/bad/", batch_size=1, fields={"a": "int"}, address=daemon.address)))
     assert "footer" in str(caught.value)
+
+
+def test_text_has_the_same_types_in_every_shard(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Whole numbers in one, others in the next, none in the last; a value that is none is named, with its object."""
+    for shard, text in enumerate((b"id,x\n01,1\n", b"id,x\n02,2.5\n", b"id,x\n03,\n")):
+        s3.put("data", f"csv/{shard}.csv", text)
+    daemon = daemons()
+    dataset = FeedDataset(
+        "s3://data/csv/", batch_size=3, fields={"id": "str"}, address=daemon.address, copy=True, shuffle=False
+    )
+    (batch,) = dataset
+    assert list(batch["id"]) == ["01", "02", "03"]
+    floats = {"fields": {"x": "float"}, "address": daemon.address, "copy": True}
+    dataset = FeedDataset(["s3://data/csv/0.csv", "s3://data/csv/1.csv"], batch_size=2, **floats)  # type: ignore[arg-type]
+    (batch,) = dataset
+    assert sorted(batch["x"].tolist()) == [1.0, 2.5]
+    s3.put("data", "csv/1.csv", b"id,x\n02,n.a.\n")
+    with pytest.raises(FeedError, match=r"column 'x'.*invalid value 'n.a.'.*s3://data/csv/1.csv"):
+        list(FeedDataset(["s3://data/csv/0.csv", "s3://data/csv/1.csv"], batch_size=1, **floats))  # type: ignore[arg-type]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,7 +136,7 @@ def test_formats_without_extensions(s3: S3Server, daemons: Callable[..., Daemon]
     s3.put("data", "n/part-0", tar_bytes([("a", {"txt": b"x"}), ("b", {"txt": b"y"})]))
     s3.put("data", "n/part-1", tfrecord(example(txt=b"z")))
     s3.put("data", "t/lines", b"one\ntwo\n")
-    s3.put("data", "p/model.pth", b"PK\3\4")
+    s3.put("data", "p/model.ckpt", b"PK\3\4")
     daemon = daemons()
     (batch,) = FeedDataset("s3://data/n/", batch_size=4, fields={"txt": "str"}, address=daemon.address, copy=True)
     assert list(batch["txt"]) == ["x", "y", "z"]
@@ -143,3 +145,22 @@ def test_formats_without_extensions(s3: S3Server, daemons: Callable[..., Daemon]
     for url, match in (("gs+s3://data/t/", "recordio"), ("s3://data/p/", "PyTorch"), ("s3://data/t/", "begins with")):
         with pytest.raises(BadRequestError, match=match):
             next(iter(FeedDataset(url, batch_size=1, fields=None, address=daemon.address)))
+
+
+def test_files_of_torch(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Tensors that torch.save wrote come as they went, also packed; a model is refused, and nothing of it is run."""
+    images = torch.arange(6 * 2 * 3, dtype=torch.float32).reshape(6, 2, 3)
+    for shard in range(2):
+        sink = io.BytesIO()
+        torch.save({"image": images[shard * 3 :][:3], "label": torch.arange(3) + 3 * shard, "epoch": 7}, sink)
+        data = sink.getvalue()
+        s3.put("data", f"t/{shard}.pt.gz" if shard else "t/0.pt", gzip.compress(data) if shard else data)
+    model = io.BytesIO()
+    torch.save(torch.nn.Linear(2, 3), model)
+    s3.put("data", "m/model.pth", model.getvalue())
+    daemon = daemons()
+    (batch,) = FeedDataset("s3://data/t/", batch_size=6, fields=None, address=daemon.address, copy=True)
+    assert batch["image"].equal(images)
+    assert batch["label"].tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(BadShardError, match=r"plain tensors, got torch\.nn"):
+        next(iter(FeedDataset("s3://data/m/", batch_size=1, fields=None, address=daemon.address)))

@@ -182,6 +182,18 @@ def test_an_object_that_is_gone_is_named(s3: S3Server, folder: Path, daemons: Ca
     assert len(samples(dataset(daemon))) == len(CLASSES) * PER_CLASS
 
 
+def test_an_object_that_is_gone_is_left_out(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
+    """Where bad samples are, the others come as they are, with their labels; and so does it once it is back."""
+    daemon = daemons()
+    s3.script("data", "train/dog/007.jpg", always=fault.missing())
+    found = samples(dataset(daemon, bad_samples="skip", max_bad_samples=1))
+    wanted = image_folder(folder)
+    assert sorted(key for key, _, _ in found) == sorted(key for key, _, _ in wanted if key != "dog/007")
+    assert {key: label for key, _, label in found}.items() <= {key: label for key, _, label in wanted}.items()
+    s3.calm()
+    assert len(samples(dataset(daemon, bad_samples="error"))) == len(wanted)
+
+
 def test_folders_are_mixed(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
     """Two folders mix without an index, for a listing tells how many they are; a class has one number in both."""
     for number in range(40):

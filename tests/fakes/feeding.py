@@ -1,4 +1,7 @@
-"""A whole pipeline over objects in memory: real cache, real workers, real sources around one in-memory bucket."""
+"""A whole pipeline over objects in memory: real cache, real sources around one in-memory bucket, real workers.
+
+In ``make check`` the worker is a thread of the test's process.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ from feedd.source.sources import Sources
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import tar_bytes
+from tests.fakes.thread_worker import cheap_workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -138,7 +142,7 @@ class Taken:
 
 async def take(session: Session, at: Cursor) -> Taken | EpochEnd:
     """Produce one batch, copy it, give its slot back."""
-    slot = session.slots.take()
+    slot = session.slots.take(at)
     assert slot is not None
     try:
         return _taken(session, slot, await session.produce(at, slot))
@@ -183,6 +187,8 @@ async def feeding(
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
     cache_options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with AsyncExitStack() as stack:
+        if decode is None:
+            stack.enter_context(cheap_workers())
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing

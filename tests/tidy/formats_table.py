@@ -51,6 +51,7 @@ _FIELDS: Final = {
     "text": "`text`",
     "tfrecord": "features; feature lists with `.lengths`; `data` where records are no Examples",
     "tokens": "`tokens`, in windows that the recipe cuts",
+    "torch": "tensors of as many rows, by their names in a dict; nothing is unpickled",
     "tsv": "columns",
 }
 _NAMES: Final = {

@@ -463,18 +463,20 @@ class CacheRemoveResponse(_message.Message):
     def __init__(self, removed: _Optional[_Union[Amount, _Mapping]] = ..., in_use: _Optional[_Union[Amount, _Mapping]] = ...) -> None: ...
 
 class WarmRequest(_message.Message):
-    __slots__ = ("urls", "node_count", "node_rank", "sharding", "fit")
+    __slots__ = ("urls", "node_count", "node_rank", "sharding", "fit", "fields")
     URLS_FIELD_NUMBER: _ClassVar[int]
     NODE_COUNT_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     SHARDING_FIELD_NUMBER: _ClassVar[int]
     FIT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
     urls: _containers.RepeatedScalarFieldContainer[str]
     node_count: int
     node_rank: int
     sharding: str
     fit: bool
-    def __init__(self, urls: _Optional[_Iterable[str]] = ..., node_count: _Optional[int] = ..., node_rank: _Optional[int] = ..., sharding: _Optional[str] = ..., fit: _Optional[bool] = ...) -> None: ...
+    fields: _containers.RepeatedCompositeFieldContainer[Field]
+    def __init__(self, urls: _Optional[_Iterable[str]] = ..., node_count: _Optional[int] = ..., node_rank: _Optional[int] = ..., sharding: _Optional[str] = ..., fit: _Optional[bool] = ..., fields: _Optional[_Iterable[_Union[Field, _Mapping]]] = ...) -> None: ...
 
 class Amount(_message.Message):
     __slots__ = ("objects", "bytes")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _OPEN_DEADLINE_S = 300.0
 _LOOK_FLOOR_S = 30.0  # and as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
 _LOOK_BYTES_PER_S = 8 << 20
+_FILES_KEPT = 4096
 _SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at once
 _log = structlog.get_logger(__name__)
 
@@ -43,6 +44,7 @@ class DirectoryPlace:
         self._spares = Spares()
         self._dropping: asyncio.TimerHandle | None = None
         self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by others than this run
+        self._files: dict[ObjectRef, ShardFile] = {}  # of entries asked for lately: a path takes ten hashes to make
 
     @property
     def names(self) -> Names:
@@ -83,7 +85,12 @@ class DirectoryPlace:
 
     def file(self, ref: ObjectRef) -> ShardFile:
         """Return how to open an entry."""
-        return ShardFile(ref, str(self._path(ref)), layout.data_at(ref))
+        file = self._files.get(ref)
+        if file is None:
+            if len(self._files) >= _FILES_KEPT:
+                self._files.clear()
+            file = self._files[ref] = ShardFile(ref, str(self._path(ref)), layout.data_at(ref))
+        return file
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate and map a file."""

@@ -158,7 +158,7 @@ def _parse_header(text: bytes, data_at: int, dtypes: tuple[str, ...]) -> NpyHead
         raise BadSample(f"expected a plain dtype in the .npy header, got {text[:60]!r}")
     try:
         dtype = np.dtype(descr)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, SyntaxError, RecursionError, MemoryError) as error:  # it is evaluated
         raise BadSample(f"expected a dtype in the .npy header, got {descr!r}") from error
     if dtype.hasobject or dtype.kind == "V" or (dtypes and dtype.newbyteorder("=").name not in dtypes):
         raise BadSample(f"expected one of the dtypes {', '.join(dtypes or DTYPES)}, got {dtype}")

@@ -71,6 +71,8 @@ def index_of(table: Table) -> ShardIndex:
     sizes = np.full((len(columns), samples), -1, np.int64)
     cell = (column, table.sample)
     starts[cell], sizes[cell] = table.starts()[:-1], table.sizes
+    lost = list(table.lost)
+    sizes[column[lost], table.sample[lost]] = -1
     first = np.flatnonzero(np.diff(table.sample, prepend=-1)).tolist()
     keys = [names[number][0].encode("utf-8", "surrogatepass") for number in first]
     ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _CELLS_MAX: Final = 1 << 26
 _DIGITS: Final = 8
+_BLOCK: Final = 10**4  # ordinals of the same first four digits
 
 
 class ShardReader:
@@ -87,8 +88,15 @@ def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:
 
 def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
     """Return ``key_blob`` and ``key_ends`` of an index: ordinals of eight digits at least, which sort as they lie."""
-    keys = b"".join(b"%08d" % ordinal for ordinal in range(sample_count))
-    lengths = np.full(sample_count, _DIGITS, np.int64)
-    for digits in range(_DIGITS, len(str(sample_count))):
-        lengths[10**digits :] += 1
-    return keys, np.cumsum(lengths)
+    most = 10**_DIGITS
+    keys = np.empty((min(sample_count, most), 2), np.uint32)  # the first four digits, and the last
+    last = np.frombuffer(b"".join(b"%04d" % ordinal for ordinal in range(min(sample_count, _BLOCK))), np.uint32)
+    for low in range(0, len(keys), _BLOCK):
+        block = keys[low : low + _BLOCK]
+        block[:, 0] = np.frombuffer(b"%04d" % (low // _BLOCK), np.uint32)
+        block[:, 1] = last[: len(block)]
+    beyond = b"".join(b"%d" % ordinal for ordinal in range(most, sample_count))  # more than any index may have
+    ends = np.arange(1, sample_count + 1, dtype=np.int64) * _DIGITS
+    if sample_count > most:
+        ends[most:] = ends[most - 1] + np.cumsum([len(b"%d" % ordinal) for ordinal in range(most, sample_count)])
+    return keys.tobytes() + beyond, ends

@@ -25,7 +25,10 @@ class Refusal(NamedTuple):
 
 
 _NAME: Final = "give it an ending that says so, such as .tar.gz, .jsonl.zst or .parquet: it is read then"
-_TORCH: Final = "nothing is unpickled here: save tensors as .npy members of tar shards, as MDS or as TFRecord"
+_TORCH: Final = "name it .pt if it holds plain tensors: it is read then, without unpickling"
+_PICKLE: Final = (
+    "nothing is unpickled here: save tensors as safetensors, as .npy members of tar shards, or with torch.save"
+)
 REFUSED: Final = (
     Refusal(
         "an FFCV file",
@@ -33,8 +36,8 @@ REFUSED: Final = (
         rb"\x02\x00[\x01-\x40]\x00\x00\x00[\x00-\xff]{2}",
         "write the samples as tar, MDS or TFRecord shards: FFCV's pages are read by FFCV only",
     ),
-    Refusal("a PyTorch file", (".pt", ".pth", ".ckpt"), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
-    Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _TORCH),
+    Refusal("a PyTorch file", (".ckpt",), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
+    Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _PICKLE),
     Refusal("gzip", (), rb"\x1f\x8b\x08", _NAME),
     Refusal("zstd", (), rb"\x28\xb5\x2f\xfd", _NAME),
     Refusal("bzip2", (), rb"BZh[1-9]1AY", _NAME),

@@ -20,6 +20,7 @@ from feedd.decode.formats.table import TableFormat
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.formats.tfrecord import TfRecordFormat
 from feedd.decode.formats.tokens import LLMC, NPY, RAW, TokensFormat
+from feedd.decode.formats.torch_file import TorchFormat
 from feedd.decode.forms.suffixes import MADE, is_refused, uncompressed
 from feedd.errors import Unsupported
 
@@ -45,6 +46,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LmdbFormat(),
     NpyFormat(),
     SafetensorsFormat(),
+    TorchFormat(),
 )
 _AUTO: Final = "auto"
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
@@ -64,6 +66,8 @@ _BY_EXTENSION: Final = {
     ".mdb": "lmdb",
     ".npy": "npy",
     ".safetensors": "safetensors",
+    ".pt": "torch",
+    ".pth": "torch",
 }
 _WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {
     "mds": MdsFormat,

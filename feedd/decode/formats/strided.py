@@ -50,18 +50,20 @@ class _Tensor(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Array:
+class StridedArray:
     """One array.
 
     Attributes:
         inner: shape of a sample.
         at: where it lies.
+        step_bytes: from one row to the next; below zero: they lie one after another.
     """
 
     name: str
     dtype: str
     inner: tuple[int, ...]
     at: int
+    step_bytes: int = -1
 
     @property
     def row_bytes(self) -> int:
@@ -94,7 +96,7 @@ class NpyFormat:
         Raises:
             BadShard: no array of numbers, or one whose rows do not lie one after another.
         """
-        return _Reader(data, url).npy()
+        return _NpyReader(data, url).npy()
 
 
 class SafetensorsFormat:
@@ -119,12 +121,28 @@ class SafetensorsFormat:
         Raises:
             BadShard: no safetensors, tensors that do not lie within the file, or of different first dimensions.
         """
-        return _Reader(data, url).safetensors()
+        return _SafetensorsReader(data, url).safetensors()
 
 
-class _Reader(ShardReader):
+class StridedReader(ShardReader):
     """The arrays of one shard."""
 
+    def laid(self, arrays: Sequence[StridedArray], rows: int) -> ShardIndex:
+        """Return where each of ``rows`` rows of each array lies."""
+        self.check_cells(max(1, len(arrays)), rows)
+        large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
+        if large is not None:
+            self.fail(large.at, f"samples of at most {SAMPLE_BYTES_MAX} bytes", f"{large.row_bytes}")
+        at = np.array([array.at for array in arrays], np.int64).reshape(-1, 1)
+        width = np.array([array.row_bytes for array in arrays], np.int64).reshape(-1, 1)
+        steps = [array.row_bytes if array.step_bytes < 0 else array.step_bytes for array in arrays]
+        starts = at + np.array(steps, np.int64).reshape(-1, 1) * np.arange(rows, dtype=np.int64)
+        sizes = np.broadcast_to(width, starts.shape).copy()
+        names = field_names([array.name for array in arrays], self._url)
+        return ShardIndex(names, starts, sizes, *numbered(rows), stored=tuple(array.stored for array in arrays))
+
+
+class _NpyReader(StridedReader):
     def npy(self) -> ShardIndex:
         """Read a .npy file."""
         try:
@@ -138,12 +156,14 @@ class _Reader(ShardReader):
         rows, inner = header.shape[0], header.shape[1:]
         if header.fortran_order and math.prod(inner) > 1:
             self.fail(0, "rows one after another (C order)", "columns (Fortran order)")
-        array = _Array(FIELD, header.dtype.newbyteorder("=").name, inner, header.data_at)
+        array = StridedArray(FIELD, header.dtype.newbyteorder("=").name, inner, header.data_at)
         if len(self._data) - header.data_at != rows * array.row_bytes:
             got = len(self._data) - header.data_at
             self.fail(header.data_at, f"{rows * array.row_bytes} bytes of {header.shape}", str(got))
-        return self._index([array], rows)
+        return self.laid([array], rows)
 
+
+class _SafetensorsReader(StridedReader):
     def safetensors(self) -> ShardIndex:
         """Read the header and what it names."""
         total = len(self._data)
@@ -169,9 +189,9 @@ class _Reader(ShardReader):
                 expected = f"tensors with a row for each sample, {rows} as the first has"
                 self.fail(8, expected, f"{name!r} of {tensor.shape}")
             arrays.append(array)
-        return self._index(sorted(arrays, key=lambda array: array.at), rows or 0)
+        return self.laid(sorted(arrays, key=lambda array: array.at), rows or 0)
 
-    def _tensor(self, name: str, tensor: _Tensor, base: int) -> _Array | None:
+    def _tensor(self, name: str, tensor: _Tensor, base: int) -> StridedArray | None:
         """Return a tensor that can be a field; None: it is none."""
         dtype, shape, (start, end) = _DTYPES.get(tensor.dtype), tensor.shape, tensor.data_offsets
         if dtype is None:
@@ -180,16 +200,4 @@ class _Reader(ShardReader):
             self.fail(8, "a shape and a place", f"{name!r} of {shape} at {start} to {end}")
         if end - start != math.prod(shape) * np.dtype(dtype).itemsize or base + end > len(self._data):
             self.fail(8, f"the bytes of a tensor within {len(self._data)}", f"{name!r} of {shape} at {start} to {end}")
-        return _Array(name, dtype, tuple(shape[1:]), base + start) if shape else None
-
-    def _index(self, arrays: Sequence[_Array], rows: int) -> ShardIndex:
-        self.check_cells(max(1, len(arrays)), rows)
-        large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
-        if large is not None:
-            self.fail(large.at, f"samples of at most {SAMPLE_BYTES_MAX} bytes", f"{large.row_bytes}")
-        at = np.array([array.at for array in arrays], np.int64).reshape(-1, 1)
-        width = np.array([array.row_bytes for array in arrays], np.int64).reshape(-1, 1)
-        starts = at + width * np.arange(rows, dtype=np.int64)
-        sizes = np.broadcast_to(width, starts.shape).copy()
-        names = field_names([array.name for array in arrays], self._url)
-        return ShardIndex(names, starts, sizes, *numbered(rows), stored=tuple(array.stored for array in arrays))
+        return StridedArray(name, dtype, tuple(shape[1:]), base + start) if shape else None

@@ -1,13 +1,53 @@
-"""Arrow IPC, files and streams, and text that pyarrow reads: CSV and TSV. All need the whole object."""
+"""Arrow IPC, files and streams, and text that pyarrow reads: CSV and TSV. Tables of it need the whole object."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from feedd.decode.forms.ranges import everything, lacking
 from feedd.decode.forms.whole import TableForm
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from feedd.protocols import Held, Out
+
+TYPES: Final = "types"
+"""Parameters of a form of text that makes no table, but tells which columns there are and their types."""
+
+_TYPES_BYTES: Final = 8 << 20
+"""How much of an object tells its columns' types, where it is longer and rows end within it."""
+
+
+class DelimitedForm(TableForm):
+    """``protocols.ShardForm`` of CSV and its like; stateless.
+
+    Its parameters name columns and their types, see ``columns.typed_params``; or are ``TYPES``.
+    """
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object; for ``TYPES`` its start, where that is enough."""
+        if params != TYPES:
+            return super().wanted(held, params)
+        head = ByteRange(0, min(held.size_bytes, _TYPES_BYTES))
+        missing = lacking(held, head)
+        if missing or not lacking(held, ByteRange(0, held.size_bytes)):
+            return missing
+        enough: bool = self._loaded("").tells_types(held.data[: head.end], *self._more)
+        return () if enough else everything(held)
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write the wanted columns as a table, or for ``TYPES`` the types of all as JSON."""
+        if params != TYPES:
+            return super().make(held, url, params, out)
+        size = held.size_bytes
+        whole = not lacking(held, ByteRange(0, size))
+        with held.data[: size if whole else _TYPES_BYTES] as head:
+            self._loaded(url).write_types(head, url, out, *self._more, whole=whole)
+        return TYPES
+
 
 _TEXT: Final = "feedd.decode.forms.delimited_file"
 
 ARROW_FORM: Final = TableForm("arrow", "feedd.decode.forms.arrow_file", "parquet")
-CSV_FORM: Final = TableForm("csv", _TEXT, "parquet", ",")
-TSV_FORM: Final = TableForm("tsv", _TEXT, "parquet", "\t")
+CSV_FORM: Final = DelimitedForm("csv", _TEXT, "parquet", ",")
+TSV_FORM: Final = DelimitedForm("tsv", _TEXT, "parquet", "\t")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from feedd.decode.forms.arrow_types import dtype_of, file_of, is_bytes, is_list, plain
-from feedd.decode.forms.table_writer import Piece
+from feedd.decode.forms.table_writer import ROWS_MAX, Piece
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from feedd.decode.forms.table_writer import Kept
 
 _SPREAD_BYTES_MAX: Final = 64 << 20
-"""A dictionary may stand for far more than it takes: it is taken apart in pieces of about this much."""
+"""Dictionaries and runs may stand for far more than they take: they are taken apart in pieces of about this much."""
+
+_DEPTH_MAX: Final = 16
 
 _WIDE_NUMBERS: Final = {16: 2, 32: 4}  # bytes of a decimal, and how many int64 make them
 _NARROW_TIMES: Final = {"date32[day]": "<i4", "time32[s]": "<i4", "time32[ms]": "<i4"}
@@ -56,6 +58,7 @@ class ColumnReader:
 
     def __init__(self, name: str, how: Kept, url: str) -> None:
         self._name, self._how, self._url = name, how, url
+        self._room_bytes = 0
 
     def pieces(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
         """Yield some rows of it.
@@ -65,10 +68,13 @@ class ColumnReader:
             room_bytes: that the table may take at most.
 
         Raises:
-            BadShard: values that do not fit: decimals beyond 64 bits, or dictionaries that stand for too much.
+            BadShard: values that do not fit: decimals beyond 64 bits, or dictionaries or runs that stand for too much.
         """
-        array = _unwrapped(array)
-        if kinds.is_dictionary(array.type):
+        self._room_bytes = room_bytes
+        array = _storage(array)
+        if len(array) > ROWS_MAX:
+            self._fail(f"at most {ROWS_MAX} rows", str(len(array)))
+        if _is_spread(array.type):
             yield from self._spread(array, room_bytes)
         elif kinds.is_null(array.type):
             yield self._nothing(len(array))
@@ -84,20 +90,16 @@ class ColumnReader:
             yield _blobs(array)
 
     def _spread(self, array: pa.Array, room_bytes: int) -> Iterator[Piece]:
-        """Yield what a dictionary stands for, some rows at a time."""
-        dictionary = _unwrapped(array.dictionary)
-        worst = max(1, _value_bytes_max(dictionary))
+        """Yield what a dictionary or runs stand for, some rows at a time."""
+        worst = _value_bytes_max(array)
         if worst * min(len(array), 1) > room_bytes:
             self._fail(f"values of at most {room_bytes} bytes", f"one of {worst}")
         step = max(1, _SPREAD_BYTES_MAX // worst)
         for at in range(0, len(array), step):
-            yield from self.pieces(array.slice(at, step).dictionary_decode(), room_bytes)
+            yield from self.pieces(_once_spread(array.slice(at, step)), room_bytes)
 
     def _nothing(self, rows: int) -> Piece:
-        missing = np.zeros(rows, np.bool_)
-        if self._how.width is None:
-            return Piece(np.zeros(0, np.uint8), np.zeros(rows, np.int64), missing)
-        return Piece(np.zeros(rows * self._how.width, np.uint8), None, missing)
+        return Piece(np.zeros(0, np.uint8), np.zeros(rows, np.int64), np.zeros(rows, np.bool_))
 
     def _numbers(self, array: pa.Array) -> Piece:
         flat = self._flat(array)
@@ -109,9 +111,9 @@ class ColumnReader:
         return Piece(flat.values, counts * itemsize, flat.valid)
 
     def _flat(self, array: pa.Array) -> _Flat:
-        array = _unwrapped(array)
-        if kinds.is_dictionary(array.type):
-            array = _unwrapped(array.dictionary_decode())
+        array = self._plain(array)
+        if not len(array):  # whose buffers may not be there
+            return _Flat(np.zeros(0, np.dtype(self._how.dtype)), 1, None, None)
         valid = _valid(array)
         if is_list(array.type):
             array = _list(array)
@@ -134,8 +136,6 @@ class ColumnReader:
     def _scalars(self, array: pa.Array, valid: NDArray[np.bool_] | None) -> NDArray[np.generic]:
         """Return one number a row, as ``arrow_types.dtype_of`` says."""
         type_, dtype = array.type, np.dtype(dtype_of(array.type))
-        if kinds.is_null(type_):
-            return np.zeros(len(array), np.dtype(self._how.dtype))
         if kinds.is_boolean(type_):
             return _bits(array)
         if kinds.is_decimal(type_) and type_.byte_width in _WIDE_NUMBERS:
@@ -152,19 +152,41 @@ class ColumnReader:
             return _rows(array, np.dtype(narrow).itemsize, narrow).astype(_INT64, copy=False)
         return _rows(array, dtype.itemsize, dtype)
 
+    def _plain(self, array: pa.Array) -> pa.Array:
+        """Return what dictionaries and runs within lists stand for, where there is room for it."""
+        array = _storage(array)
+        for _ in range(_DEPTH_MAX):
+            if not _is_spread(array.type):
+                break
+            size = len(array) * _value_bytes_max(array)
+            if size > self._room_bytes:
+                self._fail(f"values of at most {self._room_bytes} bytes", f"dictionaries or runs that stand for {size}")
+            array = _storage(_once_spread(array))
+        return array
+
     def _fail(self, expected: str, got: str) -> None:
         raise BadShard(f"expected {expected} in column {self._name!r}, got {got}", object=self._url, stage="decode")
 
 
-def _unwrapped(array: pa.Array) -> pa.Array:
-    """Return the array that an extension or runs stand for."""
+def _storage(array: pa.Array) -> pa.Array:
+    """Return the array that an extension stands for."""
     while isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
-    if kinds.is_run_end_encoded(array.type):
-        from pyarrow import compute  # noqa: PLC0415 - slow to load, and hardly ever met
-
-        array = compute.run_end_decode(array)
     return array
+
+
+def _is_spread(type_: pa.DataType) -> bool:
+    """Whether an array of that type may stand for more than it takes."""
+    return bool(kinds.is_dictionary(type_) or kinds.is_run_end_encoded(type_))
+
+
+def _once_spread(array: pa.Array) -> pa.Array:
+    """Return what a dictionary, or runs, stand for."""
+    if kinds.is_dictionary(array.type):
+        return array.dictionary_decode()
+    from pyarrow import compute  # noqa: PLC0415 - slow to load, and hardly ever met
+
+    return compute.run_end_decode(array)
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
@@ -231,7 +253,20 @@ def _blobs(array: pa.Array) -> Piece:
 
 
 def _value_bytes_max(array: pa.Array) -> int:
-    """Return the bytes of the largest value of a dictionary; of nested ones, what all take together."""
-    if is_bytes(array.type) and not str(array.type).endswith("_view"):
-        return int(np.diff(_offsets(array)[0]).max(initial=0))
-    return int(array.nbytes)
+    """Return at least the bytes of the largest value, at least 1; of nested ones, what all take together."""
+    array = _storage(array)
+    for _ in range(_DEPTH_MAX):
+        if not _is_spread(array.type):
+            break
+        array = _storage(array.dictionary if kinds.is_dictionary(array.type) else array.values)
+    type_ = array.type
+    if is_bytes(type_) and not str(type_).endswith("_view"):
+        return int(np.diff(_offsets(array)[0]).max(initial=1))
+    if kinds.is_fixed_size_binary(type_) or dtype_of(type_):
+        return max(1, (int(type_.bit_width) + 7) // 8)
+    of_numbers = bool(type_.num_fields) and bool(dtype_of(type_.field(0).type)) and not _is_spread(type_.field(0).type)
+    if of_numbers and kinds.is_fixed_size_list(type_):
+        return max(1, int(type_.list_size) * _value_bytes_max(array.values))
+    if of_numbers and len(array) and (kinds.is_list(type_) or kinds.is_large_list(type_)):
+        return max(1, int(np.diff(np.asarray(array.offsets)).max()) * _value_bytes_max(array.values))
+    return max(1, int(array.nbytes))

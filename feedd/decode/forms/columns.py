@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, ResourceExhausted, Unsupported
+from feedd.decode.forms.memory import no_memory
+from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 Asked = tuple[tuple[str, ...], ...]
 """For each field the names it may have, as recipes spell them. None at all: every column."""
@@ -21,21 +22,51 @@ ROWS_ONLY: Final = "rows"
 _NAMES_SHOWN: Final = 60
 
 
+class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Which columns are asked for, and of which type they are.
+
+    Attributes:
+        types: names of types as Arrow has them, by the columns' names in lower case.
+        other: the type of columns that are not in ``types``; empty: their values tell it.
+    """
+
+    columns: Asked = ()
+    types: dict[str, str] = {}
+    other: str = ""
+
+    def type_of(self, name: str) -> str:
+        """Return the type of a column; empty: its values tell it."""
+        return self.types.get(name.lower(), self.other)
+
+
 def params_of(asked: Iterable[Iterable[str]]) -> str:
     """Return the parameters of a form that makes only some columns; the same for the same columns in any order."""
     return msgspec.json.encode(sorted({tuple(sorted(names)) for names in asked})).decode()
 
 
-def asked_by(params: str) -> Asked:
-    """Return what ``params_of`` was given.
+def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], other: str = "") -> str:
+    """Return parameters that say the types of columns, too; see ``Typed``. Nothing asked for: all columns."""
+    columns = tuple(sorted({tuple(sorted(names)) for names in asked}))
+    return msgspec.json.encode(Typed(columns, dict(sorted(types.items())), other)).decode()
+
+
+def typed_by(params: str) -> Typed:
+    """Return what ``params_of`` or ``typed_params`` was given.
 
     Raises:
-        Internal: it was not.
+        Internal: neither was.
     """
     try:
-        return msgspec.json.decode(params.encode(), type=Asked) if params else ()
+        if params.startswith("{"):
+            return msgspec.json.decode(params.encode(), type=Typed)
+        return Typed(msgspec.json.decode(params.encode(), type=Asked)) if params else Typed()
     except msgspec.DecodeError as error:
         raise Internal(f"expected names of columns, got {params[:80]!r}", stage="decode") from error
+
+
+def asked_by(params: str) -> Asked:
+    """Return which columns are asked for; see ``typed_by``."""
+    return typed_by(params).columns
 
 
 def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str) -> list[str]:
@@ -99,15 +130,14 @@ def refusing(what: str, url: str) -> Iterator[None]:
 
     Raises:
         BadShard: the library raised something.
+        ResourceExhausted: it had no memory.
     """
     try:
         yield
     except FeeddError:
         raise
     except MemoryError as error:
-        raise ResourceExhausted(
-            "expected memory to read it, got none", object=url, hint="give the daemon more memory", stage="decode"
-        ) from error
+        raise no_memory(url) from error
     except Exception as error:  # a library has errors of many kinds for broken bytes
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise BadShard(f"expected {what}, got: {text}", object=url, stage="decode") from error

@@ -6,14 +6,16 @@ and those would be this machine's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import h5py
 import numpy as np
 
-from feedd.decode.forms.array_pieces import ViewFile, kept_array, piece, same_count, step_rows
+from feedd.decode.forms.array_pieces import PIECE_BYTES, ViewFile, kept_array, piece, same_count, step_rows
 from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.memory import check_room, room_of
 from feedd.decode.forms.table_writer import Kept, Piece, TableWriter
 from feedd.decode.params import DTYPES
 from feedd.errors import BadShard
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
     from feedd.protocols import Out
 
 _OBJECTS_MAX: Final = 16384
-_ROW_BYTES: Final = 4096  # what a row of variable length is taken for, to read so many at a time
+_ROWS_FIRST: Final = 64  # of variable length: how many to read at a time is told by those before
+_ROW_BYTES_LEAST: Final = 64  # what a row takes beside its values
+_GROWTH_MAX: Final = 4
+_ROWS_MAX: Final = 64 << 10
+_CACHE_SLOTS_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +63,25 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
         rows = same_count({name: usable[name].dataset.shape[0] for name in names}, url)
         writer = TableWriter(out, rows, url)
         for name in names:
-            writer.add(name, usable[name].how, _pieces(usable[name], url))
+            writer.add(name, usable[name].how, _pieces(usable[name], out, url))
         return writer.finish()
 
 
 def _datasets(file: h5py.File, url: str) -> Iterator[tuple[str, h5py.Dataset]]:
-    """Yield the datasets that lie in the file, by their path; each once, by whatever path it is met first."""
+    """Yield the datasets that lie in the file, by their path; each once, by whatever path it is met first.
+
+    What of a name is no UTF-8 is spelled as Python does: a backslash, x, two digits.
+    """
     seen: set[tuple[int, int]] = set()
     groups: list[tuple[str, h5py.Group]] = [("", file)]
     while groups:
         prefix, group = groups.pop(0)
-        for name in group:
-            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        for link in group:
+            raw = link if isinstance(link, bytes) else link.encode()
+            if group.id.links.get_info(raw).type != h5py.h5l.TYPE_HARD:
                 continue  # to another file, or to a name that may be anything
-            one = group[name]
+            name = raw.decode("utf-8", "backslashreplace")
+            one = group[link]
             info = h5py.h5o.get_info(one.id)
             place = (info.fileno, info.addr)
             if place in seen:
@@ -109,28 +120,62 @@ def _column(dataset: h5py.Dataset) -> _Column | None:
     return None if how is None else _Column(dataset, how)
 
 
-def _pieces(column: _Column, url: str) -> Iterator[Piece]:
+def _pieces(column: _Column, out: Out, url: str) -> Iterator[Piece]:
+    """Yield a dataset, some rows at a time."""
+    if column.how.width is None and column.dataset.dtype.hasobject:
+        yield from _of_any_length(column, out, url)
+    else:
+        yield from _of_one_length(column, out, url)
+
+
+def _of_one_length(column: _Column, out: Out, url: str) -> Iterator[Piece]:
     dataset, how = column.dataset, column.how
-    rows = dataset.shape[0]
-    step = step_rows(how, _ROW_BYTES)
-    chunk = dataset.chunks[0] if dataset.chunks else 1
-    step = max(step // chunk, 1) * chunk if chunk <= 4 * step else step  # each chunk is unpacked once
+    rows, row_bytes = dataset.shape[0], dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+    step = step_rows(how, max(row_bytes, _ROW_BYTES_LEAST))
+    if dataset.chunks:
+        high = dataset.chunks[0]
+        if high <= 4 * step:
+            step = max(step // high, 1) * high
+        elif dataset.id.get_create_plist().get_nfilters():
+            dataset = _with_cache(dataset, out, url)
     for at in range(0, rows, step):
-        values = dataset[at : at + step]
-        if how.width is None and values.dtype.hasobject:
-            yield _variable(values.tolist(), column, url)
-        else:
-            yield piece(values, how)
+        yield piece(dataset[at : at + step], how)
+
+
+def _with_cache(dataset: h5py.Dataset, out: Out, url: str) -> h5py.Dataset:
+    """Return a dataset that keeps as many chunks as the same rows are in: each is then unpacked once."""
+    shape, chunks = dataset.shape, dataset.chunks
+    count = math.prod(-(-side // part) for side, part in zip(shape[1:], chunks[1:], strict=True))
+    size = (count + 1) * math.prod(chunks) * dataset.dtype.itemsize
+    check_room(size, out, url, f"chunks of {chunks} of {dataset.name}")
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_chunk_cache(min(101 * count + 521, _CACHE_SLOTS_MAX), size, 1.0)
+    name = dataset.name if isinstance(dataset.name, bytes) else dataset.name.encode()
+    return h5py.Dataset(h5py.h5d.open(dataset.file.id, name, access))
+
+
+def _of_any_length(column: _Column, out: Out, url: str) -> Iterator[Piece]:
+    """Yield values of variable length, which the library hands out one by one."""
+    dataset = column.dataset
+    at, step = 0, _ROWS_FIRST
+    while at < dataset.shape[0]:
+        found = _variable(dataset[at : at + step].tolist(), column, url)
+        yield found
+        at += step
+        room_bytes = min(PIECE_BYTES, room_of(out) // 2)
+        fitting = room_bytes * step // max(1, found.values.nbytes)
+        step = max(1, min(fitting, step * _GROWTH_MAX, _ROWS_MAX))
 
 
 def _variable(values: list[Any], column: _Column, url: str) -> Piece:
-    """Return values of variable length, which the library hands out one by one."""
     if column.text:
-        parts = [one if isinstance(one, bytes) else b"" for one in values]
-        if len(parts) != len(values):
-            raise BadShard("expected strings", object=url, stage="decode")
-        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-        return Piece(np.frombuffer(b"".join(parts), np.uint8), sizes)
+        wrong = next((one for one in values if not isinstance(one, bytes)), None)
+        if wrong is not None:
+            got = type(wrong).__name__
+            message = f"expected strings in {column.dataset.name!r}, got {got}"
+            raise BadShard(message, object=url, stage="decode")
+        sizes = np.fromiter(map(len, values), np.int64, len(values))
+        return Piece(np.frombuffer(b"".join(values), np.uint8), sizes)
     dtype = np.dtype(column.how.dtype).newbyteorder("<")
     arrays = [np.asarray(one, dtype).reshape(-1) for one in values]
     sizes = np.fromiter((one.nbytes for one in arrays), np.int64, len(arrays))

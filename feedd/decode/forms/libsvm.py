@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import numpy as np
 
+from feedd.decode.forms.memory import check_room
 from feedd.decode.forms.table_writer import Piece, TableWriter
 from feedd.decode.forms.whole import WholeObject
 from feedd.errors import BadShard
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 256 << 20
+_BYTES_PER_CHARACTER: Final = 40
+"""What it takes to take a text apart, for each of its characters, numbers and all."""
 _QID: Final = b" qid:"
 _LF, _HASH, _COLON = b"\n#:"
 _BLANKS: Final = np.isin(np.arange(256), np.frombuffer(b" \t\r\n\v\f", np.uint8))
@@ -46,14 +49,22 @@ class LibsvmForm(WholeObject):
             BadShard: a line that is no such row.
         """
         del params
-        parts = [_Lines(text, at, url) for at, text in _pieces(held.data, url)]
+        parts: list[_Lines] = []
+        held_bytes = 0
+        for at, text in _pieces(held.data, url):
+            check_room(held_bytes + len(text) * _BYTES_PER_CHARACTER, out, url, "its numbers")
+            parts.append(_Lines(text, at, url))
+            held_bytes += parts[-1].size_bytes
+        if len({part.queries is None for part in parts if len(part.labels)}) > 1:
+            got = "some with and some without"
+            raise BadShard(f"expected lines all with qid, or all without, got {got}", object=url, stage="decode")
         rows = sum(len(part.labels) for part in parts)
         writer = TableWriter(out, rows, url)
         writer.fixed("label", "float32", 4, (Piece(part.labels) for part in parts))
         counts = [part.counts for part in parts]
         writer.variable("indices", "int64[]", (Piece(p.indices, 8 * n) for p, n in zip(parts, counts, strict=True)))
         writer.variable("values", "float32[]", (Piece(p.values, 4 * n) for p, n in zip(parts, counts, strict=True)))
-        if parts and all(part.queries is not None for part in parts):
+        if any(part.queries is not None for part in parts):  # then all that have rows
             writer.fixed("qid", "int64", 8, (Piece(part.queries) for part in parts if part.queries is not None))
         return writer.finish()
 
@@ -127,6 +138,12 @@ class _Lines:
             self.values = numbers[pairs + 1].astype(np.float32)
         words = np.diff(np.append(leads, len(in_word)))
         self.counts: NDArray[np.int64] = words - (2 if tagged else 1)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all numbers."""
+        queries = 0 if self.queries is None else self.queries.nbytes
+        return int(self.labels.nbytes + queries + self.counts.nbytes + self.indices.nbytes + self.values.nbytes)
 
     def _integers(self, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
         if (len(numbers) and not (np.abs(numbers) < 1 << 53).all()) or (np.trunc(numbers) != numbers).any():

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from feedd.decode.forms.making import FileOut, HeldObject
+from feedd.decode.forms.memory import at_most
 from feedd.decode.forms.registry import get, split
 from feedd.decode.messages import Made, NeedRanges
 from feedd.errors import BadShard
@@ -30,14 +31,16 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
     form = get(name)
     spans = [ByteRange(*span) for span in request.spans]
     with HeldObject(source, request.size_bytes, spans) as held:
-        wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
+        limits = request.limit_bytes, request.room_bytes
+        out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
+        with at_most(out.beside_bytes, request.url):
+            wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
         if wanted:
             _check(wanted, request)
             spans_wanted = tuple((span.start, span.end) for span in wanted)
             return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
-        limits = request.limit_bytes, request.room_bytes
-        out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
-        format_name = form.make(held, request.url, params, out)
+        with at_most(out.beside_bytes, request.url):
+            format_name = form.make(held, request.url, params, out)
     return Made(request.id, time.perf_counter() - began_s, out.at, format_name)
 
 

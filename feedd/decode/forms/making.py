@@ -8,6 +8,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
+from feedd.decode.forms.memory import LEAST_BYTES
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.units import format_size
 
@@ -65,6 +66,9 @@ class FileOut:
         entry_bytes: room in the file, where that is an entry of the cache and takes no memory: what is behind it is
             only counted, since a shard that turns out larger than before needs another entry. Below zero: a file in
             memory, that grows.
+
+    Attributes:
+        beside_bytes: most bytes of memory for what is needed to make it; half of the room where it is in memory, too.
     """
 
     def __init__(self, fd: int, start: int, limit_bytes: int, room_bytes: int, url: str, entry_bytes: int = -1) -> None:
@@ -75,6 +79,7 @@ class FileOut:
         self.room_bytes = room_bytes
         self._url = url
         self._entry_bytes = entry_bytes
+        self.beside_bytes = max(LEAST_BYTES, room_bytes if entry_bytes >= 0 else room_bytes // 2)
 
     def write(self, data: Buffer) -> None:
         """Append; ``data`` may be used again at once.

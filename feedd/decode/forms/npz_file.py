@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ import numpy as np
 from feedd.decode.codecs.array import NpyHeader, read_npy_head
 from feedd.decode.forms.array_pieces import ViewFile, kept_array, piece, same_count, step_rows
 from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.memory import check_room
 from feedd.decode.forms.table_writer import TableWriter
 from feedd.errors import BadSample, BadShard
 
@@ -53,7 +55,7 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
         for name in names:
             member = usable[name]
             with archive.open(member.info) as file:
-                writer.add(name, member.how, _pieces(file, member, out.limit_bytes))
+                writer.add(name, member.how, _pieces(file, member, out, url))
         return writer.finish()
 
 
@@ -68,14 +70,15 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:
     return None if how is None else _Member(info, header, how)
 
 
-def _pieces(file: IO[bytes], member: _Member, room_bytes: int) -> Iterator[Piece]:
+def _pieces(file: IO[bytes], member: _Member, out: Out, url: str) -> Iterator[Piece]:
     header = member.header
     rows, inner = header.shape[0], header.shape[1:]
-    row_bytes = header.dtype.itemsize * int(np.prod(inner, dtype=np.int64))
-    if rows * row_bytes > room_bytes:
+    row_bytes = header.dtype.itemsize * math.prod(inner)
+    if rows * row_bytes > out.limit_bytes:
         raise ValueError(f"{rows * row_bytes} bytes of {member.info.filename}, more than there is room for")
     _exactly(file, header.data_at)
     if header.fortran_order and inner:
+        check_room(2 * rows * row_bytes, out, url, f"{member.info.filename}, whose rows do not lie one after another")
         columns = np.frombuffer(_exactly(file, rows * row_bytes), header.dtype).reshape(header.shape, order="F")
         yield piece(columns, member.how)
     else:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from feedd.decode.forms.arrow_pieces import ColumnReader
 from feedd.decode.forms.arrow_types import file_of, kept, leaf_count, plain
 from feedd.decode.forms.columns import chosen, refusing
-from feedd.decode.forms.parquet_footer import read_footer
+from feedd.decode.forms.parquet_footer import read_dictionary, read_footer
 from feedd.decode.forms.table_writer import Kept, TableWriter
 from feedd.errors import BadShard
 from feedd.values import ByteRange
@@ -19,6 +19,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from feedd.decode.forms.parquet_footer import Group
     from feedd.decode.forms.table_writer import Piece
     from feedd.protocols import Out
 
@@ -26,6 +27,8 @@ _WHAT: Final = "a Parquet file"
 _END_BYTES: Final = 8
 _BATCH_BYTES: Final = 32 << 20
 _BATCH_ROWS_MAX: Final = 64 << 10
+_SKEW: Final = 4
+"""The values of a dictionary that rows have most may be so many times as large as the others."""
 _PADDED_BYTES: Final = 100
 """Writers of old wrote chunks a little longer than they say; readers have forgiven that ever since."""
 
@@ -79,6 +82,7 @@ class _File:
     """
 
     def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
+        self._data = data
         self._end = footer.start
         self._url = url
         self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
@@ -121,12 +125,21 @@ class _File:
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
         for number, group in enumerate(self.footer.groups):
             size = sum(group.chunks[leaf].raw_size for leaf in column.leaves)
-            rows = max(1, min(_BATCH_ROWS_MAX, _BATCH_BYTES * group.rows // max(1, size)))
+            row_bytes = max(size / max(1, group.rows), self._repeated_bytes(column, group))
+            rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / max(row_bytes, 1e-9))))
             for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
                 place = batch.schema.get_field_index(column.name)
                 if place < 0:
                     raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
                 yield from reader.pieces(batch.column(place), room_bytes)
+
+    def _repeated_bytes(self, column: _Column, group: Group) -> float:
+        """Return what a row takes if all are like a dictionary's values: those count once where they lie."""
+        found = 0.0
+        for leaf in column.leaves:
+            count, size = read_dictionary(self._data, group.chunks[leaf])
+            found += size / count if count > 0 and size > 0 else 0.0
+        return found * _SKEW
 
     def _bad(self, expected: str, got: str) -> BadShard:
         return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")

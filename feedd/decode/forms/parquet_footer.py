@@ -30,6 +30,8 @@ _SPEC: Final[Spec] = {
     },
     6: _LEAF,  # created by
 }
+_PAGE_SPEC: Final[Spec] = {2: _LEAF, 7: {1: _LEAF}}  # bytes unpacked; of a dictionary: values
+_PAGE_HEAD_BYTES_MAX: Final = 256  # a dictionary's says nothing of its values
 
 
 class Broken(ValueError):
@@ -45,12 +47,14 @@ class Chunk:
         size: bytes as they lie there.
         raw_size: bytes once they are unpacked.
         elsewhere: whether they lie in another file.
+        has_dictionary: whether the first page is one.
     """
 
     start: int
     size: int
     raw_size: int
     elsewhere: bool
+    has_dictionary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,22 @@ def read_footer(data: memoryview) -> Footer:
     return Footer(_as_int(top.get(3)), groups, created_by if isinstance(created_by, bytes) else b"")
 
 
+def read_dictionary(data: memoryview, chunk: Chunk) -> tuple[int, int]:
+    """Return how many values the dictionary of a chunk has, and the bytes of all; (0, 0): it has none.
+
+    Args:
+        data: the file, of which the chunk is here.
+        chunk: whose place was checked.
+    """
+    if not chunk.has_dictionary:
+        return 0, 0
+    try:
+        page = _Reader(bytes(data[chunk.start : chunk.start + _PAGE_HEAD_BYTES_MAX])).struct(_PAGE_SPEC, 0)
+        return _as_int(_as_struct(page.get(7)).get(1)), _as_int(page.get(2))
+    except Broken:
+        return 0, 0  # the page of something else: the library says what is wrong with it
+
+
 def _group(group: Struct) -> Group:
     return Group(_as_int(group.get(3)), tuple(_chunk(_as_struct(one)) for one in _as_list(group.get(1))))
 
@@ -89,9 +109,10 @@ def _group(group: Struct) -> Group:
 def _chunk(chunk: Struct) -> Chunk:
     told = _as_struct(chunk.get(3))
     start, dictionary = _as_int(told.get(9)), _as_int(told.get(11, 0))
-    if 0 < dictionary < start:
+    has_dictionary = 0 < dictionary < start
+    if has_dictionary:
         start = dictionary
-    return Chunk(start, _as_int(told.get(7)), _as_int(told.get(6)), bool(chunk.get(1)))
+    return Chunk(start, _as_int(told.get(7)), _as_int(told.get(6)), bool(chunk.get(1)), has_dictionary)
 
 
 def _as_int(value: Value | None) -> int:

@@ -51,22 +51,30 @@ THEN: Final = "+"
 """Between the form that unpacks an object and the one that makes a shard of what was packed."""
 
 _PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD)
+_TEXT: Final = ("csv", "tsv")
 _COLUMNAR: Final = ("arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv")
 COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+
+DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
+"""Those whose parameters may say the types of columns, too, see ``columns.typed_params``: text does not."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(MADE)
 
 
 def form_for(url: str) -> str:
-    """Return the form in which a shard is read, by its extension; empty: as it is."""
-    name = url.rsplit("/", 1)[-1].lower()
+    """Return the form in which a shard is read, by its extension; empty: as it is.
+
+    One of several files of a data set may have its number behind the extension: ``x.parquet-00000-of-00010``.
+    """
+    name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
     if name.endswith(_EXTENSIONS):
         return next(form for extension, form in MADE.items() if name.endswith(extension))
-    inside, form = uncompressed(_PART_OF.sub("", name))
+    inside, form = uncompressed(name)
     if not form:
         return ""
+    inside = _PART_OF.sub("", inside)
     if inside.endswith(_EXTENSIONS):
         return f"{form}{THEN}{form_for(inside)}"
     try:

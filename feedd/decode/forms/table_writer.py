@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Out
 
-_ROWS_MAX: Final = 1 << 26
+ROWS_MAX: Final = 1 << 26
 """What an index has room for, see ``framing.ShardReader.check_cells``."""
 
 
@@ -152,8 +152,8 @@ class TableWriter:
         return self._out.at
 
     def _check_count(self, rows: int) -> None:
-        if not 0 <= rows <= _ROWS_MAX:
-            raise BadShard(f"expected at most {_ROWS_MAX} rows, got {rows}", object=self._url, stage="decode")
+        if not 0 <= rows <= ROWS_MAX:
+            raise BadShard(f"expected at most {ROWS_MAX} rows, got {rows}", object=self._url, stage="decode")
 
     def _check_rows(self, name: str, rows: int) -> None:
         if self._rows is None:

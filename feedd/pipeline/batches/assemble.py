@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from feedd.decode.recipe import needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
-from feedd.flow.tasks import run_all
+from feedd.flow.tasks import off_loop, run_all
 from feedd.metrics import PIPELINE_FILTERED
 from feedd.pipeline.batches.failures import failure_of
 from feedd.pipeline.batches.filtering import Filters
 from feedd.pipeline.batches.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
 from feedd.pipeline.batches.together import Together
+from feedd.pipeline.dataset.lost import bad_rows
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
 
@@ -37,11 +39,12 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.failures import Failure
     from feedd.pipeline.recipes import Recipe, Recipes
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.reader import BatchRows, Several
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+_FITTED_BYTES: Final = 1 << 10  # a pass over so much takes as long as finding room for a document: a microsecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +114,10 @@ class Assembler:
         self._stages = stages
         self._recipes = recipes
         self._kinds = recipes.kinds
+        self._sources = frozenset(source for one in recipes.distinct for field in one for source in field.sources)
         self._pads = {spec.name: pad for spec, pad in zip(self._kinds, recipes.pads, strict=True) if pad is not None}
         self._specs = (*recipes.specs, *(KEY_SPECS if options.keys else ()))
+        self._masked = [name for name, pad in self._pads.items() if pad.mask]
         self._arena = arena
         self._options = options
         self._filters = Filters(options.filters, recipes.distinct, stages.pool)
@@ -127,13 +132,14 @@ class Assembler:
 
     async def fill_together(
         self,
-        jobs: Sequence[tuple[BatchRows, SlotRef]],
-        shards: Sequence[int],
+        several: Several,
+        slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
     ) -> list[BatchReady]:
         """Decode up to ``at_once`` batches; see ``Together.fill``."""
-        return await self._together.fill(jobs, shards, indexes, files)
+        indexes, lost = await self._stages.lost.without(indexes, files)
+        return await self._together.fill(several, slots, indexes, files, lost)
 
     async def fill(
         self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
@@ -144,18 +150,24 @@ class Assembler:
             BadSample: a sample beyond the failure budget; names shard, key and reason.
             ResourceExhausted: a batch too large for memory.
         """
+        indexes, lost = await self._stages.lost.without(indexes, files)
         judged = await self._filters.judge(rows, indexes, files)
         rows = judged.rows
+        bad = (
+            judged.bad | bad_rows(lost, rows.shard_no.tolist(), rows.ordinal.tolist(), self._sources)
+            if lost
+            else judged.bad
+        )
         if judged.filtered:
             self._stages.recorder.count(PIPELINE_FILTERED, judged.filtered)
         parts = self._parts(rows, indexes)
         for part in parts:
-            _blank(part, judged.bad)
+            _blank(part, bad)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
-        packed = None if self._packing is None else Packed.of(shapes[self._kinds[0].name], self._packing)
+        packed = await self._packed(shapes)
         dims = self._dims(shapes)
-        work = _Work(rows, indexes, files, parts, shapes, dims, texts, judged.bad, judged.filtered, packed)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, judged.filtered, packed)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
         if packed is not None:
             layout = packed.layout(self._specs)
@@ -231,6 +243,15 @@ class Assembler:
                 dims[spec.name + MASK_SUFFIX] = dims[spec.name][: mask_ndim(spec.ndim)]
         return dims
 
+    async def _packed(self, shapes: Mapping[str, NDArray[np.int64]]) -> Packed | None:
+        """Return where samples go in rows of several, where they are packed."""
+        packing = self._packing
+        if packing is None:
+            return None
+        lengths = shapes[self._kinds[0].name]
+        work_bytes = len(lengths) * _FITTED_BYTES if packing.how == "bins" else lengths.nbytes
+        return await off_loop(lambda: Packed.of(lengths, packing), work_bytes)
+
     def _write_beside(self, view: memoryview, layout: Layout, work: _Work) -> None:
         """Write offsets, shapes and texts, and which values of padded fields are the samples' own."""
         write_tables(view, layout, work.texts)
@@ -249,15 +270,17 @@ class Assembler:
             results = [await self._stages.pool.decode(tasks[0])]
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
-        self._write_beside(view, layout, work)
+        masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
+        await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
         failures = [_failure(work, bad) for bad in _bad_rows(work.parts, results)]
         await self._remedy.charge(rows.cursor, failures)
         ready = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, filtered=work.filtered)
         if work.packed is not None:  # rows are not samples: none can stand in for another
-            work.packed.finish(view, layout, [one.row for one in failures])
+            finish = partial(work.packed.finish, view, layout, [one.row for one in failures])
+            await off_loop(finish, layout.size_bytes)
             return replace(ready, bad_samples=len(failures))
         ready = replace(ready, again=b"" if rows.again is None else rows.again.tobytes())
-        return self._remedy.applied(view, layout, ready, failures) if failures else ready
+        return await self._remedy.applied(view, layout, ready, failures) if failures else ready
 
     def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
         """Return what is to be decoded of a part's rows, and their seeds."""

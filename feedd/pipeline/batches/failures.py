@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.batch.gather import reads_as
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def failure_of(
     sources = (bad.field,) if field is None else field.sources
     held = [index.fields.index(source) for source in sources if source in index.fields]
     held = [column for column in held if index.sizes[column, ordinal] >= 0]
-    if held and field is not None and index.stored_as(held[0]) != field.stored and not told:
+    if held and field is not None and not reads_as(index.stored_as(held[0]), field.stored) and not told:
         reason = f"expected it stored as {field.stored or 'a file'}, got {index.stored_as(held[0]) or 'a file'}"
     columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()
     offset = min((int(index.starts[column, ordinal]) for column in columns), default=-1)

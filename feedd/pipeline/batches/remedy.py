@@ -11,6 +11,7 @@ import structlog
 from feedd.batch.layout import drop_rows
 from feedd.batch.repeat import repeat_in_place, repeat_into, repeated, stand_ins
 from feedd.errors import BadSample, ResourceExhausted
+from feedd.flow.tasks import off_loop
 from feedd.pipeline.batches.failures import FailureBudget
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.units import format_size
@@ -75,7 +76,9 @@ class Remedy:
         if len(failures) > _LOGGED_MAX:
             _log.warning("more bad samples in the same batch", count=len(failures) - _LOGGED_MAX)
 
-    def applied(self, view: memoryview, layout: Layout, ready: BatchReady, failures: Sequence[Failure]) -> BatchReady:
+    async def applied(
+        self, view: memoryview, layout: Layout, ready: BatchReady, failures: Sequence[Failure]
+    ) -> BatchReady:
         """Return the batch without its bad rows, or with others in their place.
 
         Args:
@@ -91,10 +94,12 @@ class Remedy:
         good = np.ones(layout.rows, np.bool_)
         good[[one.row for one in failures]] = False
         count = layout.rows - int(good.sum())
+        size_bytes = layout.size_bytes  # all of it may be moved
         if self._options.policy is BadSamples.REPLACE:
-            return replace(_replaced(view, layout, ready, good, failures[0]), bad_samples=count)
-        left = drop_rows(view, layout, np.flatnonzero(~good))
-        again = bytes(flag for flag, kept in zip(ready.again, good.tolist(), strict=False) if kept)
+            replaced = await off_loop(lambda: _replaced(view, layout, ready, good, failures[0]), size_bytes)
+            return replace(replaced, bad_samples=count)
+        left = await off_loop(lambda: drop_rows(view, layout, np.flatnonzero(~good)), size_bytes)
+        again = np.frombuffer(ready.again, np.uint8)[good].tobytes() if ready.again else b""
         return replace(ready, rows=left.rows, regions=left.regions, bad_samples=count, again=again)
 
 

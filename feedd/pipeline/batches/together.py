@@ -12,7 +12,6 @@ from feedd.batch.layout import lay_out
 from feedd.decode.plain import plain_numbers
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.pipeline.batches.failures import failure_of
-from feedd.plan.reader import merged
 from feedd.values import BatchReady
 
 if TYPE_CHECKING:
@@ -20,13 +19,17 @@ if TYPE_CHECKING:
 
     from feedd.batch.layout import Layout
     from feedd.decode.pool import DecodePool
+    from feedd.decode.work import BadRow
     from feedd.flow.arena import Arena
+    from feedd.pipeline.batches.failures import Failure
     from feedd.pipeline.batches.remedy import Remedy
+    from feedd.pipeline.dataset.lost import Reasons
     from feedd.pipeline.recipes import Recipes
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.reader import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
 
-_BATCHES_MAX = 4
+_BATCHES_MAX = 8
+_SLOTS_LEAST = 4  # as many times as what is made at once: the trainer holds others meanwhile
 _BYTES_MAX = 4 << 20  # of each
 
 
@@ -57,57 +60,79 @@ class Together:
             return 1
         if any(plain_numbers(field) is None for field in distinct[0]):
             return 1
-        return max(min(_BATCHES_MAX, self._arena.slot_count // _BATCHES_MAX), 1)
+        return max(min(_BATCHES_MAX, self._arena.slot_count // _SLOTS_LEAST), 1)
 
     async def fill(
         self,
-        jobs: Sequence[tuple[BatchRows, SlotRef]],
-        shards: Sequence[int],
+        several: Several,
+        slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
+        lost: Reasons,
     ) -> list[BatchReady]:
         """Decode up to ``batches_max`` batches, each into its slot, as ``Assembler.fill`` would one by one.
 
         Args:
-            jobs: the batches.
-            shards: dataset indices of all their shards, in the order of ``indexes`` and ``files``.
-            indexes: of the shards.
-            files: of the shards, pinned.
+            several: the batches.
+            slots: one for each.
+            indexes: of all their shards.
+            files: likewise, pinned.
+            lost: what did not come with them.
 
         Raises:
             BadSample: see ``Assembler.fill``.
         """
-        shard_no, ordinal, its_seeds = merged([rows for rows, _ in jobs], shards)
         recipe = self._recipes.distinct[0]
-        gathered = gather(indexes, shard_no, ordinal, recipe)
-        layouts = [self._layout(len(rows.ordinal)) for rows, _ in jobs]
-        slot_at = [slot.index * self._arena.slot_bytes for _, slot in jobs]
+        gathered = gather(indexes, several.shard_no, several.ordinal, recipe)
+        layouts = [self._layout(len(drawn.ordinal)) for drawn in several.batches]
+        slot_at = [slot.index * self._arena.slot_bytes for slot in slots]
         fields = tuple(
             FieldWork(
                 field,
-                shard_no,
+                several.shard_no,
                 span.start,
                 span.size,
                 np.concatenate([one.places[number].out_at + at for one, at in zip(layouts, slot_at, strict=True)]),
             )
             for number, (field, span) in enumerate(zip(recipe, gathered.spans, strict=True))
         )
-        result = await self._pool.decode(DecodeTask(files, self._arena_id, 0, fields, its_seeds))
+        seeds = np.zeros(len(several.ordinal), np.uint64)  # nothing is left to chance where numbers are copied
+        result = await self._pool.decode(DecodeTask(files, self._arena_id, 0, fields, seeds))
         ready: list[BatchReady] = []
         first = 0
-        for (rows, slot), layout in zip(jobs, layouts, strict=True):
-            again = b"" if rows.again is None else rows.again.tobytes()
-            batch = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
-            bad = [replace(one, row=one.row - first) for one in result.bad if 0 <= one.row - first < layout.rows]
-            own = [shards.index(shard) for shard in rows.shards.tolist()] if bad else []
-            where = rows, [indexes[at] for at in own], [files[at] for at in own]
-            failures = [failure_of(*where, recipe, one) for one in bad]
-            await self._remedy.charge(rows.cursor, failures)  # none too: a step may be made again, without any
+        for drawn, slot, layout in zip(several.batches, slots, layouts, strict=True):
+            again = b"" if drawn.again is None else drawn.again.tobytes()
+            batch = BatchReady(drawn.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
+            bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
+            failures = self._failures(several, drawn, indexes, files, bad, first, lost) if bad else []
+            await self._remedy.charge(drawn.cursor, failures)  # none too: a step may be made again, without any
             if failures:
-                batch = self._remedy.applied(self._arena.view(slot), layout, batch, failures)
+                batch = await self._remedy.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)
             first += layout.rows
         return ready
+
+    def _failures(
+        self,
+        several: Several,
+        drawn: Drawn,
+        indexes: Sequence[ShardIndex],
+        files: Sequence[ShardFile],
+        bad: Sequence[BadRow],
+        first: int,
+        lost: Reasons,
+    ) -> list[Failure]:
+        """Return what is wrong with rows of one of the batches, whose first row is ``first``."""
+        rows = drawn.rows()
+        own = [several.shards.index(shard) for shard in rows.shards.tolist()]
+        where = rows, [indexes[at] for at in own], [files[at] for at in own]
+        recipe = self._recipes.distinct[0]
+        found = []
+        for one in bad:
+            told = lost.get(int(several.shard_no[one.row]), {}).get(int(several.ordinal[one.row]))
+            row = replace(one, row=one.row - first, reason=one.reason if told is None else told[1])
+            found.append(failure_of(*where, recipe, row, told=told is not None))
+        return found
 
     def _layout(self, rows: int) -> Layout:
         layout = self._layouts.get(rows)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.labels import NUMBER_BYTES, is_label, number_at, table_of, versioned
+from feedd.decode.labels import NUMBER_BYTES, NUMBER_STORED, is_label, number_at, table_of, versioned
 from feedd.errors import BadRequest
 from feedd.flow.lru import WeightedLru
 from feedd.plan.mixed import mix_facts
@@ -135,7 +135,7 @@ class LabelledIndexes:
 def _labelled(index: ShardIndex, columns: Mapping[str, NDArray[np.int64]]) -> ShardIndex:
     starts = np.vstack([index.starts, *(number_at(values) for values in columns.values())])
     sizes = np.vstack([index.sizes, np.full((len(columns), index.sample_count), NUMBER_BYTES, np.int64)])
-    stored = (*(index.stored or ("",) * len(index.fields)), *("int64",) * len(columns))
+    stored = (*(index.stored or ("",) * len(index.fields)), *(NUMBER_STORED,) * len(columns))
     return replace(index, fields=(*index.fields, *columns), starts=starts, sizes=sizes, stored=stored)
 
 

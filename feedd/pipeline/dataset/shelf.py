@@ -28,16 +28,18 @@ from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
 from feedd.plan.objects.layout import is_pack
 from feedd.source.sources import Resolved
+from feedd.values import EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from feedd.pipeline.dataset.cuts import CutFiles
     from feedd.pipeline.dataset.learned import Learned
     from feedd.pipeline.dataset.told import Told
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows
-    from feedd.values import Cursor, EpochEnd, ObjectRef, ShardIndex
+    from feedd.plan.reader import BatchRows, Drawn
+    from feedd.values import Cursor, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """Of each source of a dataset."""
@@ -77,14 +79,17 @@ class Shelf:
 
         Args:
             sources: URLs of each.
-            known: whether a held listing is the run's.
+            known: whether a held listing is the run's; called in a thread.
             cuts: how each source's files of tokens are cut; none: there are no such files.
         """
         wanted = sources, cuts
         held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
-        for name, listing in held.items():
-            if known(listing):
-                self._listings[name] = self._listings.pop(name)  # in use: the last to be dropped
+        if held:  # what one is known by may be as long as the listing
+            found = await asyncio.to_thread(lambda: next((one for one in held.items() if known(one[1])), None))
+            if found is not None:
+                name, listing = found
+                self._listings.pop(name, None)
+                self._listings[name] = listing  # in use: the last to be dropped
                 return listing
         newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
@@ -132,19 +137,24 @@ class Shelf:
         found = await self._stages.sources.resolve_all(urls)
         resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs, found.named))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.packs, listing.named = resolved.packs, _known_formats(resolved)
+        listing.packs, listing.named = resolved.packs, await asyncio.to_thread(_known_formats, resolved)
         told = await read_told(self._stages.sources, resolved, claims=False)
-        listing.tell(told.exact, told.claimed, told.by)
+        await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
         return listing
 
     async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
         """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
-        while isinstance(rows := reader.rows(at), NeedCounts):
-            indexes = await self.indexes(listing, rows.shards)
-            if isinstance(rows, NeedLengths):
-                rows.learn(indexes)
-        return rows
+        drawn = await self.draw(listing, reader, at)
+        return drawn if isinstance(drawn, EpochEnd) else drawn.rows()
+
+    async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> Drawn | EpochEnd:
+        """As ``rows``, with nothing worked out."""
+        while isinstance(drawn := reader.draw(at), NeedCounts):
+            indexes = await self.indexes(listing, drawn.shards)
+            if isinstance(drawn, NeedLengths):
+                drawn.learn(indexes)
+        return drawn
 
     async def close(self) -> None:
         """End what is under way."""
@@ -157,24 +167,15 @@ class Shelf:
         cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
-        named = {
-            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
-        }
-        refs = tuple(itertools.chain.from_iterable(one.refs for one in resolved))
-        whole = Resolved(
-            await asyncio.to_thread(formed, refs, named),
-            tuple(dict.fromkeys(itertools.chain.from_iterable(one.beside for one in resolved))),
-            tuple(itertools.chain.from_iterable(one.packs for one in resolved)),
-            named,
-        )
+        whole = await asyncio.to_thread(_joined, resolved, firsts)
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
-        listing.packs, listing.named = whole.packs, _known_formats(whole)
+        listing.packs, listing.named = whole.packs, await asyncio.to_thread(_known_formats, whole)
         told = await read_told(self._stages.sources, whole)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
         listing.formats = told.formats
         reader_of = partial(format_of, listing)
-        listing.counts.update(await asyncio.to_thread(self._learned.known, listing.refs, reader_of))
+        listing.counts = await asyncio.to_thread(self._learned.known, listing.refs, reader_of)
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
@@ -183,7 +184,7 @@ class Shelf:
             and held.firsts == firsts
             and await asyncio.to_thread(held.contradicts, listing.counts) is None
         ):
-            held.renew(listing)
+            await asyncio.to_thread(held.renew, listing)
             listing = held
         self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
@@ -192,11 +193,9 @@ class Shelf:
 
     async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
         """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
-        files = await asyncio.to_thread(cut_files, whole.refs, firsts, cuts, {**told.formats, **whole.named})
+        files, cut_told = await asyncio.to_thread(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._stages.sources, whole, files.dtypes)
-        claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
-        exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
-        return replace(told, exact=exact, claimed=claimed, formats=formats)
+        return cut_told
 
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
         try:
@@ -220,6 +219,29 @@ class Shelf:
         return index
 
 
+def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
+    """Return the shards of several sources, one after another, in the forms in which they can be read."""
+    refs, named = resolved[0].refs, resolved[0].named
+    if len(resolved) > 1:
+        refs = tuple(ref for one in resolved for ref in one.refs)
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+    return Resolved(
+        formed(refs, named),
+        tuple(dict.fromkeys(ref for one in resolved for ref in one.beside)),
+        tuple(pack for one in resolved for pack in one.packs),
+        named,
+    )
+
+
+def _with_cuts(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> tuple[CutFiles, Told]:
+    files = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
+    claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
+    exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
+    return files, replace(told, exact=exact, claimed=claimed, formats=formats)
+
+
 def _key(listing: Listing, shard: int) -> _Key:
     name = format_of(listing, shard)
     ref = listing.refs[shard]
@@ -232,7 +254,7 @@ def _known_formats(resolved: Resolved) -> Mapping[int, str]:
     Raises:
         Unsupported: there is no format, and no form, of that name.
     """
-    for name in set(resolved.named.values()):
+    for name in {name for name, _ in itertools.groupby(resolved.named.values())}:
         if not form_named(name):
             formats.get(name)
     return resolved.named

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.cache import trouble
 from feedd.cache.pins import Pins
+from feedd.errors import FeeddError
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.derived.wishes import MadeWishes
@@ -54,6 +55,7 @@ class MadeCache:
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
         self._wishes = MadeWishes(self._inner, self._maker, self._flights, self._bring)
         self._maker.taken = self._wishes.pump
+        self._maker.held = self._held
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -142,6 +144,15 @@ class MadeCache:
             return
         with self._awaiting((ref,)):
             yield await self._known(ref)
+
+    async def _held(self, plain: ObjectRef) -> PinnedShards | None:
+        """Pin an object that lies in the cache as it is, or is being fetched there: nobody waits for space for that."""
+        if self._closed or not self._inner.knows(plain):
+            return None
+        try:
+            return await self._inner.acquire([plain])
+        except FeeddError:
+            return None  # the maker fetches it, and says what is wrong with it
 
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:

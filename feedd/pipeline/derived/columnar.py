@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
 
-_PARAMS_BYTES_MAX: Final = 4096
+PARAMS_BYTES_MAX: Final = 4096
 """Who names more columns than that gets all: a form is part of every entry's identity."""
 
 _CHEAP_TO_COUNT: Final = frozenset({"parquet"})
@@ -36,11 +36,17 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
     refs: list[ObjectRef] = []
     view: list[str] = []
     for source, recipe in enumerate(wanted):
-        params = params_of(field.sources for field in recipe) if recipe else ""
-        params = params if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
+        asked = asked_for(recipe)
+        params = params_of(asked) if asked else ""
         view.append(params)
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
     return view_of(listing, tuple(refs), tuple(view))
+
+
+def asked_for(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
+    """Return the names that each field's column may have; none at all: every column is made."""
+    asked = [field.sources for field in recipe]
+    return asked if len(params_of(asked).encode()) <= PARAMS_BYTES_MAX else []
 
 
 def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import structlog
+
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.registry import form_named, ready_form
 from feedd.decode.ready import ready_prefix, rows_params
@@ -23,6 +25,8 @@ _SHARE: Final = 0.8  # of the cache, for what one dataset becomes
 _GROWTH_LEAST: Final = 2  # what may grow by less stays as it is
 _SHARD_BYTES_MAX: Final = 2 << 30
 _PARAMS_BYTES_MAX: Final = 4096  # a form is part of every entry's identity
+_URLS_TOLD: Final = 3
+_log = structlog.get_logger("feedd.pipeline")
 _WINDOWS: Final = 4  # so many must fit into the cache with all their shards
 
 
@@ -41,9 +45,14 @@ class Room(NamedTuple):
 def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
     """Return a listing whose shards have their images ready, where a request wants that and there is room.
 
+    Where it wants that in vain the log says why, once for each source.
+
     How large shards may become is a function of the dataset and the daemon's options: it is part of their identity.
     """
-    if not request.spec.decoded_cache or not room.shard_bytes:
+    if not request.spec.decoded_cache:
+        return listing
+    if not room.shard_bytes:
+        _in_vain(request.spec.urls, "expected a daemon that keeps images decoded, got one that must not, or cannot")
         return listing
     growth = _growth(listing, request, room)
     window = max(1, request.window(listing))
@@ -55,12 +64,37 @@ def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
         fields = _ready_fields(recipe, request.read[source]) if growth else []
         found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
         whole = all(found)  # all or none: how a field is stored is asked of a source's first shard
+        if not whole:
+            reason = _why_not(recipe, fields, growth) or _other(listing, shards[found.index("")])
+            _in_vain(request.sources[source], reason)
         view.append(rows_params("", fields if whole else (), 0))
         refs.extend(
             replace(listing.refs[shard], form=form) if whole else listing.refs[shard]
             for shard, form in zip(shards, found, strict=True)
         )
     return view_of(listing, tuple(refs), tuple(view)) if tuple(refs) != listing.refs else listing
+
+
+def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growth: int) -> str:
+    """Return why no image of a source can be made ready, whatever its shards are; empty: some could."""
+    if not growth:
+        return f"expected room in the cache for {_GROWTH_LEAST} times what this node reads, got less"
+    if not recipe:
+        return "expected named fields, got none"
+    if not fields:
+        return "expected an image whose first step is the same in every epoch, and that nothing else reads, got none"
+    return ""
+
+
+def _other(listing: Listing, shard: int) -> str:
+    url = listing.refs[shard].url
+    if is_pack(listing.refs[shard]):
+        return f"expected shards of many samples, got objects that are samples, as {url}"
+    return f"expected shards in a format that leaves samples as they are, got {url}"
+
+
+def _in_vain(urls: Sequence[str], reason: str) -> None:
+    _log.warning("decoded_cache=True changes nothing", urls=list(urls[:_URLS_TOLD]), reason=reason)
 
 
 def _growth(listing: Listing, request: Request, room: Room) -> int:

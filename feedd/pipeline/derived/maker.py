@@ -16,7 +16,7 @@ from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.derived.facts import MadeFact
-from feedd.pipeline.derived.memory_file import MemoryFile, copy_into, tell_landed
+from feedd.pipeline.derived.memory_file import MemoryFile, copy_into, copy_spans, tell_landed
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from feedd.pipeline.derived.facts import MadeFacts
-    from feedd.protocols import FetchWatch, Recorder, SpanFetcher
+    from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
     from feedd.values import ObjectRef
 
     Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]
@@ -94,6 +94,7 @@ class Maker:
     Attributes:
         facts: what is known of shards made before.
         taken: called when a shard left memory.
+        held: returns a pin on an object that is in the cache as it is; None where it is not.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Maker:
     ) -> None:
         self.facts = facts
         self.taken: Callable[[], None] = lambda: None
+        self.held: Callable[[ObjectRef], Awaitable[PinnedShards | None]] = _nothing
         self._fetcher = fetcher
         self._make = make
         self._options = options
@@ -123,13 +125,15 @@ class Maker:
         Raises besides:
             BadShard, Unsupported: a shard cannot be made of the object.
             CacheUnavailable: what was made before had another size; asked again, it is made anew.
+            StoreUnavailable: it took longer than its deadline.
         """
         if not ref.form:
             await self._fetcher.fetch(ref, target, watch)
             return
         fresh = self._take(ref)
         if fresh is None:
-            await self._make_into(ref, target, _whenever if watch is None else watch.urgency)
+            async with self._in_time(ref):
+                await self._make_into(ref, target, _whenever if watch is None else watch.urgency)
         else:
             try:
                 await copy_into(target, fresh.file.fd)
@@ -146,10 +150,16 @@ class Maker:
             ResourceExhausted: not enough memory.
             StoreUnavailable: it took longer than its deadline.
         """
+        async with self._in_time(ref):
+            return await self._bring(ref, urgency)
+
+    @asynccontextmanager
+    async def _in_time(self, ref: ObjectRef) -> AsyncIterator[None]:
+        """End a making at its deadline."""
         scope = asyncio.timeout(self._options.deadline_s)
         try:
             async with scope:
-                return await self._bring(ref, urgency)
+                yield
         except TimeoutError as error:
             if not scope.expired():
                 raise
@@ -279,13 +289,25 @@ class Maker:
     async def _fetch(
         self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch
     ) -> None:
-        if not any(span.size_bytes for span in wanted):
+        if not any(span.size_bytes for span in wanted) or await self._copied(plain, wanted, source):
             return
         with source.view() as view:
             if any(span.size_bytes == plain.size_bytes for span in wanted):
                 await self._fetcher.fetch(plain, view, watch)
             else:
                 await self._fetcher.fetch_spans(plain, wanted, view, watch)
+
+    async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile) -> bool:
+        """Take what is wanted of an object from the cache, where it is there; False: it is to be fetched."""
+        pins = await self.held(plain)
+        if pins is None:
+            return False
+        with pins:
+            try:
+                await copy_spans(pins.files[0], wanted, source.fd)
+            except OSError:
+                return False  # gone or cut short: who reads it there will say so
+        return True
 
     def _task(self, ref: ObjectRef, out_fd: int, out_at: int, room_bytes: int, entry_bytes: int = -1) -> MakeTask:
         limit_bytes = min(self._options.limit_bytes, 1 << 62)
@@ -332,6 +354,11 @@ def joined(spans: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
 def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
     message = f"expected to make a shard of {shard.size_bytes} bytes as before, got {got}"
     return CacheUnavailable(message, object=shard.url, stage="cache")
+
+
+async def _nothing(ref: ObjectRef) -> PinnedShards | None:
+    del ref
+    return None
 
 
 def _whenever() -> float:

@@ -12,9 +12,10 @@ from feedd.flow.mapping import FileMapping, file_of
 from feedd.flow.tasks import to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from feedd.flow.mapping import FilePlace
+    from feedd.values import ByteRange, ShardFile
 
     _Work = Callable[[threading.Event], None]
 
@@ -69,6 +70,15 @@ async def copy_into(target: memoryview, fd: int) -> None:
     await _in_thread(lambda stop: _copy(fd, target, file_of(target), stop))
 
 
+async def copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int) -> None:
+    """Copy ranges of an object in the cache to the same places of a file, in a thread.
+
+    Raises:
+        OSError: either cannot be reached, or the object is cut short.
+    """
+    await _in_thread(lambda stop: _copy_spans(file, spans, fd, stop))
+
+
 async def tell_landed(place: FilePlace, size_bytes: int) -> None:
     """Tell whoever wants to know of bytes that somebody else wrote there.
 
@@ -100,6 +110,22 @@ def _copy(fd: int, target: memoryview, place: FilePlace | None, stop: threading.
             if place.landed is not None:
                 place.landed(place.at + at, piece[:count])
         at += count
+
+
+def _copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int, stop: threading.Event) -> None:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for span in spans:
+            at = span.start
+            while at < span.end and not stop.is_set():
+                count = _read(source, buffer[: span.end - at], file.data_at + at)
+                done = 0
+                while done < count:
+                    done += os.pwrite(fd, buffer[done:count], at + done)
+                at += count
+    finally:
+        os.close(source)
 
 
 def _tell(place: FilePlace, size_bytes: int, stop: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 PRIMARY: Final = 1
@@ -25,7 +26,8 @@ _EXTENSIONS: Final = {
 }
 _KINDS: Final = {extension: kind for kind, names in _EXTENSIONS.items() for extension in names.split()}
 _COMPRESSED: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd"})
-_NUMBERED: Final = "tfrecord-"  # ``x.tfrecord-00000-of-00128``
+_NUMBERED: Final = re.compile(r"(.+)-\d+-of-\d+")  # ``x.tfrecord-00000-of-00128``
+_MANY: Final = frozenset({SHARD, LINES})
 
 
 def split_name(key: str) -> tuple[str, str]:
@@ -43,6 +45,9 @@ def kind_of(stem: str, extension: str) -> int:
     """Return what an object is whose key ``split_name`` has split."""
     if stem[stem.rfind("/") + 1 :].startswith("."):  # left there by file managers
         return OTHER
+    numbered = _NUMBERED.fullmatch(extension)
+    if numbered is not None:  # one of several files of many samples, if it is anything
+        return SHARD if kind_of(stem, numbered[1]) in _MANY else OTHER
     if extension in _COMPRESSED:  # a packed table about samples is as little data as a plain one
         return SHARD if kind_of(*split_name(stem)) == SHARD else OTHER
-    return SHARD if extension.startswith(_NUMBERED) else _KINDS.get(extension, OTHER)
+    return _KINDS.get(extension, OTHER)

@@ -1,9 +1,10 @@
 """How a pack lies in the cache: a table of its objects, then their bytes, back to back in the same order. Pure.
 
 Little-endian: magic ``feeddpak``, u32 version, u32 objects, u64 bytes of all keys; then int64[objects] bytes of each,
-int64[objects] the number of the sample each belongs to (from 0, in order), int64[objects] where each key ends; the
-keys, UTF-8, relative to the folder of the dataset's URL; zeros up to a multiple of 64. How long the table is follows
-from the listing, and so does the size of the whole.
+or their complement where it did not come and zeros lie in its place; int64[objects] the number of the sample each
+belongs to (from 0, in order), int64[objects] where each key ends; the keys, UTF-8, relative to the folder of the
+dataset's URL; zeros up to a multiple of 64. How long the table is follows from the listing, and so does the size of the
+whole.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ TAG: Final = "pack-"
 _MAGIC: Final = b"feeddpak"
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct("<8sIIQ")
+HEAD_BYTES: Final = _HEAD.size
 _ALIGN_BYTES: Final = 64
 _OBJECTS_MAX: Final = 1 << 20
 _COLUMNS: Final = 3
@@ -39,12 +41,14 @@ class Table:
         sample: int64[objects], the sample each belongs to.
         key_ends: int64[objects], end of each one's key in ``keys``.
         keys: UTF-8, one after another.
+        lost: those that did not come, ascending.
     """
 
     sizes: NDArray[np.int64]
     sample: NDArray[np.int64]
     key_ends: NDArray[np.int64]
     keys: bytes
+    lost: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -68,7 +72,9 @@ class Table:
     def render(self) -> bytes:
         """Return the table as it lies at the start of the pack."""
         head = _HEAD.pack(_MAGIC, _VERSION, len(self.sizes), len(self.keys))
-        columns = (np.ascontiguousarray(column, "<i8").tobytes() for column in (self.sizes, self.sample, self.key_ends))
+        sizes = self.sizes.copy()
+        sizes[list(self.lost)] = ~sizes[list(self.lost)]
+        columns = (np.ascontiguousarray(column, "<i8").tobytes() for column in (sizes, self.sample, self.key_ends))
         return b"".join((head, *columns, self.keys)).ljust(self.size_bytes, b"\0")
 
 
@@ -82,27 +88,41 @@ def table_bytes(count: int, keys_bytes: int) -> int:
     return -(-(_HEAD.size + 8 * _COLUMNS * count + keys_bytes) // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-def parse(data: memoryview) -> Table:
+def head_bytes(head: bytes) -> int:
+    """Return the bytes of a pack's table, by its first ``HEAD_BYTES``; at most what a table may have.
+
+    Raises:
+        ValueError: it is no pack.
+    """
+    if len(head) < HEAD_BYTES:
+        raise ValueError(f"expected a pack's head of {HEAD_BYTES} bytes, got {len(head)}")
+    magic, version, count, keys_bytes = _HEAD.unpack_from(head)
+    if magic != _MAGIC or version != _VERSION or count > _OBJECTS_MAX:
+        raise ValueError(f"expected a pack of version {_VERSION}, got {magic!r} of version {version}, {count} objects")
+    return table_bytes(count, keys_bytes)
+
+
+def parse(data: memoryview, total: int | None = None) -> Table:
     """Return the table of a pack, held against the pack's size.
 
     Args:
-        data: the whole pack, borrowed for the call.
+        data: the whole pack, or its table, borrowed for the call.
+        total: bytes of the whole pack; None: it is ``data``.
 
     Raises:
         ValueError: it is no pack, or one whose numbers do not fit together; one line.
     """
-    total = len(data)
-    if total < _HEAD.size:
-        raise ValueError(f"expected a pack's head of {_HEAD.size} bytes, got {total}")
-    magic, version, count, keys_bytes = _HEAD.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION:
-        raise ValueError(f"expected a pack of version {_VERSION}, got {magic!r} of version {version}")
-    if count > _OBJECTS_MAX or table_bytes(count, keys_bytes) > total:
+    total = len(data) if total is None else total
+    table_end = head_bytes(bytes(data[:HEAD_BYTES]))
+    _, _, count, keys_bytes = _HEAD.unpack_from(data)
+    if table_end > min(total, len(data)):
         raise ValueError(f"expected a table of {count} objects with {keys_bytes} bytes of keys, got {total} bytes")
     columns = np.frombuffer(data, "<i8", _COLUMNS * count, _HEAD.size).reshape(_COLUMNS, count).astype(np.int64)
     keys_at = _HEAD.size + columns.nbytes
     sizes, sample, key_ends = columns
-    table = Table(sizes, sample, key_ends, bytes(data[keys_at : keys_at + keys_bytes]))
+    lost = np.flatnonzero(sizes < 0)
+    sizes[lost] = ~sizes[lost]
+    table = Table(sizes, sample, key_ends, bytes(data[keys_at : keys_at + keys_bytes]), tuple(lost.tolist()))
     _check(table, total)
     return table
 

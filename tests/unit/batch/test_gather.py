@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.batch.gather import gather, keys, shard_urls
+from feedd.batch.gather import gather, keys, reads_as, shard_urls
 from feedd.values import FieldRecipe, ShardIndex
 
 
@@ -42,6 +42,21 @@ def test_the_first_source_a_sample_has_wins() -> None:
     assert gathered.spans[0].size.tolist() == [10, 11, -1, 20, -1]
     assert gathered.spans[1].size.tolist() == [1, -1, 1, 2, 2]
     assert gathered.missing_rows.tolist() == [1, 2, 4]
+
+
+def test_one_number_and_any_number_of_them_are_read_alike() -> None:
+    """A shard where some sample has several labels, one where none has: each sample tells whether it can be read."""
+    assert reads_as("float32", "float32[]")
+    assert reads_as("float32[]", "float32")
+    assert reads_as("", "")
+    for stored, wanted in (
+        ("float32", "float64[]"),
+        ("float32[]", "float32[][]"),
+        ("float32[2]", "float32"),
+        ("", "text"),
+    ):
+        assert not reads_as(stored, wanted)
+        assert not reads_as(wanted, stored)
 
 
 @given(data=st.data(), rows=st.integers(0, 30))

@@ -78,6 +78,38 @@ def test_every_token_once(lengths: list[int], length: int, how: Literal["concat"
     assert len(tokens) <= sum(-(-max(size, 0) // length) for size in lengths)
 
 
+def plainly(lengths: list[int], length: int) -> tuple[list[int], int]:
+    """Return where first fit, longest first, puts documents, said as plainly as can be; and how many rows it takes."""
+    start = [0] * len(lengths)
+    rooms: list[int] = []
+    for document in sorted(range(len(lengths)), key=lambda document: -lengths[document]):
+        size = lengths[document]
+        if size <= 0:
+            break
+        row = next((row for row, room in enumerate(rooms) if room >= size), None)
+        if row is None or size > length:
+            taken = -(-size // length)
+            row = len(rooms) + taken - 1
+            start[document] = len(rooms) * length
+            rooms += [0] * (taken - 1) + [taken * length - size]
+        else:
+            start[document] = (row + 1) * length - rooms[row]
+            rooms[row] -= size
+    return start, len(rooms)
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(lengths=st.lists(st.integers(-1, 40), max_size=120), length=st.integers(1, 50))
+def test_bins_are_those_of_first_fit(lengths: list[int], length: int) -> None:
+    """A packed step is what it was in earlier versions: each document in the very first row that has room."""
+    made = Packed.of(np.array(lengths, np.int64), Packing(length, "bins"))
+    start, rows = plainly(lengths, length)
+    assert made.rows == rows
+    assert [at for at, size in zip(made.start.tolist(), lengths, strict=True) if size > 0] == [
+        at for at, size in zip(start, lengths, strict=True) if size > 0
+    ]
+
+
 @pytest.mark.parametrize("how", ["concat", "bins"])
 def test_a_slot_like_the_first_shards_holds_a_batch(how: Literal["concat", "bins"]) -> None:
     """The estimate covers batches of documents like those it was made from."""

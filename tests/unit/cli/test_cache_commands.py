@@ -160,7 +160,7 @@ def test_warm_says_what_has_no_room(feedd: Feedd, tmp_path: Path) -> None:
 
 def test_warm_refuses_nonsense(feedd: Feedd, cache_dir: Path) -> None:
     """A node that cannot be, an unknown way to split, a URL that names nothing and an absent daemon are told."""
-    for arguments in (("--nodes", "2"), ("--node-rank", "1"), ("--sharding", "rows")):
+    for arguments in (("--nodes", "2"), ("--node-rank", "1"), ("--sharding", "rows"), ("--field", "n")):
         assert feedd("cache", "warm", "/data", *arguments, "--cache-dir", cache_dir).code == 2
     missing = feedd("cache", "warm", cache_dir / "none", "--cache-dir", cache_dir, "--set", "cache.free_reserve=0")
     assert missing.code == 1

@@ -92,6 +92,7 @@ def test_filters_are_mappings(bench: Bench, given: list[Any]) -> None:
         bench.dataset("unix:///nowhere/feedd.sock", filter=given)
 
 
+@pytest.mark.slow
 def test_many_batches_may_be_empty(bench: Bench) -> None:
     """Single samples go on past any number of batches that filters left nothing of."""
     server = bench.server(steps=1500, last_rows=2, hollow=True, specs="ids", slot_count=16)

@@ -194,6 +194,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     assert default_fields(("wav",))[0].codec == "bytes"
 
 
+@pytest.mark.slow
 def test_the_daemon_loads_no_audio_library() -> None:
     """Naming the codec imports neither library in the process that does."""
     code = (

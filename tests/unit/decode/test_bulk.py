@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feedd.decode import split
 from feedd.decode.execute import Executor
 from feedd.decode.kept import REST_S, KeptFiles
+from feedd.decode.labels import number_at
 from feedd.decode.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Failed, encode, request_decoder
 from feedd.decode.plain import chunk_rows, plain_numbers
 from feedd.decode.recipe import parse_field, spec_of
@@ -130,6 +131,48 @@ def test_many_rows_at_once_are_as_one_by_one(
         assert results[0][1][at : at + step] == results[1][1][at : at + step]
 
 
+@settings(max_examples=budget(60), deadline=None)
+@given(
+    codec=st.sampled_from(["int", "float"]),
+    numbers=st.lists(st.integers(-(1 << 60), (1 << 60) - 1) | st.integers(-9, 9), min_size=2, max_size=40),
+    lacking=st.sets(st.integers(0, 39), max_size=2),
+    inside=st.sets(st.integers(0, 39), max_size=2),
+)
+def test_labels_are_written_without_their_shards(
+    codec: str, numbers: list[int], lacking: set[int], inside: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Numbers that lie in no file are the same at once as one by one; the file is opened for rows that lie in it."""
+    recipe = replace(parse_field("x", codec), stored="int64")
+    starts = number_at(np.array(numbers, np.int64))
+    spans = np.stack([np.zeros(len(numbers), np.int64), starts, np.full(len(numbers), 8)], axis=1)
+    for row in range(len(numbers)):
+        if row in lacking:
+            spans[row, 2] = -1
+        elif row in inside:
+            spans[row, 1] = row
+    file = shard_file(tmp_path_factory.mktemp("labels") / "a", bytes(range(64)))
+    reads = bool({row for row in range(len(numbers)) if row in inside | lacking})
+    if not reads:
+        Path(file.path).unlink()  # nobody asks for it
+    executor = Executor()
+    fd = os.memfd_create("arena")
+    os.ftruncate(fd, ARENA_BYTES)
+    executor.attach(1, fd, ARENA_BYTES)
+    of = task((file,), recipe, spans)
+    answer = run(executor, of, range(len(numbers)))
+    assert isinstance(answer, Decoded)
+    assert {row for row, _, _ in answer.bad} == {row for row in range(len(numbers)) if row in lacking}
+    dtype = np.dtype(spec_of(recipe).dtype)
+    found = np.frombuffer(os.pread(fd, len(numbers) * dtype.itemsize, 128 + 64), dtype)
+    for row, number in enumerate(numbers):
+        if row not in lacking:
+            expected = int.from_bytes(bytes(range(row, row + 8)), "little") if row in inside else number
+            assert found[row] == dtype.type(expected)
+    executor.rest()
+    executor.detach(1)
+    os.close(fd)
+
+
 def mapped(path: str) -> bool:
     """Whether this process maps the file."""
     return path in Path("/proc/self/maps").read_text()
@@ -202,11 +245,29 @@ def test_rows_outside_the_arena_write_nothing(tmp_path: Path, executor: Executor
     assert not any(executor._arenas[1][:])
 
 
+def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Executor) -> None:
+    """Rows of several pieces and files, to the last byte of each, come where they belong; bad ones are named."""
+    draws = np.random.default_rng(4)
+    data = [draws.integers(0, 256, 5000, np.uint8).tobytes() for _ in range(2)]
+    files = tuple(shard_file(tmp_path / str(n), part, data_at=4096 * n) for n, part in enumerate(data))
+    rows, width = 400, 2 * 1023  # 128 rows make a piece
+    spans = np.stack([draws.integers(0, 2, rows), draws.integers(0, 5001 - width, rows), np.full(rows, width)], axis=1)
+    spans[:4, 1:] = (0, width), (5000 - width, width), (5001 - width, width), (7, width - 2)
+    of = task(files, parse_field("x", "tokens:uint16:1023"), spans)
+    answer = run(executor, of, range(rows))
+    assert isinstance(answer, Decoded)
+    assert [row for row, _, _ in answer.bad] == [2, 3]
+    for row, (file, start, _) in enumerate(spans.tolist()):
+        at = 128 + int(of.fields[0].out_at[row])
+        if row not in {2, 3}:
+            assert executor._arenas[1][at : at + width] == data[file][start : start + width]
+
+
 def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: Executor) -> None:
     """Where all rows of a large request are bad, each is named, the first ones with all of the reason."""
     file = shard_file(tmp_path / "a", bytes(200))
-    rows = chunk_rows([RECIPES["tokens"]], 32)
-    assert rows > 256
+    rows = chunk_rows([RECIPES["tokens"]], 32, 1 << 20)
+    assert rows == 1024
     of = task((file,), RECIPES["tokens"], np.array([(0, 0, 9)] * rows))
     answer = run(executor, of, range(rows))
     assert isinstance(answer, Decoded)
@@ -225,9 +286,28 @@ def replace_reasons(answer: Decoded) -> Decoded:
 def test_requests_have_many_rows_only_where_all_fields_are_plain() -> None:
     """A field that takes decoding keeps requests small; wide rows do as well."""
     tokens, text = RECIPES["tokens"], parse_field("t", "str")
-    assert chunk_rows([tokens, text], 32) == 32
-    assert chunk_rows([tokens], 32) == 512
-    assert chunk_rows([parse_field("x", "tensor:float32:3,224,224")], 32) == 32
+    assert chunk_rows([tokens, text], 32, 4096) == 32
+    assert chunk_rows([tokens], 32, 4096) == 1024
+    assert chunk_rows([parse_field("x", "tensor:float32:3,224,224")], 32, 4096) == 32
+
+
+def test_rows_are_sent_in_equal_parts() -> None:
+    """No request of a few rows follows large ones: each costs as much as hundreds of rows do."""
+    tokens = parse_field("x", "tokens:uint16:2049")
+    assert chunk_rows([tokens], 32, 2048) == 1024
+    assert chunk_rows([tokens], 32, 1026) == 513
+    assert chunk_rows([tokens], 32, 256) == 256
+    assert chunk_rows([tokens], 32, 5) == 32
+
+
+@pytest.mark.parametrize("fields", [1, 2, 3, 4, 8, 40])
+def test_a_large_request_fits_a_packet(tmp_path: Path, fields: int) -> None:
+    """However many fields there are, no request has to be taken back and divided."""
+    recipe = parse_field("x", "tokens:uint16:1")
+    rows = chunk_rows([recipe] * fields, 32, 1 << 20)
+    of = task((shard_file(tmp_path / "a", bytes(200)),), recipe, np.array([(0, 0, 2)] * rows))
+    packet = split.decode_packet(replace(of, fields=of.fields * fields), range(rows), 1)
+    assert len(packet) <= MESSAGE_BYTES_MAX
 
 
 def test_files_go_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode.formats import registry as formats
 from feedd.decode.forms import registry
 from feedd.decode.forms.making import HeldObject
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, UNZSTD
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD
 from feedd.errors import BadShard, Unsupported
 from feedd.values import ByteRange
 from tests.budget import budget
@@ -107,6 +108,7 @@ def test_padding_is_passed_over() -> None:
         KINDS["zstd"].unpack(zstandard.compress(b"a") + skipped[:-1])
 
 
+@pytest.mark.slow
 def test_a_bomb_ends_at_the_limit(kind: Kind) -> None:
     """However much would come out, no more than the limit is written, and it is the shard's fault."""
     packed = kind.pack(bytes(30 << 20))
@@ -153,6 +155,22 @@ def test_the_name_tells_the_format() -> None:
         assert made_of(form, name, gzip.compress(b"x"))[0] == expected
     with pytest.raises(Unsupported, match="one of the forms"):
         registry.get("unrar")
+
+
+def test_a_number_behind_the_extension_changes_nothing() -> None:
+    """As Spark's and TensorFlow's tools name the files of one data set: for every ending, packed or not."""
+    part = "-00000-of-00010"
+    for extension, form in MADE.items():
+        assert registry.form_for(f"s3://b/part{extension}{part}") == form
+        for name in (f"a{extension}{part}.gz", f"A{extension}.gz{part}"):
+            assert registry.form_for(f"s3://b/{name}") == f"{GUNZIP}+{form}"
+    for name, extensions in formats.extensions().items():
+        for extension in extensions:
+            if extension.startswith("."):
+                assert formats.format_for(f"s3://b/a{extension}{part}") == name
+                assert formats.format_for(f"s3://b/a{extension}{part}.gz") == name
+    assert registry.form_for("s3://b/a.tgz-1-of-2") == GUNZIP
+    assert registry.form_for("s3://b/a.parquet-1-of-") == ""
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])

@@ -139,6 +139,7 @@ def test_scaled_decoding_cuts_the_turned_box(tag: int) -> None:
             assert np.abs(one - other).mean() < 6
 
 
+@pytest.mark.slow
 def test_both_paths_give_the_same_pixels() -> None:
     """Where the longer path has nothing more to do, its rows are the short one's to the bit, for JPEG and others."""
     large = Image.fromarray(PHOTO).resize((900, 620), Image.Resampling.BICUBIC)
@@ -246,6 +247,7 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
             decoded(recipe, data)
 
 
+@pytest.mark.slow
 def test_a_png_that_could_not_hold_its_pixels_is_refused() -> None:
     """No deflate stream is so short: nothing is allocated for a small file with a large header; real ones pass."""
     blank = saved(Image.new("RGB", (9000, 9000)), "PNG")

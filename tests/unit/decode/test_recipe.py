@@ -137,6 +137,7 @@ def test_what_needs_data_says_so() -> None:
         spec_of(parse_field("x", "npy"))
 
 
+@pytest.mark.slow
 def test_the_daemon_loads_no_image_library() -> None:
     """Recipes, codec registry and pool import neither cv2 nor simplejpeg: only workers that decode images pay."""
     code = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from feedd.errors import StoreUnavailable
-from feedd.flow.tasks import both, run_all
+from feedd.flow.tasks import INLINE_BYTES, both, off_loop, run_all
 
 
 async def _give(value: int) -> int:
@@ -65,3 +66,30 @@ async def test_a_deadline_around_failing_calls_is_a_timeout() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await run_all([_stubborn([])])
+
+
+async def test_work_on_much_memory_leaves_the_loop_alone() -> None:
+    """Little is done where it is asked for, much in a thread; errors come out as they are."""
+    assert await off_loop(threading.get_ident, INLINE_BYTES) == threading.get_ident()
+    assert await off_loop(threading.get_ident, INLINE_BYTES + 1) != threading.get_ident()
+    with pytest.raises(ValueError, match="bad"):
+        await off_loop(lambda: int("bad"), INLINE_BYTES + 1)
+
+
+async def test_memory_stays_borrowed_until_the_thread_is_done_with_it() -> None:
+    """Who is cancelled meanwhile waits for the thread, and ends cancelled."""
+    began, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        may_end.wait()
+
+    task = asyncio.ensure_future(off_loop(work, INLINE_BYTES + 1))
+    await asyncio.to_thread(began.wait)
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+    may_end.set()
+    await asyncio.wait((task,))
+    assert task.cancelled()

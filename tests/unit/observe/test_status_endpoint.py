@@ -50,6 +50,18 @@ async def test_health_is_200_only_when_ready(state: Lifecycle) -> None:
     assert f'"state": "{state.value}"' in body
 
 
+async def test_a_daemon_without_workers_is_not_ready() -> None:
+    """Where workers are wanted and none is left, health says so; with one again it is 200."""
+    daemon = _Daemon(state=Lifecycle.READY)
+    daemon.recorder.gauge(metrics.DECODE_WANTED, 2.0)
+    async with open_status("127.0.0.1:0", daemon.source()) as address:
+        for workers, expected in ((0.0, 503), (1.0, 200)):
+            daemon.recorder.gauge(metrics.DECODE_WORKERS, workers)
+            status, body = await _get(address, "/healthz")
+            assert status == expected
+            assert f'"workers": {workers:.0f}' in body
+
+
 async def test_metrics_parse_as_prometheus() -> None:
     """What /metrics answers is valid exposition text with every metric that was touched."""
     daemon = _Daemon()

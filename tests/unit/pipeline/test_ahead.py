@@ -1,21 +1,25 @@
-"""The next epoch's first batches are decoded while this one drains; whatever comes of that, nothing is held or lost."""
+"""The next epoch's first batches are decoded into free slots between epochs; nothing is held, lost or kept waiting."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES
 from feedd.pipeline.ahead import AHEAD_BATCHES
-from feedd.values import Cursor
+from feedd.values import Cursor, EpochEnd
 from tests.fakes.feeding import Taken, batches, feeding, take
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from feedd.pipeline.ahead import Ahead
     from feedd.pipeline.session import Session
+    from feedd.values import BatchReady, SlotRef
 
 SAMPLES = 48  # in batches of 4
 
@@ -26,8 +30,27 @@ def _ahead(session: Session) -> Ahead:
     return found
 
 
+def _waiting(session: Session) -> list[int]:
+    """Return the steps that lie ready in slots nobody took."""
+    return sorted(early.step for early in _ahead(session)._held if early.task.done())
+
+
+def _gated(session: Session, monkeypatch: pytest.MonkeyPatch, epoch: int) -> asyncio.Event:
+    """Have batches of one epoch wait when they are written to their slots; return what lets them go on."""
+    assembler, gate = session._parts.assembler, asyncio.Event()
+    fill = assembler.fill
+
+    async def gated(rows: Any, indexes: Any, files: Any, slot: SlotRef) -> BatchReady:
+        if rows.cursor.epoch == epoch:
+            await gate.wait()
+        return await fill(rows, indexes, files, slot)
+
+    monkeypatch.setattr(assembler, "fill", gated)
+    return gate
+
+
 async def test_two_batches_wait_when_an_epoch_has_ended(tmp_path: Path) -> None:
-    """They are decoded once, come as they would have, and their memory is free when they are taken."""
+    """They are decoded once, come as they would have, and their slots are free when they are taken."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         alone = await rig.open(shuffle=True)
@@ -40,36 +63,79 @@ async def test_two_batches_wait_when_an_epoch_has_ended(tmp_path: Path) -> None:
         assert [batch.data for batch in await batches(session, Cursor(1))] == wanted
         await until(lambda: rig.recorder.total(DECODE_SAMPLES) - before == 2 * SAMPLES + AHEAD_BATCHES * 4)
         assert _ahead(session)._epoch == 2
+        assert _waiting(session) == [0, 1]
+
+
+async def test_they_take_no_memory_of_their_own(tmp_path: Path) -> None:
+    """What is reserved for arenas stays what the session's takes."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        session = await rig.open()
+        reserved = rig.pipeline._budget.reserved_bytes
+        await batches(session)
+        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        assert rig.pipeline._budget.reserved_bytes == reserved
+        assert len(rig.pool._arenas) == 1
+
+
+async def test_behind_the_last_of_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the epoch's end is known while nothing is decoded yet of its last batch begins nothing."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        session = await rig.open()
+        for step in range(11):
+            assert isinstance(await take(session, Cursor(0, step)), Taken)
+        cache, gate = rig.pipeline.stages.cache, asyncio.Event()
+        acquire = cache.acquire
+
+        async def gated(refs: Any) -> Any:
+            await gate.wait()
+            return await acquire(refs)
+
+        monkeypatch.setattr(cache, "acquire", gated)
+        last = asyncio.ensure_future(take(session, Cursor(0, 11)))
+        await asyncio.sleep(0)
+        assert isinstance(await take(session, Cursor(0, 12)), EpochEnd)
+        await asyncio.sleep(0.05)
+        assert not _ahead(session)._held
+        gate.set()
+        assert isinstance(await last, Taken)
+        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
 
 
 async def test_taken_side_by_side(tmp_path: Path) -> None:
-    """Both are asked for at once, as a stream does; the memory goes when both have been copied, not before."""
+    """Both are asked for at once, as a stream does: each is in the slot that was given out for it."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
         await batches(session)
-        await until(lambda: _ahead(session)._batches is not None)
-        slots = [session.slots.take() for _ in range(3)]
-        made = await asyncio.gather(
-            *[session.produce(Cursor(1, step), slot) for step, slot in enumerate(slots) if slot is not None]
-        )
-        assert [batch.cursor.step for batch in made if hasattr(batch, "cursor")] == [0, 1, 2]
-        assert _ahead(session)._batches is None
-        for slot in slots:
-            assert slot is not None
-            session.slots.give_back(slot)
+        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        before = rig.recorder.total(DECODE_SAMPLES)
+        made = await asyncio.gather(*[take(session, Cursor(1, step)) for step in range(3)])
+        assert [batch.ints() for batch in made if isinstance(batch, Taken)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [100, 101, 102, 103],
+        ]
+        assert rig.recorder.total(DECODE_SAMPLES) - before == 4
+        assert not _ahead(session)._held
 
 
-async def test_a_trainer_that_is_faster(tmp_path: Path) -> None:
-    """Batches that are asked for before there is memory to make them ahead are made once, and nothing is held."""
+async def test_a_trainer_that_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are asked for while they are made, or before, are made once, and nothing is held."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
         before = rig.recorder.total(DECODE_SAMPLES)
+        gate = _gated(session, monkeypatch, 1)
         await batches(session)
-        for step in range(3):
-            assert isinstance(await take(session, Cursor(1, step)), Taken)
-        await until(lambda: _ahead(session)._batches is None and _ahead(session)._task is None)
+        await until(lambda: bool(_ahead(session)._held))
+        asked = [asyncio.ensure_future(take(session, Cursor(1, step))) for step in range(3)]
+        await asyncio.sleep(0.02)
+        assert not any(one.done() for one in asked)
+        gate.set()
+        assert [isinstance(one, Taken) for one in await asyncio.gather(*asked)] == [True] * 3
+        assert not _ahead(session)._held
         assert rig.recorder.total(DECODE_SAMPLES) - before == SAMPLES + 3 * 4
 
 
@@ -83,7 +149,75 @@ async def test_another_epoch_is_asked_for(tmp_path: Path) -> None:
         assert isinstance(again, Taken)
         later = await take(session, Cursor(7, 0))
         assert isinstance(later, Taken)
-        assert _ahead(session)._batches is None
+        await until(lambda: not _ahead(session)._held)
+        assert session._parts.arena.taken_count == 0
+
+
+async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slot can be had at once, also those written to ahead: then they are written to by one only."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        session = await rig.open(prefetch_batches=2)
+        gate = _gated(session, monkeypatch, 1)
+        await batches(session)
+        await until(lambda: bool(_ahead(session)._held))  # being made, for as long as the gate is closed
+        slots = [session.slots.take(Cursor(0, step)) for step in (4, 5)]
+        assert None not in slots
+        assert session.slots.take(Cursor(0, 6)) is None
+        for step, slot in zip((4, 5), slots, strict=True):
+            assert slot is not None
+            made = await session.produce(Cursor(0, step), slot)
+            assert not isinstance(made, EpochEnd)
+            assert session.slots.give_back(slot)
+            assert not session.slots.give_back(slot)
+        gate.set()
+        assert [batch.ints() for batch in await batches(session, Cursor(0, 10))] == [
+            [500, 501, 502, 503],
+            [504, 505, 506, 507],
+        ]
+        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+
+
+async def test_a_stream_that_ends_before_it_asks(tmp_path: Path) -> None:
+    """A batch whose slot was taken for it, and given back unasked, is still there for the next stream."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        session = await rig.open()
+        await batches(session)
+        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        before = rig.recorder.total(DECODE_SAMPLES)
+        slot = session.slots.take(Cursor(1, 0))
+        assert slot is not None
+        assert session.slots.give_back(slot)
+        assert not session.slots.give_back(slot)
+        first = await take(session, Cursor(1, 0))
+        assert isinstance(first, Taken)
+        assert first.ints() == [0, 1, 2, 3]
+        assert rig.recorder.total(DECODE_SAMPLES) == before
+
+
+async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails ahead is nobody's error: the batch is made when it is asked for, in the slot then given."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        session = await rig.open()
+        assembler, failed = session._parts.assembler, asyncio.Event()
+        fill = assembler.fill
+
+        async def failing(rows: Any, indexes: Any, files: Any, slot: SlotRef) -> BatchReady:
+            if rows.cursor.epoch == 1 and not failed.is_set():
+                failed.set()
+                raise BadSample("expected a number, got none", stage="decode")
+            return await fill(rows, indexes, files, slot)
+
+        monkeypatch.setattr(assembler, "fill", failing)
+        await batches(session)
+        await failed.wait()
+        await until(lambda: not _ahead(session)._held)
+        assert session._parts.arena.taken_count == 0
+        first = await take(session, Cursor(1, 0))
+        assert isinstance(first, Taken)
+        assert first.ints() == [0, 1, 2, 3]
 
 
 async def test_closed_while_it_is_made(tmp_path: Path) -> None:
@@ -106,4 +240,4 @@ async def test_workers_have_their_own_first_batches(tmp_path: Path) -> None:
         rig.store.numbers(*[8] * 6)
         session = await rig.open(consumer_count=2, consumer_index=1)
         await batches(session, Cursor(0, 1), stride=2)
-        await until(lambda: _ahead(session)._left == {1, 3})
+        await until(lambda: _waiting(session) == [1, 3])

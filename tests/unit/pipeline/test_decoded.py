@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from feedd.decode.forms.registry import is_ready, split
 from feedd.decode.work import DecodeOptions
@@ -82,9 +83,33 @@ def test_where_there_is_room() -> None:
     ],
 )
 def test_where_nothing_changes(asked: dict[str, Any]) -> None:
-    """Not asked for, nothing to do ahead, or something else reads the same bytes."""
+    """Not asked for, nothing to do ahead, or something else reads the same bytes; said where it was asked for."""
     plain = listing("a.tar")
-    assert made_ready(plain, request(**({"fields": FIXED} | asked)), ROOM) is plain
+    with capture_logs() as logs:
+        assert made_ready(plain, request(**({"fields": FIXED} | asked)), ROOM) is plain
+    assert len(logs) == asked.get("decoded_cache", True)
+    assert all(line["event"] == "decoded_cache=True changes nothing" for line in logs)
+
+
+def test_why_nothing_changes_is_said() -> None:
+    """Once for each source, in words somebody can act on; where shards are made ready, nothing is."""
+    plain = listing("a.tar")
+    pack = replace(plain, refs=(replace(plain.refs[0], etag=TAG + "0"),))
+    cases = [
+        (plain, request(), Room(1024 * MIB, 0), "must not"),
+        (plain, request(), Room(MIB, 64 * MIB), "room in the cache"),
+        (plain, request(("jpg", "image:raw")), ROOM, "same in every epoch"),
+        (plain, request(fields=()), ROOM, "named fields"),
+        (pack, request(), ROOM, "objects that are samples, as s3://b/a.tar"),
+    ]
+    for held, asked, room, reason in cases:
+        with capture_logs() as logs:
+            made_ready(held, asked, room)
+        assert [line["urls"] for line in logs] == [["s3://b/"]]
+        assert reason in logs[0]["reason"]
+    with capture_logs() as logs:
+        made_ready(plain, request(), ROOM)
+    assert not logs
 
 
 def test_sources_with_anything_else_stay() -> None:
@@ -161,7 +186,7 @@ async def test_batches_are_equal(tmp_path: Path, image: str) -> None:
                 assert _bytes(one) == _bytes(other)
                 assert one.ready.cursor == other.ready.cursor
         assert rig.recorder.total(PIPELINE_MADE) == 3
-        assert len(rig.store.reads) == 2 * fetched
+        assert len(rig.store.reads) == fetched, "objects that are in the cache are made ready of from there"
         assert all(is_ready(entry.form) for entry in rig.cache.entries() if entry.form)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +34,6 @@ from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from feedd.values import ShardFile
 
@@ -346,3 +346,49 @@ def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
     assert found.made(refs[1]) == replace(refs[1], size_bytes=2)
     path.write_bytes(b"\xff\xfe\n{}\n")
     MadeFacts(path).load()
+
+
+async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
+    """As the first making has."""
+    ref = rig.shard("a")
+    rig.facts.note(ref, MadeFact(ref.size_bytes, ref.size_bytes, "tar"))
+    rig.fetcher.hold(ref)
+    maker = Maker(rig.fetcher, make, rig.facts, MakerOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    with pytest.raises(StoreUnavailable, match="made within"):
+        await asyncio.wait_for(maker.fetch(ref, memoryview(bytearray(ref.size_bytes))), 5)
+    assert rig.recorder.total(PIPELINE_MAKING) == 0
+    assert not rig.fetcher.running
+
+
+async def test_an_object_in_the_cache_is_not_fetched_for_what_is_made_of_it(rig: MadeRig) -> None:
+    """For the first making, of all of it or of parts, and where what was made has gone: one GET in all."""
+    ref = rig.shard("a")
+    async with rig.open_made() as cache:
+        with await cache.acquire([replace(ref, form="")]):
+            pass
+        for form in (FORM, f"{FORM}:halves"):
+            for _ in range(2):
+                with await cache.acquire([replace(ref, form=form)]) as pins:
+                    rig.check(pins, [replace(ref, form=form)])
+                await cache.discard(replace(ref, form=form))
+        assert rig.fetcher.calls[ref.key] == 1
+        assert rig.recorder.total(PIPELINE_MADE) == 4
+        await cache.discard(replace(ref, form=""))
+        with await cache.acquire([ref]) as pins:
+            rig.check(pins, [ref])
+        assert rig.fetcher.calls[ref.key] == 2
+
+
+def lose(file: ShardFile) -> None:
+    """Take a file from under the cache."""
+    Path(file.path).unlink()
+
+
+async def test_an_object_that_goes_from_the_disk_is_fetched(rig: MadeRig) -> None:
+    """Under the cache's feet: what is made of it is right all the same."""
+    ref = rig.shard("a")
+    async with rig.open_made() as cache:
+        with await cache.acquire([replace(ref, form="")]) as pins:
+            lose(pins.files[0])
+        with await cache.acquire([ref]) as pins:
+            rig.check(pins, [ref])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 import tests.fixtures
 from feedd.errors import ObjectChanged, Unsupported
+from feedd.plan.listing import Listing
 from tests.fakes.feeding import URL, batches, feeding
 
 if TYPE_CHECKING:
@@ -44,6 +46,26 @@ async def test_the_url_goes_before_the_name(tmp_path: Path) -> None:
         assert len(await batches(named)) == len(await batches(plain))
         with pytest.raises(ObjectChanged):
             await rig.open(urls=(f"text+{URL}",), fields=(), expect_fingerprint=plain.info.fingerprint)
+
+
+async def test_what_a_run_is_known_by_is_not_worked_out_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the format of every shard: of the listings that are held, and of the one that is opened."""
+    loop, told, real = threading.get_ident(), [], Listing.fingerprint
+
+    def watched(self: Listing, *args: object, **named: object) -> bytes:
+        told.append(threading.get_ident())
+        return real(self, *args, **named)  # type: ignore[arg-type]  # passed on as they came
+
+    async with feeding(tmp_path) as rig:
+        rig.store.put("train/a.jsonl", LINES)
+        monkeypatch.setattr(Listing, "fingerprint", watched)
+        first = await rig.open(urls=(f"text+{URL}",), fields=())
+        again = await rig.open(urls=(f"text+{URL}",), fields=(), expect_fingerprint=first.info.fingerprint)
+    assert again.info.fingerprint == first.info.fingerprint
+    assert len(told) >= 3
+    assert loop not in told
 
 
 async def test_pictures_may_be_named_shards(tmp_path: Path) -> None:

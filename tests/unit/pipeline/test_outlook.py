@@ -129,6 +129,24 @@ async def test_one_listing_told_twice_is_one_crowd(tmp_path: Path) -> None:
         assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}
 
 
+async def test_windows_of_another_size_are_another_crowd(tmp_path: Path) -> None:
+    """Readers of one order whose windows differ count apart: what one is past, the other may still need."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[4] * 12)
+        narrow = await rig.open(shuffle=True, window_shards=1)
+        wide = await rig.open(shuffle=True, window_shards=4)
+        order = [f"{shard:02d}" for shard in narrow._parts.reader.orders(Cursor())[0]]
+        assert order == [f"{shard:02d}" for shard in wide._parts.reader.orders(Cursor())[0]]
+        for step in range(5):
+            await take(narrow, Cursor(0, step))
+        for step in range(9):
+            await take(wide, Cursor(0, step))
+        uses = _next_uses(rig)
+        left, wanted = [uses[shard] for shard in order[:4]], [uses[shard] for shard in order[4:]]
+        assert max(wanted) < min(left), "the narrow one stands at the fifth shard, and wants it and those behind it"
+        assert wanted[:4] == sorted(wanted[:4])
+
+
 async def test_resuming_further_on_drops_what_was_read_ahead(tmp_path: Path) -> None:
     """An open cannot know where its stream begins: what it wished for ends when the stream begins elsewhere."""
     async with feeding(tmp_path) as rig:

@@ -51,12 +51,14 @@ async def together(session: Session, steps: list[int]) -> list[tuple[BatchReady,
             assert session.slots.give_back(slot)
 
 
-async def all_of(session: Session, steps: int) -> tuple[list[tuple[BatchReady, bytes] | EpochEnd], list[int]]:
-    """Make as many steps, up to four at once; return them, and how many were made each time."""
+async def all_of(
+    session: Session, steps: int, at_once: int = 4
+) -> tuple[list[tuple[BatchReady, bytes] | EpochEnd], list[int]]:
+    """Make as many steps, up to so many at once; return them, and how many were made each time."""
     found: list[tuple[BatchReady, bytes] | EpochEnd] = []
     counts = []
     while len(found) < steps:
-        made = await together(session, list(range(len(found), len(found) + 4)))
+        made = await together(session, list(range(len(found), len(found) + at_once)))
         counts.append(len(made))
         found += made
     return found, counts
@@ -73,6 +75,22 @@ async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
         found, counts = await all_of(session, steps + 2)
         assert 1 <= min(counts) < max(counts) == 4  # those of one window
         assert found[steps:] == [EpochEnd(0, steps)] * (len(found) - steps)
+        for one, other in zip(found, alone, strict=False):
+            assert not isinstance(one, EpochEnd)
+            assert one[0] == other.ready
+            assert values(one[0], one[1]) == values(one[0], other.data)
+
+
+async def test_small_batches_have_slots_for_eight_at_once(tmp_path: Path) -> None:
+    """Whoever asks for no number of slots gets as many as eight batches at once want, and each has its own samples."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0))
+        session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0)
+        assert (session.slots.slot_count, session.info.at_once) == (32, 8)
+        found, counts = await all_of(session, len(alone), 8)
+        assert max(counts) == 8
+        assert found[len(alone) :] == [EpochEnd(0, len(alone))] * (len(found) - len(alone))
         for one, other in zip(found, alone, strict=False):
             assert not isinstance(one, EpochEnd)
             assert one[0] == other.ready

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from feedd.cache.disk import DiskCache
@@ -16,7 +19,7 @@ from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
-from feedd.errors import BadRequest, CacheTooSmall, FeeddError, NotFound
+from feedd.errors import BadRecipe, BadRequest, CacheTooSmall, FeeddError, NotFound
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.facts import MadeFacts
 from feedd.pipeline.derived.maker import Maker, MakerOptions
@@ -25,9 +28,10 @@ from feedd.source.options import SourceOptions
 from feedd.source.sources import Resolved, Sources
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
-from tests.fakes.feeding import ROOT, GatedStore
+from tests.fakes.feeding import ROOT, GatedStore, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
+from tests.fakes.thread_worker import cheap_workers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -77,10 +81,11 @@ async def warming(
     options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with Sources(SourceOptions(), recorder, clock) as sources:
         sources._stores[ROOT] = sources._wrapped(store)
-        async with DecodePool(DecodeOptions(), recorder) as pool:
-            maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
-            async with DiskCache(options, maker, recorder, clock) as cache, MadeCache(cache, maker) as front:
-                yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
+        with cheap_workers():
+            async with DecodePool(DecodeOptions(), recorder) as pool:
+                maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
+                async with DiskCache(options, maker, recorder, clock) as cache, MadeCache(cache, maker) as front:
+                    yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
             stats = cache.stats
             assert (stats.pin_count, stats.reserved_bytes, stats.waiting_count) == (0, 0, 0)
 
@@ -224,3 +229,31 @@ async def test_little_is_under_way_at_one_time(tmp_path: Path) -> None:
             assert len(rig.store.reads) <= "abcde".index(name) + 2
             rig.store.gates[f"train/{name}"].set()
         assert (await run).warmed == _amount(5)
+
+
+async def test_of_columns_those_are_warmed_that_a_session_reads(tmp_path: Path) -> None:
+    """With the same fields it then fetches nothing; types are those of the first object for all nodes alike."""
+    async with feeding(tmp_path, cache_bytes=64 << 20) as rig:
+        sink = io.BytesIO()
+        pq.write_table(pa.table({"n": [1, 2, 3], "other": ["x" * 9] * 3}), sink)
+        for shard in range(2):
+            rig.store.put(f"train/{shard}.parquet", sink.getvalue())
+            rig.store.put(f"texts/{shard}.csv", b"n,m\n%d,2\n" % shard)
+        warmer = Warmer(rig.pipeline.stages.sources, rig.pipeline.cache, WarmBounds())
+        for folder, field, forms in (
+            ("train", "int", {'parquet:[["n"]]'}),
+            ("texts", "float", {'csv:{"columns":[["n"]],"types":{"n":"double"}}', "csv:types"}),
+        ):
+            urls, fields = (f"{ROOT}/{folder}/",), (("n", field),)
+            done = await warmer.warm(WarmSpec(urls, fields=fields), lambda *_: None)
+            assert (done.warmed.object_count, done.failed.object_count) == (2, 0)
+            assert {entry.form for entry in rig.cache.entries() if folder in entry.url} == forms
+            read = len(rig.store.reads)
+            assert await batches(await rig.open(urls=urls, fields=fields))
+            assert len(rig.store.reads) == read
+            again = await warmer.warm(WarmSpec(urls, fields=fields), lambda *_: None)
+            assert again.present.object_count == 2
+        with pytest.raises(BadRecipe):
+            await warmer.warm(WarmSpec((PREFIX,), fields=(("n", "nothing"),)), lambda *_: None)
+        await warmer.warm(WarmSpec((PREFIX,)), lambda *_: None)
+        assert "parquet" in {entry.form for entry in rig.cache.entries()}

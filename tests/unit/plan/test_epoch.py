@@ -77,6 +77,7 @@ def test_every_sample_exactly_once(
     assert sorted(seen) == [(shard, i) for shard, count in enumerate(truth) for i in range(count)]
 
 
+@pytest.mark.slow
 @settings(max_examples=budget(100), deadline=None)
 @given(truth=_COUNTS, batch=st.integers(1, 7), ranks=st.integers(1, 3), window=st.integers(1, 5))
 def test_resume_at_every_step(truth: list[int], batch: int, ranks: int, window: int) -> None:

@@ -18,7 +18,7 @@ from feedd.plan.objects.borders import (
     borders,
 )
 from feedd.plan.objects.gathering import Gathering, Grouped
-from feedd.plan.objects.kinds import split_name
+from feedd.plan.objects.kinds import OTHER, PRIMARY, SHARD, kind_of, split_name
 from feedd.plan.objects.layout import is_pack
 from feedd.plan.objects.packs import packed_tag, unpacked_tag
 from feedd.values import ObjectRef
@@ -174,6 +174,23 @@ def test_shards_are_as_they_were() -> None:
         found = grouped(refs)
         assert found.refs == tuple(refs)
         assert (found.packs, found.left_out) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("d/part.parquet-00000-of-00010", SHARD),
+        ("d/a.tfrecord-00000-of-00010.gz", SHARD),
+        ("d/a.tar.gz-00000-of-00010", SHARD),
+        ("d/a.txt-1-of-2", SHARD),
+        ("d/a.jpg-1-of-2", OTHER),
+        ("d/a.jpg", PRIMARY),
+        ("d/.parquet-1-of-2", OTHER),
+    ],
+)
+def test_files_of_one_data_set_are_numbered_behind_their_extension(key: str, kind: int) -> None:
+    """Those that hold many samples are shards."""
+    assert kind_of(*split_name(key)) == kind
 
 
 def test_text_with_companions_is_samples() -> None:

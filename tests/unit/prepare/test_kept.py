@@ -80,6 +80,7 @@ async def test_two_that_read_the_same(sources: Sources, url: str) -> None:
     assert await _there(sources, url) == [_row("a"), _row("b"), _row("c")]
 
 
+@pytest.mark.slow
 async def test_many_at_once(sources: Sources, url: str) -> None:
     """Six writers that save four times each, all at once: every row of each is there at the end."""
 

@@ -105,7 +105,7 @@ async def test_removal_is_handed_on(short_dir: Path) -> None:
 
 async def test_warming_tells_as_it_goes(short_dir: Path) -> None:
     """Spec and progress arrive whole; every error comes once, with its class, however many there are."""
-    spec = WarmSpec(("s3://b/x/",), 4, 3, "size", fit=True)
+    spec = WarmSpec(("s3://b/x/",), 4, 3, "size", fit=True, fields=(("user", "int"), ("x", "float")))
     end = WarmProgress(Amount(1000, 10), Amount(1, 1), Amount(2, 2), Amount(3, 3), Amount(994, 4))
 
     async def warm(asked: WarmSpec, tell: Tell) -> None:

@@ -111,7 +111,7 @@ def _one_moment(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> None:
         )
 
 
-@pytest.fixture(params=["native", "python"])
+@pytest.fixture(params=["native", pytest.param("python", marks=pytest.mark.slow)])
 def _signers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Botocore's signers with awscrt, and those it has without."""
     if request.param == "native" and not NATIVE:

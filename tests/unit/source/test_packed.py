@@ -6,16 +6,19 @@ import asyncio
 import gc
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
 from feedd.clock import SystemClock
+from feedd.decode.formats.files import index_of
 from feedd.errors import FeeddError, NotFound, ObjectChanged, PermissionDenied
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
-from feedd.plan.objects.layout import is_pack
+from feedd.plan.objects.layout import is_pack, parse
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
+from feedd.values import ByteRange
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.source.sources import Resolved
-    from feedd.values import ByteRange
 
 BODIES = {f"t/{n % 3}/{n:03d}.jpg": bytes([n]) * (n * 37 % 500) for n in range(60)}
 MIDDLE = "t/1/031.jpg"
@@ -123,8 +125,6 @@ async def test_what_passes_is_retried(server: S3Server, sources: Sources, passin
 @pytest.mark.parametrize(
     ("always", "kind"),
     [
-        (fault.missing(), NotFound),
-        (fault.denied(), PermissionDenied),
         (fault.short_body(3), FeeddError),
         (fault.changed_etag(), ObjectChanged),
         (fault.other_range(), FeeddError),
@@ -133,7 +133,7 @@ async def test_what_passes_is_retried(server: S3Server, sources: Sources, passin
 async def test_an_object_that_does_not_come_is_named(
     server: S3Server, sources: Sources, recorder: TallyRecorder, always: fault.Fault, kind: type[FeeddError]
 ) -> None:
-    """One object that is missing, refused, too short or another one fails its pack, and the error names it."""
+    """One object that is too short or another one fails its pack, and the error names it."""
     found = await sources.resolve_all(["s3://bucket/t/"])
     server.script("bucket", MIDDLE, always=always)
     with pytest.raises(kind) as caught:
@@ -142,6 +142,52 @@ async def test_an_object_that_does_not_come_is_named(
     assert (recorder.total(FETCH_BYTES), recorder.total(FETCH_PARTS)) == (0, 0)
     server.calm()
     check(found, await fetched(sources, found))
+
+
+@pytest.mark.parametrize("always", [fault.missing(), fault.denied()])
+async def test_a_pack_does_without_single_objects(server: S3Server, sources: Sources, always: fault.Fault) -> None:
+    """What is gone, or may not be read, is marked in the table; zeros lie in its place, all else in its own."""
+    found = await sources.resolve_all(["s3://bucket/t/"])
+    lost = [MIDDLE, "t/2/008.jpg"]
+    for key in lost:
+        server.script("bucket", key, always=always)
+    (ref,), watch = found.refs, Watch()
+    target = memoryview(bytearray(b"\xee" * ref.size_bytes))
+    await sources.fetcher.fetch(ref, target, watch)
+    table = parse(target)
+    names = table.names()
+    assert sorted(f"t/{names[number]}" for number in table.lost) == lost
+    edges = table.starts().tolist()
+    for name, low, high in zip(names, edges[:-1], edges[1:], strict=True):
+        body = BODIES[f"t/{name}"]
+        assert bytes(target[low:high]) == (bytes(len(body)) if f"t/{name}" in lost else body)
+    index = index_of(table)
+    assert sorted(index.key(n) for n in np.flatnonzero(index.sizes[0] < 0).tolist()) == ["1/031", "2/008"]
+    assert watch.spans[-1] == ByteRange(0, table.size_bytes), "the table comes again, last"
+
+
+@pytest.mark.parametrize(("always", "kind"), [(fault.missing(), NotFound), (fault.denied(), PermissionDenied)])
+@pytest.mark.parametrize("count", [4, 60])
+async def test_many_that_are_gone_are_an_error(
+    server: S3Server, sources: Sources, always: fault.Fault, kind: type[FeeddError], count: int
+) -> None:
+    """More than a sixteenth of a pack is no matter of single objects: one of them is named."""
+    found = await sources.resolve_all(["s3://bucket/t/"])
+    gone = [key for key, body in BODIES.items() if body][:count]
+    for key in gone:
+        server.script("bucket", key, always=always)
+    with pytest.raises(kind) as caught:
+        await fetched(sources, found)
+    assert caught.value.object in [f"s3://bucket/{key}" for key in gone]
+
+
+async def test_a_pack_of_one_cannot_do_without_it(server: S3Server, sources: Sources) -> None:
+    """Nothing would be left of it."""
+    server.put("bucket", "one/a.jpg", b"only")
+    found = await sources.resolve_all(["s3://bucket/one/"])
+    server.script("bucket", "one/a.jpg", always=fault.missing())
+    with pytest.raises(NotFound):
+        await fetched(sources, found)
 
 
 async def test_an_object_written_anew_is_named(server: S3Server, sources: Sources) -> None:

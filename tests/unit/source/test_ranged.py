@@ -141,6 +141,7 @@ async def test_a_freed_place_goes_to_the_most_urgent() -> None:
     assert store.begun == [("a", 0), ("b", 0), ("b", 10), ("a", 10), ("c", 0), ("c", 10)]
 
 
+@pytest.mark.slow
 async def test_a_huge_object_is_cut_as_it_goes() -> None:
     """An object of many parts has only as many tasks as parts in flight."""
     store = GatedStore()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode.forms import hdf5_file
 from feedd.decode.forms.arrays import HDF5_FORM, NPZ_FORM
 from feedd.decode.forms.columns import params_of
 from feedd.errors import BadRecipe, BadShard, Unsupported
@@ -221,3 +222,24 @@ def test_no_bytes_of_hdf5_do_harm() -> None:
     script = _DAMAGED.format(seed=1, count=budget(400))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_name_that_is_no_text_is_spelled_out() -> None:
+    """It is no reason to refuse the others, and can be asked for."""
+    sink = io.BytesIO()
+    with h5py.File(sink, "w") as file:
+        h5py.Group(h5py.h5g.create(file.id, b"caf\xe9"))["x"] = np.arange(3)
+        file["y"] = np.arange(3)
+    assert make(HDF5_FORM, sink.getvalue()).index.fields == ("y", "caf\\xe9/x")
+    assert make(HDF5_FORM, sink.getvalue(), params_of([["caf\\xe9/x"]])).values("caf\\xe9/x") == [0, 1, 2]
+
+
+def test_what_is_no_string_among_strings_is_refused() -> None:
+    """It is not taken for an empty one."""
+    sink = io.BytesIO()
+    with h5py.File(sink, "w") as file:
+        dataset = file.create_dataset("a", data=["b"], dtype=h5py.string_dtype())
+        column = hdf5_file._column(dataset)
+        assert column is not None
+        with pytest.raises(BadShard, match="expected strings in '/a', got float"):
+            hdf5_file._variable([b"b", 0.5], column, "s3://b/shard")

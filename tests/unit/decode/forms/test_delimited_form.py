@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pyarrow as pa
 import pyarrow.csv
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.decode.forms.arrow import CSV_FORM, TSV_FORM
-from feedd.decode.forms.columns import params_of
+from feedd.decode.forms.arrow import CSV_FORM, TSV_FORM, TYPES, DelimitedForm
+from feedd.decode.forms.columns import params_of, typed_params
 from feedd.errors import BadRecipe, BadShard
+from feedd.values import ByteRange
 from tests.budget import budget
-from tests.fakes.making import make
+from tests.fakes.making import HeldBytes, OutBytes, make
 
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
 
@@ -79,7 +81,69 @@ def test_what_pyarrow_writes_is_read() -> None:
 def test_no_bytes_do_harm(text: bytes) -> None:
     """Any text is a table, or refused as a bad shard."""
     for form in (CSV_FORM, TSV_FORM):
+        for params in ("", typed_params([], {}, "int64")):
+            try:
+                make(form, text, params)
+            except BadShard:
+                continue
         try:
-            make(form, text)
+            types(text, form)
         except BadShard:
             continue
+
+
+def types(text: bytes, form: DelimitedForm = CSV_FORM) -> tuple[dict[str, str], int]:
+    """Return what an object tells of its columns, and how much of it was fetched for that."""
+    held = b""
+    while True:
+        whole = memoryview(held + bytes(len(text) - len(held)))
+        here = HeldBytes(len(text), (ByteRange(0, len(held)),) if held else (), whole)
+        wanted = form.wanted(here, TYPES)
+        if not wanted:
+            break
+        held = text[: wanted[-1].end]
+    out = OutBytes()
+    assert form.make(here, "s3://b/shard", TYPES, out) == TYPES
+    return json.loads(bytes(out.written)), len(held)
+
+
+def test_types_are_told_by_the_start_of_a_large_object() -> None:
+    """Whole rows of it; all of it where rows do not end there, as in one quoted value of many lines."""
+    small = b'a,B ,n\n"x\ny",1,\n'
+    assert types(small) == ({"a": "string", "b": "int64", "n": "null"}, len(small))
+    rows = b'"x\ny",1\n' * (10 << 17)
+    assert types(b"a,b\n" + rows) == ({"a": "string", "b": "int64"}, 8 << 20)
+    long = b'a,b\n"' + b"x\n" * (5 << 20) + b'",0.5\n'
+    assert types(long) == ({"a": "string", "b": "double"}, len(long))
+    assert types(b"1\tx\n", TSV_FORM)[0] == {"0": "int64", "1": "string"}
+    assert types(b"\n") == ({}, 1)
+
+
+def test_columns_are_read_with_the_types_they_are_said_to_have() -> None:
+    """Whatever their values look like; a hole stays one, of text too where it is read as numbers."""
+    params = typed_params([["n"], ["t"]], {"n": "float", "t": "string"})
+    made = make(CSV_FORM, b"N,t,u\n1,7,2\n,08,x\n", params)
+    assert (made.index.fields, made.index.stored) == (("n", "t"), ("float32", "text"))
+    assert (made.values("n"), made.values("t")) == ([1.0, None], ["7", "08"])
+    every = make(CSV_FORM, b"a,b\n1,2\n", typed_params([], {"a": "int8"}, "double"))
+    assert every.index.stored == ("int8", "float64")
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        (b"a,n\nx,1\ny,2.5\n", "int8 in column 'n', .* invalid value '2.5' in row 3"),
+        (b"a,n\nx,300\n", "int8 in column 'n', .* invalid value '300' in row 2"),
+        (b"a,n\nx,1\n\xff,2\n", "string in column 'a', .* invalid UTF8 data in row 3"),
+        (b"x,1\ny,2\n", "a first row of names, as the dataset's first shard has, got x, 1"),
+    ],
+)
+def test_a_value_that_is_not_of_its_type_is_named(text: bytes, got: str) -> None:
+    """Column, value and row."""
+    with pytest.raises(BadShard, match=got):
+        make(CSV_FORM, text, typed_params([], {"a": "string", "n": "int8"}))
+
+
+def test_a_dataset_without_names_has_none_in_any_shard() -> None:
+    """Though a first row may look like names."""
+    assert make(CSV_FORM, b"a,b\nc,d\n", typed_params([], {"0": "string", "1": "string"})).values("1") == ["b", "d"]

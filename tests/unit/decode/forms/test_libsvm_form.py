@@ -30,6 +30,12 @@ def test_rows_may_have_a_query() -> None:
     assert (made.values("qid"), made.values("indices"), made.values("values")) == ([7, 8], [[1], []], [[2.0], []])
     with pytest.raises(BadShard):
         make(LIBSVM_FORM, b"1 qid:7 1:2\n0 1:2\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(libsvm, "_PIECE_BYTES", 12)
+        for text in (b"1 qid:7 1:2\n0 1:2\n", b"0 1:2\n# nothing\n1 qid:7 1:2\n"):
+            with pytest.raises(BadShard, match="all with qid, or all without"):
+                make(LIBSVM_FORM, text)
+        assert make(LIBSVM_FORM, b"1 qid:7 1:2\n# nothing\n0 qid:8\n").values("qid") == [7, 8]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+"""Descriptors on their way between daemon and worker, and what there is to say where no more files may be open."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Final
+
+from feedd.errors import ResourceExhausted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM})
+"""What the kernel says where it has no room for a descriptor: nothing was sent, and the socket is as it was."""
+
+
+def no_room(reason: str = "none could be received") -> ResourceExhausted:
+    """Return the error of a process that may open no more files, and so can neither send nor be sent one."""
+    return ResourceExhausted(
+        f"expected room for a descriptor between daemon and decode worker, got: {reason}",
+        hint="raise the limit on open files (ulimit -n)",
+        stage="decode",
+    )
+
+
+def copies(fds: Iterable[int]) -> list[int]:
+    """Return descriptors of our own for the same files: all of them, or none.
+
+    Raises:
+        ResourceExhausted: no more files may be open.
+    """
+    made: list[int] = []
+    try:
+        made.extend(os.dup(fd) for fd in fds)
+    except OSError as error:
+        close_all(made)
+        if error.errno in SCARCE:
+            raise no_room(str(error.strerror)) from error
+        raise
+    return made
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors that came with a message, or were to go with one."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,134 @@
+"""Objects that did not come with their packs: samples without them are bad, whatever was listed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from feedd.errors import CacheUnavailable
+from feedd.flow.lru import WeightedLru
+from feedd.plan.objects.kinds import split_name
+from feedd.plan.objects.layout import HEAD_BYTES, head_bytes, is_pack, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from feedd.values import ObjectRef, ShardFile, ShardIndex
+
+_KNOWN_MAX: Final = 1 << 16  # packs
+
+Reasons = dict[int, dict[int, tuple[str, str]]]
+"""By the number of the shard and of the sample: the extension of what is lost, and what to say of it."""
+
+
+class _Version(NamedTuple):
+    """One fill of an entry: what is fetched again may come whole."""
+
+    ref: ObjectRef
+    inode: int
+    changed_ns: int
+
+
+class _Lost(NamedTuple):
+    sample: int
+    extension: str
+    reason: str
+
+
+class LostObjects:
+    """What packs in the cache say that they lack; each is asked once."""
+
+    def __init__(self) -> None:
+        self._known: WeightedLru[_Version, tuple[_Lost, ...]] = WeightedLru(_KNOWN_MAX)
+        self._lacking: dict[ObjectRef, None] = {}
+
+    def taken(self) -> list[ObjectRef]:
+        """Return the packs found to lack objects since this was asked last: what was lost may be back."""
+        found = list(self._lacking)
+        self._lacking.clear()
+        return found
+
+    async def without(
+        self, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]
+    ) -> tuple[Sequence[ShardIndex], Reasons]:
+        """Return the indexes of pinned shards without what is lost, and why it is.
+
+        Raises:
+            CacheUnavailable: a pack cannot be read, or is none.
+        """
+        reasons: Reasons = {}
+        found = indexes
+        for number, file in enumerate(files):
+            if not is_pack(file.ref):
+                continue
+            lost = await self._of(file)
+            if lost:
+                if len(self._lacking) < _KNOWN_MAX:
+                    self._lacking[file.ref] = None
+                found = [*found[:number], _without(found[number], lost), *found[number + 1 :]]
+                reasons[number] = {one.sample: (one.extension, one.reason) for one in lost}
+        return found, reasons
+
+    async def _of(self, file: ShardFile) -> tuple[_Lost, ...]:
+        try:
+            version = _version(file)
+            known = self._known.get(version)
+            if known is None:
+                known = await asyncio.to_thread(_read, file)
+                self._known.put(version, known, 1)
+        except (OSError, ValueError) as error:
+            raise CacheUnavailable(f"expected a pack, got {error}", object=file.ref.url, stage="decode") from error
+        return known
+
+
+def _version(file: ShardFile) -> _Version:
+    """Return what tells one fill from the next: microseconds, for the file is pinned and its inode at hand."""
+    now = Path(file.path).stat()
+    return _Version(file.ref, now.st_ino, now.st_mtime_ns)
+
+
+def bad_rows(
+    reasons: Reasons, shard_no: Sequence[int], ordinal: Sequence[int], wanted: frozenset[str]
+) -> dict[int, tuple[str, str]]:
+    """Return the rows that lack an object of one of the extensions that are wanted: that, and what to say of it."""
+    if not reasons:
+        return {}
+    found: Mapping[int, tuple[str, str] | None] = {
+        row: reasons.get(number, {}).get(sample)
+        for row, (number, sample) in enumerate(zip(shard_no, ordinal, strict=True))
+    }
+    return {row: told for row, told in found.items() if told is not None and told[0] in wanted}
+
+
+def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
+    sizes = index.sizes.copy()
+    for one in lost:
+        if one.extension in index.fields:
+            sizes[index.fields.index(one.extension), one.sample] = -1
+    return replace(index, sizes=sizes)
+
+
+def _read(file: ShardFile) -> tuple[_Lost, ...]:
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size_bytes = file.ref.size_bytes
+        table_bytes = min(head_bytes(os.pread(fd, HEAD_BYTES, file.data_at)), size_bytes)
+        table = parse(memoryview(os.pread(fd, table_bytes, file.data_at)), size_bytes)
+    finally:
+        os.close(fd)
+    if not table.lost:
+        return ()
+    names = table.names()
+    # A pack is called as its first object with all that is in front of it.
+    folder = file.ref.url.removesuffix(f"{names[0]}+{len(names) - 1}")
+    return tuple(
+        _Lost(
+            int(table.sample[number]),
+            split_name(names[number])[1],
+            f"expected the object {folder}{names[number]}, got one that was gone, or may not be read",
+        )
+        for number in table.lost
+    )

@@ -1,0 +1,1 @@
+"""Mutated bytes for every reader of shards and every form: ``python -m tests.fuzz tar --seconds 30``."""
