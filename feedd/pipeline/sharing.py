@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.keeping import Kept
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows
-    from feedd.values import BatchReady, ObjectRef, ShardIndex
+    from feedd.values import BatchReady, Cursor, ObjectRef, ShardIndex
 
 LEASES_MOST = 8  # of one session where the daemon chooses: the group looks ahead for all of them
 _LENDERS = 4
@@ -254,8 +254,9 @@ class Tickets:
         """The group's memfd."""
         return self.group.arena.fd
 
-    def take(self) -> SlotRef | None:
-        """Return a ticket nobody holds, under a fresh generation, or None."""
+    def take(self, at: Cursor | None = None) -> SlotRef | None:
+        """Return a ticket nobody holds, under a fresh generation, or None; ``at`` is for the group to find."""
+        del at
         if not self._free:
             return None
         index = self._free.pop()

@@ -157,5 +157,5 @@ class KeepingModel(RuleBasedStateMachine):
         self.arena.close()
 
 
-KeepingModel.TestCase.settings = settings(max_examples=budget(100), stateful_step_count=60, deadline=None)
+KeepingModel.TestCase.settings = settings(max_examples=budget(60), stateful_step_count=40, deadline=None)
 TestKeeping = pytest.mark.timeout(120)(KeepingModel.TestCase)
