@@ -299,7 +299,7 @@ async def test_another_major_version_is_refused(short_dir: Path, version: pb.Pro
         assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         error = error_of(failure.value)
         assert error.kind == "version-mismatch"
-        assert "1.3" in error.message
+        assert "1.4" in error.message
         assert ("2.3" in error.message) == (version.major == 2)
         assert hint in error.hint
 
