@@ -76,8 +76,9 @@ class KeepingModel(RuleBasedStateMachine):
             return
         if step not in self.making:
             slot = self.keeping.room()
-            if slot is None:  # only who takes copies may have to wait, or for one that does
-                assert any(not other.leases and other.busy_count for other in self.jobs)
+            if slot is None:  # only for one that takes copies, or for what is being made for a job that went
+                orphans = set(self.making).difference(*(other.making for other in self.jobs))
+                assert orphans or any(not other.leases and other.busy_count for other in self.jobs)
                 return
             assert slot.index not in {kept.slot.index for other in self.jobs for kept in other.held if kept.slot}
             self.making[step] = slot
