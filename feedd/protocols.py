@@ -361,10 +361,13 @@ class FeedSession(BatchMaker, Protocol):
 
     @property
     def arena_fd(self) -> int:
-        """The arena's memfd; owned by the session, duplicated by whoever keeps it."""
+        """The arena's memfd; owned by the session, or its group, duplicated by whoever keeps it."""
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank; None: not known yet."""
+
+    def keep_lent(self) -> None:
+        """Before the slots are given back: the client may go on reading what it holds, so nobody writes there."""
 
     async def close(self) -> None:
         """Give back arena and wishes. Called once, after the last produce has ended and all slots are back."""

@@ -299,6 +299,7 @@ class OpenSpec:
         prefetch_batches: slots wanted; 0: as many as suit the size of a batch.
         consumer_count: DataLoader workers that split the rank's stream.
         share: name of a group of jobs that take the same batches; empty: none.
+        shared_arena: the client can read the group's batches where they lie, and changes nothing there.
         expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
         sources: datasets to be mixed; empty: ``urls`` and ``fields`` are the only one.
         mix: how they are mixed, see ``plan.mixing``.
@@ -324,6 +325,7 @@ class OpenSpec:
     consumer_count: int = 1
     consumer_index: int = 0
     share: str = ""
+    shared_arena: bool = False
     expect_fingerprint: bytes = b""
     sources: tuple[SourceSpec, ...] = ()
     mix: str = ""
@@ -345,6 +347,7 @@ class SessionInfo:
         left_out: samples of the rank that are in none of the steps of an epoch, told to the first of its consumers;
             None: not known.
         at_once: batches that are best asked for together: more than 1 where a batch is little work.
+        places: slots of the arena, where other sessions read it, too; 0: it is the session's own.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -356,6 +359,7 @@ class SessionInfo:
     uneven: str = "allow"
     left_out: int | None = None
     at_once: int = 1
+    places: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +370,7 @@ class BatchReady:
         oversize: private buffer of ``size_bytes`` for a batch larger than its slot; sent inline.
         again: one byte per row, 1 where the sample came before in this epoch, to fill up a step; empty: nowhere.
         filtered: samples that the recipe's filters left out.
+        place: the slot it lies in, in an arena that several sessions read (``SessionInfo.places``).
     """
 
     cursor: Cursor
@@ -376,6 +381,7 @@ class BatchReady:
     oversize: memoryview | None = None
     again: bytes = b""
     filtered: int = 0
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,8 +247,8 @@ class FeedDataset(IterableDataset[Any]):
 
     # ------------------------------------------------------------------ what DeviceLoader calls
 
-    def start_pass(self, *, copy: bool) -> FeedIterator[Any]:
-        """Begin a pass; as ``iter()``, with ``copy`` decided by the caller.
+    def start_pass(self, *, copy: bool, pinned: bool = False) -> FeedIterator[Any]:
+        """Begin a pass; as ``iter()``, with ``copy`` decided by the caller; ``pinned``: for a device to read from.
 
         Raises:
             FeedError: daemon, dataset, state or ranks are not as they must be.
@@ -263,10 +263,10 @@ class FeedDataset(IterableDataset[Any]):
         consumer = Consumer(ranks.topology(in_worker=in_worker), worker_count, worker_id or 0)
         uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
         start, fingerprint = self._start(consumer, worker_id)
-        opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven)
+        opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven, pinned=pinned)
         feeder = Feeder(opener, self._options, consumer, self._stats)
         try:
-            feeder.start(start, runtime.borrow(), fingerprint, first=not self._epochs.begun)
+            feeder.start(start, runtime.borrow(pinned=pinned), fingerprint, first=not self._epochs.begun)
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)

@@ -161,7 +161,7 @@ class DeviceLoader:
             kept = self._copier = (os.getpid(), device, Copier(device, self._transforms))
         source = self._source
         # Opened here: ranks that must agree do so in the trainer's thread, where its other collectives run.
-        batches = source.start_pass(copy=False) if isinstance(source, FeedDataset) else iter(source)
+        batches = source.start_pass(copy=False, pinned=True) if isinstance(source, FeedDataset) else iter(source)
         if isinstance(batches, FeedIterator) and batches.mapping is not None:
             kept[2].register(batches.mapping)
         return DevicePass(self, CopyLane(source, batches, kept[2], self._depth), device)

@@ -54,14 +54,20 @@ class Opener:
         connect: Callable[[], Endpoint],
         forget: Callable[[], None],
         uneven: str = "allow",
+        *,
+        pinned: bool = False,
     ) -> None:
-        """``connect`` returns a usable endpoint, a fresh one after ``forget``; ``uneven`` as the wire has it."""
+        """``connect`` returns a usable endpoint, a fresh one after ``forget``; ``uneven`` as the wire has it.
+
+        ``pinned``: a device is to read the arena by itself, which it cannot where others read it, too.
+        """
         self.forget = forget
         self.uneven = uneven
         self.expect = b""
         self._options = options
         self._consumer = consumer
         self._connect = connect
+        self._pinned = pinned
 
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: threading.Event) -> Session:
         """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
@@ -141,6 +147,7 @@ class Opener:
             uneven=self.uneven,
             steps=options.steps or 0,
             share=options.share or "",
+            shared_arena=options.share is not None and not self._pinned,
             epoch=epoch,
             prefetch_batches=options.prefetch or 0,
             consumer_count=self._consumer.count,

@@ -29,7 +29,7 @@ def register(mapping: Mapping) -> bool:
     address, size_bytes = mapping.address, len(mapping)
     key = (os.getpid(), address)
     known = _registered.get(key)
-    if known is not None or size_bytes == 0 or mapping.pid != os.getpid():
+    if known is not None or size_bytes == 0 or mapping.pid != os.getpid() or mapping.private:
         return bool(known)
     began_s = time.perf_counter()
     with contextlib.suppress(OSError, ValueError):

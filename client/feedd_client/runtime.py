@@ -46,11 +46,12 @@ class Runtime:
         with self._lock:
             self._endpoint = None
 
-    def borrow(self) -> Session | None:
-        """Take the idle session for a pass, if it has slots enough to be useful."""
+    def borrow(self, *, pinned: bool = False) -> Session | None:
+        """Take the idle session for a pass, if it is of use: slots enough, which a device can read where ``pinned``."""
         with self._lock:
             session, self._idle = self._idle, None
-        if session is not None and session.slot_count - len(session.held) < min(2, session.slot_count):
+        few = session is not None and session.slot_count - len(session.held) < min(2, session.slot_count)
+        if session is not None and (few or (pinned and session.places)):
             session.close()
             return None
         return session

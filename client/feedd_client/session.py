@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import queue
 import sys
@@ -94,6 +95,7 @@ class Session:
         self.id = granted.session_id
         self.granted = granted
         self.slot_count = granted.slot_count
+        self.places = granted.arena.places
         self.decoder = BatchDecoder(granted.specs)
         self.mapping = _attach(granted)
         self.generations: dict[int, int] = {}
@@ -108,6 +110,11 @@ class Session:
             stream = self.stream
             if stream is not None:
                 stream.give_back_late(slot, generation)
+
+    def refresh(self, lease: Lease) -> None:
+        """Give back the memory of what the trainer wrote to a batch of an arena that is not its own."""
+        if self.mapping is not None and self.places:
+            self.mapping.refresh(lease.message.place * self.granted.arena.slot_bytes, lease.message.size_bytes)
 
     def forget(self, lease: Lease) -> None:
         """Hold a slot no longer; the next stream's start says so."""
@@ -128,12 +135,11 @@ def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
     if not granted.HasField("arena"):
         return None
     arena = granted.arena
-    if granted.slot_count * arena.slot_bytes > arena.size_bytes:
-        raise ProtocolError(
-            f"expected {granted.slot_count} slots of {arena.slot_bytes} bytes in the arena, got {arena.size_bytes}"
-        )
+    slots = arena.places or granted.slot_count
+    if slots * arena.slot_bytes > arena.size_bytes or (arena.places and arena.slot_bytes % mmap.PAGESIZE):
+        raise ProtocolError(f"expected {slots} slots of {arena.slot_bytes} bytes in the arena, got {arena.size_bytes}")
     try:
-        return shm.attach(arena.socket_path, arena.token, arena.size_bytes)
+        return shm.attach(arena.socket_path, arena.token, arena.size_bytes, private=arena.places > 0)
     except OSError as error:
         _log.warning(
             "shared memory of the daemon cannot be attached (%s: %s); batches travel inline, at several times the"
@@ -218,6 +224,7 @@ class Stream:
             if self._session.held.pop(lease.slot, None) is None:
                 return
             self._returns.append(pb.Release(slot=lease.slot, generation=lease.generation))
+            self._session.refresh(lease)
         self._credits += 1
         if self._credits * 2 >= self._session.slot_count:
             self.flush()
@@ -287,8 +294,12 @@ class Stream:
                 f"expected a free slot of a new generation and at most {slot_bytes} bytes,"
                 f" got slot {slot} generation {generation} with {batch.size_bytes} bytes"
             )
+        place = batch.place if session.places else slot
+        if place >= (session.places or session.slot_count):
+            raise ProtocolError(f"expected a place below {session.places} of a shared arena, got {place}")
         session.generations[slot] = session.held[slot] = generation
-        payload = session.mapping.view(slot * slot_bytes, batch.size_bytes)
+        session.mapping.refresh(place * slot_bytes, batch.size_bytes)  # written to, maybe, when it was another batch
+        payload = session.mapping.view(place * slot_bytes, batch.size_bytes)
         self.ready.append(Lease(payload, batch, slot, generation))
 
     def _take_chunk(self, chunk: pb.Chunk) -> None:

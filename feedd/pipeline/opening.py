@@ -24,10 +24,11 @@ from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.decoded import Room, made_ready
 from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.future import Crowd, Outlook
+from feedd.pipeline.keeping import WINDOW_BATCHES
 from feedd.pipeline.planning import Request, planned
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
 from feedd.pipeline.session import Session, SessionParts
-from feedd.pipeline.sharing import WINDOW_BATCHES, SharedBatches, Sharing
+from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
@@ -120,21 +121,31 @@ class Pipeline:
             undo.callback(outlook.close)
             outlook.enter(Cursor(spec.epoch))
             resolving = resolve(self.stages, self.shelf, listing, reader, request)
-            if size is not None:  # allocating memory takes as long as fetching a shard: do both at once
+            arena: Arena | Tickets | None = None
+            if size is not None and not spec.shared_arena:  # memory takes as long as fetching a shard: both at once
                 (recipes, _), arena = await both(resolving, self._arena(undo, number, spec, size))
             else:
                 recipes, found = await resolving
-                size = estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
+                size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
+            memory = _Memory(self, size, request, recipes)
+            group = self._group_key(spec, (mark, plan.uneven, plan.steps))
+            if spec.share and spec.shared_arena:
+                arena = await self._tickets(undo, spec, group, memory)
+            if arena is None:
                 arena = await self._arena(undo, number, spec, size)
-            assembler = Assembler(self.stages, recipes, arena, self._assembling(number, request))
+            within = arena.group.arena if isinstance(arena, Tickets) else arena
+            assembler = Assembler(self.stages, recipes, within, self._assembling(number, request))
             info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
             info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
             info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
             info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
+            info = replace(info, places=within.slot_count if within is not arena else 0)
             session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
-            if spec.share:
-                memory = _Memory(self, session.slots.slot_bytes, request, recipes)
-                await self._join(session, spec, (mark, plan.uneven, plan.steps), memory)
+            if isinstance(arena, Tickets):
+                session.take_part(arena.group, lambda member: self._sharing.leave(group, member))
+            elif spec.share:
+                shared = await self._sharing.join(group, session, memory.shared)
+                session.take_part(shared, lambda member: self._sharing.leave(group, member))
             else:
                 first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
                 parts = (plan.reader, first, listing, self.shelf, self.stages.cache, self._group)
@@ -142,12 +153,23 @@ class Pipeline:
             undo.pop_all()
         return session
 
-    async def _join(self, session: Session, spec: OpenSpec, plan: tuple[object, ...], memory: _Memory) -> None:
-        """Put a session into the group of those that ask for the same batches."""
+    def _group_key(self, spec: OpenSpec, plan: tuple[object, ...]) -> tuple[object, ...]:
+        """Return what sessions that ask for the same batches have in common."""
         key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples, *plan)
-        key = (*key, spec.decoded_cache)
-        shared = await self._sharing.join(key, session, memory.shared)
-        session.take_part(shared, lambda member: self._sharing.leave(key, member))
+        return (*key, spec.decoded_cache)
+
+    async def _tickets(
+        self, undo: AsyncExitStack, spec: OpenSpec, group: tuple[object, ...], memory: _Memory
+    ) -> Tickets | None:
+        """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
+        count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
+        tickets = Tickets(self._within(count))
+        shared = await self._sharing.join(group, tickets, lambda: memory.lent(tickets.slot_count))
+        if tickets.enter(shared):
+            undo.push_async_callback(self._sharing.leave, group, tickets)
+            return tickets
+        await self._sharing.leave(group, tickets)
+        return None
 
     async def decoded(
         self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes, *, counted: bool
@@ -174,7 +196,9 @@ class Pipeline:
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
         """Return the slots to grant."""
-        slots = spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count)
+        return self._within(spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count))
+
+    def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
 
     async def _arena(self, undo: AsyncExitStack, number: int, spec: OpenSpec, size_bytes: int) -> Arena:
@@ -190,13 +214,15 @@ class _Memory:
     """Memory for batches like those of one session."""
 
     def __init__(self, pipeline: Pipeline, slot_bytes: int, request: Request, recipes: Recipes) -> None:
-        self._pipeline, self._slot_bytes, self._request, self._recipes = pipeline, slot_bytes, request, recipes
+        self._pipeline, self.slot_bytes, self._request, self._recipes = pipeline, slot_bytes, request, recipes
 
-    async def shared(self) -> SharedBatches:
+    async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
         """For jobs that share."""
-        return await self._pipeline.decoded(
-            WINDOW_BATCHES, self._slot_bytes, self._request, self._recipes, counted=True
-        )
+        return await self._pipeline.decoded(slot_count, self.slot_bytes, self._request, self._recipes, counted=True)
+
+    async def lent(self, lease_count: int) -> SharedBatches:
+        """For jobs that share, and hold so many leases each."""
+        return await self.shared(slots_to_lend(lease_count, self.slot_bytes))
 
 
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.errors import NotFound, ObjectChanged
 from feedd.pipeline.pinned import with_pinned
+from feedd.pipeline.sharing import Tickets
 from feedd.plan.reader import Several
 from feedd.values import Cursor, EpochEnd
 
@@ -33,6 +34,7 @@ class SessionParts:
     """What a session is made of: its plan, its view of the future, its arena.
 
     Attributes:
+        arena: its own, or its leases in that of its group.
         shared: where its batches come from instead of being decoded for it alone.
         leave: gives that up.
         ahead: decodes the next epoch's first batches, and is then whose slots they are.
@@ -43,7 +45,7 @@ class SessionParts:
     reader: AnyReader
     outlook: Outlook
     assembler: Assembler
-    arena: Arena
+    arena: Arena | Tickets
     shared: SharedBatches | None = None
     leave: Callable[[object], Awaitable[None]] | None = None
     ahead: Ahead | None = None
@@ -81,8 +83,13 @@ class Session:
 
     @property
     def arena_fd(self) -> int:
-        """The arena's memfd, owned by the session."""
+        """The arena's memfd, owned by the session or its group."""
         return self._parts.arena.fd
+
+    def keep_lent(self) -> None:
+        """The client may go on reading what it holds: others must not write there."""
+        if isinstance(self._parts.arena, Tickets):
+            self._parts.arena.keep_lent()
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the rank, where they were known when it was opened."""
@@ -147,7 +154,7 @@ class Session:
         if self._parts.ahead is not None:
             await self._parts.ahead.close()
         if self._parts.leave is not None:
-            await self._parts.leave(self)
+            await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, Tickets) else self)
         self._parts.outlook.close()
         self._parts.assembler.close()
         self._parts.arena.close()
@@ -247,6 +254,9 @@ class Session:
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
+        if isinstance(parts.arena, Tickets):
+            assert parts.shared is not None, "leases without a group"
+            return await parts.shared.lend(parts.arena, slot, rows, refs, indexes)
         if parts.shared is not None:
             return await parts.shared.batch(self, rows, refs, indexes, parts.arena.view(slot))
 

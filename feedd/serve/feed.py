@@ -115,8 +115,10 @@ class FeedService:
         if self.arena_path is not None:
             response.arena.socket_path = str(self.arena_path)
             response.arena.token = hosted.token
-            response.arena.size_bytes = hosted.arena_bytes
+            places = hosted.feed.info.places
+            response.arena.size_bytes = (places or slots.slot_count) * slots.slot_bytes
             response.arena.slot_bytes = slots.slot_bytes
+            response.arena.places = places
         return response
 
     # ------------------------------------------------------------------ Stream
@@ -155,8 +157,15 @@ class FeedService:
     # ------------------------------------------------------------------ Close
 
     async def close(self, request: pb.CloseRequest, _context: CloseContext) -> pb.CloseResponse:
-        """End a session; one that is not there (any more) is as good as closed."""
+        """End a session; one that is not there (any more) is as good as closed.
+
+        Where others write to its arena, and the client may still read what it holds, the end of its lifeline is the
+        session's: that comes when nothing refers to the batch any more.
+        """
         with contextlib.suppress(FeeddError):
             hosted = self._sessions.find(request.session_id)
-            await asyncio.shield(self._spawn(self._sessions.close(hosted)))
+            if not hosted.reads_on:
+                await asyncio.shield(self._spawn(self._sessions.close(hosted)))
+            elif hosted.call is not None:
+                hosted.call.stop()
         return pb.CloseResponse()

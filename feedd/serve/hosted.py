@@ -68,6 +68,12 @@ class HostedSession:
         """Size of the session's arena."""
         return self.feed.slots.slot_count * self.feed.slots.slot_bytes
 
+    @property
+    def reads_on(self) -> bool:
+        """Whether the client may be reading a batch in an arena that others write to."""
+        held = self.call is not None or self.machine.leases.held_count > 0
+        return held and bool(self.lifelines) and self.feed.info.places > 0
+
     def carry_out(self, instructions: list[Instruction]) -> None:
         """Hand what the machine says to the stream; without one, only slots can have been reclaimed."""
         if self.call is not None:

@@ -213,6 +213,8 @@ class Sessions:
 
     async def _finish(self, hosted: HostedSession) -> None:
         arena_bytes = hosted.arena_bytes
+        if hosted.lifelines:
+            hosted.feed.keep_lent()
         hosted.carry_out(hosted.machine.close())
         for lifeline in list(hosted.lifelines):
             lifeline.cut()

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 3  # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets
+# 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group
+PROTOCOL_MINOR = 4
 
 _INT64_MAX = (1 << 63) - 1
 _ANCHORS_MAX = 1 << 16  # partitions of one node
@@ -139,6 +140,7 @@ def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
         consumer_count=consumer_count,
         consumer_index=bounded("consumer_index", request.consumer_index, 0, consumer_count - 1),
         share=bounded_texts("share", [request.share], 1, 256)[0],
+        shared_arena=request.shared_arena and bool(request.share),
         expect_fingerprint=request.expect_fingerprint,
         sources=sources,
         mix=bounded_texts("mix", [request.mix.mode or "stratified"], 1, 64)[0] if sources else "",
@@ -295,6 +297,7 @@ class BatchWriter:
             bad_samples=batch.bad_samples,
             again=batch.again,
             filtered=batch.filtered,
+            place=batch.place,
         )
 
 

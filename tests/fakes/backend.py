@@ -158,6 +158,9 @@ class FakeSession:
         """The arena's memfd."""
         return self.arena.fd
 
+    def keep_lent(self) -> None:
+        """Nobody else writes to the arena."""
+
     def steps(self, epoch: int) -> int | None:
         """As scripted."""
         return self.script.steps + self.script.more_steps * epoch if self.script.steps_known else None

@@ -77,6 +77,9 @@ def consume(loader: Iterable[Any], to_pair: Callable[[Any], Pair], settings: dic
             "cpu_ms_per_sample": 1000 * cpu_s / samples,
         }
     sys.stdout.write("\n" + json.dumps(row) + "\n")
+    if "rank_count" in settings:
+        sys.stdout.flush()
+        sys.stdin.read()  # ending torch costs CPU, which is nobody's loader: only when all have been measured
 
 
 def touch(size_bytes: int) -> None:

@@ -50,6 +50,9 @@ class ReadySession:
         """The arena's memfd."""
         return self.arena.fd
 
+    def keep_lent(self) -> None:
+        """Nobody else writes to the arena."""
+
     def steps(self, epoch: int) -> int | None:
         """No known end."""
         return None

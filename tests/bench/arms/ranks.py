@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from feedd.bench.procs import tree_cpu_s
-from tests.bench.arms.consume import GO, READY
+from tests.bench.arms.consume import GO, READY, touch
 
 _TIMEOUT_S = 600.0
 
@@ -37,23 +37,31 @@ def _start(settings: dict[str, Any], number: int, port: int) -> subprocess.Popen
     )
 
 
-def _together(trainers: list[subprocess.Popen[str]]) -> None:
+def _together(trainers: list[subprocess.Popen[str]], touched_bytes: int) -> None:
     """Have all of them begin once all are ready: how long each took to import torch is nobody's rate."""
     for process in trainers:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line == READY, f"expected a trainer to be ready, got {line!r}"
+    touch(touched_bytes)
     for process in trainers:
         assert process.stdin is not None
         process.stdin.write(GO)
         process.stdin.flush()
 
 
-def _end(process: subprocess.Popen[str]) -> dict[str, Any]:
-    output, _ = process.communicate(timeout=_TIMEOUT_S)
-    assert process.returncode == 0, f"expected a trainer to end well, got exit {process.returncode}"
-    row: dict[str, Any] = json.loads(output.splitlines()[-1])
+def _row(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return what a trainer measured; it then waits for ``_end``."""
+    assert process.stdout is not None
+    line = next((line for line in process.stdout if line.startswith("{")), None)
+    assert line is not None, "expected a trainer's measurements, got its end"
+    row: dict[str, Any] = json.loads(line)
     return row
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=_TIMEOUT_S)
+    assert process.returncode == 0, f"expected a trainer to end well, got exit {process.returncode}"
 
 
 def main() -> None:
@@ -66,12 +74,15 @@ def main() -> None:
             from tests.bench.arms import daemon  # noqa: PLC0415 - peers' environments have no gRPC
 
             settings["address"] = stack.enter_context(daemon.running(settings))
+        touched_bytes = settings.pop("touched_bytes", 0)  # once for all of them, and before the word to begin
         port = _free_port()
         trainers = [_start(settings, number, port) for number in range(jobs * ranks)]
-        _together(trainers)
+        _together(trainers, touched_bytes)
         cpu_s = tree_cpu_s()
-        rows = [_end(process) for process in trainers]
+        rows = [_row(process) for process in trainers]
         cpu_s = tree_cpu_s() - cpu_s
+        for process in trainers:
+            _end(process)
     count = settings["sample_count"]
     seen = sum(row["samples"] for row in rows), sum(row["label_sum"] for row in rows)
     expected = (jobs * count, jobs * count * (count - 1) // 2)

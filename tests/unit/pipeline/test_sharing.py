@@ -9,8 +9,8 @@ import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED
-from feedd.pipeline.sharing import WINDOW_BATCHES
-from feedd.values import Cursor
+from feedd.pipeline.keeping import WINDOW_BATCHES
+from feedd.values import BatchReady, Cursor
 from tests.fakes.feeding import Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BATCHES = 12  # of 4 samples
 
+lent_or_copied = pytest.mark.parametrize("lent", [False, True], ids=["copied", "lent"])
+
 
 def _shared(rig: Feeding) -> dict[str, int]:
     return {
@@ -28,7 +30,8 @@ def _shared(rig: Feeding) -> dict[str, int]:
     }
 
 
-async def test_three_jobs_decode_once(tmp_path: Path) -> None:
+@lent_or_copied
+async def test_three_jobs_decode_once(tmp_path: Path, lent: bool) -> None:
     """Side by side, each gets what it would have got alone, and every sample is decoded once."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
@@ -36,7 +39,7 @@ async def test_three_jobs_decode_once(tmp_path: Path) -> None:
         wanted = [batch.data for batch in await batches(alone)]
         await rig.close(alone)
         before = rig.recorder.total(DECODE_SAMPLES)
-        jobs = [await rig.open(shuffle=True, seed=3, keys=True, share="job-group") for _ in range(3)]
+        jobs = [await rig.open(shuffle=True, seed=3, keys=True, share="job-group", shared_arena=lent) for _ in range(3)]
         assert rig.pipeline._sharing.group_count == 1
         taken = await asyncio.gather(*[batches(job) for job in jobs])
         assert all([batch.data for batch in each] == wanted for each in taken)
@@ -47,11 +50,12 @@ async def test_three_jobs_decode_once(tmp_path: Path) -> None:
         assert rig.pipeline._sharing.group_count == 0
 
 
-async def test_a_job_that_falls_behind_decodes_once_more(tmp_path: Path) -> None:
+@lent_or_copied
+async def test_a_job_that_falls_behind_decodes_once_more(tmp_path: Path, lent: bool) -> None:
     """What had to make room is made again for the slow one, and counted; the fast one never waits for it."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
-        fast, slow = [await rig.open(share="a") for _ in range(2)]
+        fast, slow = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
         first = await batches(fast)
         assert len(first) == BATCHES > WINDOW_BATCHES
         second = await batches(slow)
@@ -73,30 +77,32 @@ async def test_only_equal_jobs_share(tmp_path: Path) -> None:
         assert rig.pipeline._sharing.group_count == 6
 
 
-async def test_a_job_that_ends_keeps_nothing(tmp_path: Path) -> None:
+@lent_or_copied
+async def test_a_job_that_ends_keeps_nothing(tmp_path: Path, lent: bool) -> None:
     """When a job leaves, nothing is kept for it; one that comes later finds the group as it is."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
-        one, two = [await rig.open(share="a") for _ in range(2)]
+        one, two = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
         group = one._parts.shared
         assert group is not None
         await take(one, Cursor())
         assert len(group._kept) == group._arena.taken_count == 1
         await rig.close(two)
         assert len(group._kept) == group._arena.taken_count == 0
-        late = await rig.open(share="a")
+        late = await rig.open(share="a", shared_arena=lent)
         assert late._parts.shared is group
         assert isinstance(await take(late, Cursor(0, 3)), Taken)
         assert isinstance(await take(one, Cursor(0, 3)), Taken)
         assert group._arena.taken_count == 0
 
 
-async def test_an_error_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
+@lent_or_copied
+async def test_an_error_reaches_all_and_leaves_nothing(tmp_path: Path, lent: bool) -> None:
     """A sample that cannot be decoded is every job's error; the group's memory is free again."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(4, 4)
         rig.store.shard(0, [{"cls": b"1"}, {"cls": b"no number"}, {"cls": b"3"}, {"cls": b"4"}])
-        jobs = [await rig.open(share="a") for _ in range(2)]
+        jobs = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
         results = await asyncio.gather(*[take(job, Cursor()) for job in jobs], return_exceptions=True)
         assert all(isinstance(result, BadSample) for result in results)
         group = jobs[0]._parts.shared
@@ -104,12 +110,13 @@ async def test_an_error_reaches_all_and_leaves_nothing(tmp_path: Path) -> None:
         assert group._arena.taken_count == 0
 
 
-async def test_a_job_cancelled_in_the_middle_harms_nobody(tmp_path: Path) -> None:
+@lent_or_copied
+async def test_a_job_cancelled_in_the_middle_harms_nobody(tmp_path: Path, lent: bool) -> None:
     """The others get their batch although the one that asked first went away."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 2)
         gate = rig.store.gates["train/01.tar"] = asyncio.Event()
-        jobs = [await rig.open(share="a") for _ in range(2)]
+        jobs = [await rig.open(share="a", shared_arena=lent) for _ in range(2)]
         waiting = [asyncio.create_task(take(job, Cursor(0, 2))) for job in jobs]
         await until(lambda: "train/01.tar" in rig.store.reads)
         waiting[0].cancel()
@@ -119,3 +126,34 @@ async def test_a_job_cancelled_in_the_middle_harms_nobody(tmp_path: Path) -> Non
         made = await waiting[1]
         assert isinstance(made, Taken)
         assert made.ints() == [100, 101, 102, 103]
+
+
+async def test_a_lent_batch_stays_until_it_is_given_back(tmp_path: Path) -> None:
+    """What a job holds lies where it lay, whatever the others make, and is lent to others meanwhile."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        slow, fast = [await rig.open(share="a", shared_arena=True) for _ in range(2)]
+        assert slow.info.places == fast.info.places > slow.slots.slot_count
+        ticket = slow.slots.take()
+        assert ticket is not None
+        held = await slow.produce(Cursor(), ticket)
+        assert isinstance(held, BatchReady)
+        before = bytes(slow.slots.view(ticket)[: held.size_bytes])
+        for _ in range(3):
+            assert len(await batches(fast)) == BATCHES
+        assert bytes(slow.slots.view(ticket)[: held.size_bytes]) == before
+        assert slow.slots.give_back(ticket)
+        assert not slow.slots.give_back(ticket)
+
+
+async def test_one_too_many_takes_copies(tmp_path: Path) -> None:
+    """A job for whose leases there is no room has an arena of its own, and the same batches."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        jobs = [await rig.open(share="a", shared_arena=True, prefetch_batches=16) for _ in range(5)]
+        assert [job.info.places > 0 for job in jobs] == [True] * 4 + [False]
+        taken = await asyncio.gather(*[batches(job) for job in jobs])
+        assert all([batch.data for batch in each] == [batch.data for batch in taken[0]] for each in taken)
+        assert _shared(rig)["made"] == BATCHES
+        await rig.close(jobs[0])
+        assert (await rig.open(share="a", shared_arena=True, prefetch_batches=16)).info.places > 0
