@@ -171,9 +171,7 @@ class Pipeline:
         await self._sharing.leave(group, tickets)
         return None
 
-    async def decoded(
-        self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes, *, counted: bool
-    ) -> SharedBatches:
+    async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
         """Return memory for decoded batches that are copied from there into sessions' slots.
 
         Raises:
@@ -183,7 +181,7 @@ class Pipeline:
         arena = await Arena.create(slot_count, slot_bytes, self._budget)
         self.stages.pool.attach(number, arena.fd, arena.size_bytes)
         assembler = Assembler(self.stages, recipes, arena, self._assembling(number, request))
-        return SharedBatches(arena, assembler, self.stages, self._group, counted=counted)
+        return SharedBatches(arena, assembler, self.stages, self._group)
 
     async def close(self) -> None:
         """End listings and index reads under way."""
@@ -218,7 +216,7 @@ class _Memory:
 
     async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
         """For jobs that share."""
-        return await self._pipeline.decoded(slot_count, self.slot_bytes, self._request, self._recipes, counted=True)
+        return await self._pipeline.decoded(slot_count, self.slot_bytes, self._request, self._recipes)
 
     async def lent(self, lease_count: int) -> SharedBatches:
         """For jobs that share, and hold so many leases each."""

@@ -53,11 +53,8 @@ def slots_to_lend(lease_count: int, slot_bytes: int) -> int:
 class SharedBatches:
     """The batches of one group. Owns its arena."""
 
-    def __init__(
-        self, arena: Arena, assembler: Assembler, stages: Stages, tasks: asyncio.TaskGroup, *, counted: bool = True
-    ) -> None:
+    def __init__(self, arena: Arena, assembler: Assembler, stages: Stages, tasks: asyncio.TaskGroup) -> None:
         self._arena = arena
-        self._counted = counted
         self._assembler = assembler
         self._stages = stages
         self._flight: SingleFlight[tuple[int, int], Kept] = SingleFlight(tasks)
@@ -139,16 +136,6 @@ class SharedBatches:
         self._kept.let_go(kept, holder)
         self._freed.set()
 
-    async def prepare(self, rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]) -> None:
-        """Decode a batch that somebody will take.
-
-        Raises:
-            As ``batch``.
-        """
-        key = (rows.cursor.epoch, rows.cursor.step)
-        if self._kept.find(key) is None:
-            await self._flight.do(key, lambda: self._make(key, rows, refs, indexes))
-
     async def close(self) -> None:
         """End what is under way and free the memory."""
         await self._flight.cancel_all()
@@ -163,15 +150,14 @@ class SharedBatches:
         key = (rows.cursor.epoch, rows.cursor.step)
         while (kept := self._kept.find(key, holder)) is None:
             await self._flight.do(key, lambda: self._make(key, rows, refs, indexes))
-        if kept.taken_by and self._counted:
+        if kept.taken_by:
             self._stages.recorder.count(PIPELINE_SHARED, outcome="taken")
         return kept
 
     async def _make(
         self, key: tuple[int, int], rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]
     ) -> Kept:
-        if self._counted:
-            self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
+        self._stages.recorder.count(PIPELINE_SHARED, outcome="again" if key <= self._furthest else "made")
         self._furthest = max(key, self._furthest)
         slot = await self._room()
         try:
@@ -253,6 +239,11 @@ class Tickets:
     def fd(self) -> int:
         """The group's memfd."""
         return self.group.arena.fd
+
+    @property
+    def taken_count(self) -> int:
+        """Leases in use."""
+        return len(self._taken)
 
     def take(self, at: Cursor | None = None) -> SlotRef | None:
         """Return a ticket nobody holds, under a fresh generation, or None; ``at`` is for the group to find."""
