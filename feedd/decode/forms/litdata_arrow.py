@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms.whole import TableForm
@@ -30,8 +31,12 @@ class LitDataArrowForm(TableForm):
                 hint="name the folder without litdata-arrow+ if its items are not plain values",
                 stage="decode",
             )
-        with data[start:end] as inner:
+        inner = data[start:end]
+        try:
             return self._write(inner, url, params, out)
+        finally:
+            with contextlib.suppress(BufferError):  # an error's traceback may hold arrays over it; they end with it
+                inner.release()
 
 
 LITDATA_ARROW_FORM: Final = LitDataArrowForm("litdata-arrow", "feedd.decode.forms.arrow_file", "parquet")
