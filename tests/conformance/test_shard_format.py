@@ -146,6 +146,8 @@ def test_the_registry_knows_formats_by_extension() -> None:
         assert registry.format_for(f"s3://b/{name}") == "tar"
     for name in ("a.tfrecord.gz", "a.tfrecord-00000-of-00010.gz", "a.tfrecord.gz-00000-of-00010"):
         assert registry.format_for(f"s3://b/{name}") == "tfrecord"
+    for name in ("a.PTH", "a.pt"):
+        assert registry.format_for(f"s3://b/{name}") == "torch"
     for name in ("a.gz", "gz", "noext", "tar"):
         assert registry.format_for(f"s3://b/{name}") == "auto"
     for url in (
