@@ -153,7 +153,7 @@ def test_the_registry_knows_formats_by_extension() -> None:
     for url in (
         "s3://b/a.tar.lz4",
         "s3://b/a.beton",
-        "s3://b/a.PTH",
+        "s3://b/a.CKPT",
     ):
         with pytest.raises(Unsupported, match=r"\.tar"):
             registry.format_for(url)
