@@ -270,9 +270,10 @@ class FeedDataset(IterableDataset[Any]):
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
-            # Workers hand batches to a queue that pickles them later, from a thread of its own: a view of a slot
-            # would be overwritten by then, so they get copies.
-            plan = PassPlan(copy=copy or in_worker, skip_rows=start.row)
+            # Workers hand batches to a queue that pickles them later, single samples are collected: views would be
+            # overwritten by then.
+            single = self._options.batch_size is None and not pinned
+            plan = PassPlan(copy=copy or in_worker or single, skip_rows=start.row)
             if not in_worker:
                 plan = ranks.agree(plan, feeder, start, consumer.topology)
         except BaseException:
