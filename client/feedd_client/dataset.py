@@ -270,8 +270,7 @@ class FeedDataset(IterableDataset[Any]):
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
-            # Workers hand batches to a queue that pickles them later, single samples are collected: views would be
-            # overwritten by then.
+            # A queue pickles workers' batches later, and single samples are collected: no view would last that long.
             single = self._options.batch_size is None and not pinned
             plan = PassPlan(copy=copy or in_worker or single, skip_rows=start.row)
             if not in_worker:
