@@ -95,7 +95,7 @@ async def test_it_is_asked_for_again_by_who_opens_later(tmp_path: Path) -> None:
         rig.store.put(KEY, ALL[LOST])
         later = await rig.open(fields=BYTES, bad_samples="error")
         assert _bodies(await batches(later)) == ALL
-        assert _bodies(await batches(session, Cursor(1))) == ALL
+        assert _bodies(await batches(session, Cursor(2))) == ALL  # of the next epoch some may have been made before
 
 
 async def test_a_daemon_that_starts_anew_knows(tmp_path: Path) -> None:
