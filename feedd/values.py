@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -58,8 +60,7 @@ class ReadProgress:
     """How far one read has come: the one noun that changes. The store that receives writes it, anybody may look.
 
     Attributes:
-        filled_bytes: so much of the target, from its start, is the object's and is not written again by this read.
-            Where an error ends the read, it can be taken up again from there.
+        filled_bytes: so much of the target, from its start, is the object's: a read that broke off goes on from there.
         first_byte_s: when the first byte of the body came, on ``time.monotonic``; None: not yet.
         answered_by: request id and address of who sent it, for messages; empty where unknown.
     """
@@ -75,8 +76,7 @@ class ObjectChecksum:
 
     Attributes:
         algorithm: ``crc64nvme``, ``crc32c``, ``crc32``, ``sha1`` or ``sha256``.
-        digest: big-endian for the CRCs. Of the object's bytes; where ``part_sizes`` are given, of the digests of its
-            parts one after another (S3's composite checksums).
+        digest: big-endian for the CRCs. Of the object's bytes; with ``part_sizes``, of its parts' digests (composite).
         part_sizes: bytes of each part of a composite one; empty: of the full object.
         part_digests: one per part where the store tells them, else empty.
     """
@@ -96,12 +96,14 @@ class ShardFile:
         path: file to open read-only.
         data_at: offset of the object's first byte in the file; a multiple of the page size.
         format: by which a made shard is indexed; empty: its name tells.
+        arriving: it is being fetched, and only what was waited for is there.
     """
 
     ref: ObjectRef
     path: str
     data_at: int
     format: str = ""
+    arriving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,12 @@ class ShardIndex:
 
     Attributes:
         fields: extensions found anywhere in the shard, in order of first appearance.
-        starts: int64[field, sample], byte offset of the field in the object; meaningless where absent.
+        starts: int64[field, sample], byte offset of the field in the object; where absent see ``decode.absent``.
         sizes: int64[field, sample], bytes of the field; -1 where the sample lacks it.
         key_blob: UTF-8 keys back to back.
         key_ends: int64[sample], end of each key in ``key_blob``.
         stored: how each field is stored (see ``decode.stored``); empty: each is a file of its own, as in a tar.
+        notes: field's number (-1: all), sample, and what is there instead of a value; of the first such.
     """
 
     fields: tuple[str, ...]
@@ -123,6 +126,7 @@ class ShardIndex:
     key_blob: bytes
     key_ends: NDArray[np.int64]
     stored: tuple[str, ...] = ()
+    notes: tuple[tuple[int, int, str], ...] = ()
 
     def stored_as(self, column: int) -> str:
         """Return how one field is stored."""
@@ -232,9 +236,8 @@ class Cursor:
     """Resume position of one rank; travels with every batch.
 
     Attributes:
-        anchors: for each partition of the rank's node a window, and the position in the partition's stream of that
-            window's first sample: with them a restarted daemon plans on without knowing earlier windows' counts. None
-            at all: nothing is known.
+        anchors: a window of each partition of the rank's node, and where in the partition's stream its first sample is:
+            so a restarted daemon plans on without knowing earlier windows' counts. Empty: nothing is known.
     """
 
     epoch: int = 0
@@ -289,7 +292,7 @@ class OpenSpec:
         window_shards: shards per shuffle window; 0: the daemon's default.
         window_bytes: as many shards per window as fit into it instead; 0: by their number.
         bucket_by: field by whose size samples of a window are put into batches; empty: by chance alone.
-        bad_samples: what becomes of bad samples, see ``pipeline.policy``; empty: "skip".
+        bad_samples: what becomes of bad samples, see ``pipeline.batches.policy``; empty: "skip".
         filters: conditions that samples must meet, see ``decode.filters``.
         decoded_cache: keep images decoded, see ``decode.ready``.
         sharding: "key", "replicated", "size" or "sample".
@@ -344,10 +347,10 @@ class SessionInfo:
         fingerprint: 16 bytes over ordered keys, sizes, ETags and recipe.
         steps: batches of the rank in the epoch, where known.
         uneven: what equalises the steps of all ranks: as asked for, or what was chosen.
-        left_out: samples of the rank that are in none of the steps of an epoch, told to the first of its consumers;
-            None: not known.
+        left_out: samples of the rank in no step of an epoch, told to the first of its consumers; None: not known.
         at_once: batches that are best asked for together: more than 1 where a batch is little work.
         places: slots of the arena, where other sessions read it, too; 0: it is the session's own.
+        classes: what the numbers of text labels stand for, in order, by field; of all nodes the same.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -360,6 +363,7 @@ class SessionInfo:
     left_out: int | None = None
     at_once: int = 1
     places: int = 0
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +375,7 @@ class BatchReady:
         again: one byte per row, 1 where the sample came before in this epoch, to fill up a step; empty: nowhere.
         filtered: samples that the recipe's filters left out.
         place: the slot it lies in, in an arena that several sessions read (``SessionInfo.places``).
+        samples: that are packed into its rows; 0: each row is one.
     """
 
     cursor: Cursor
@@ -382,6 +387,7 @@ class BatchReady:
     again: bytes = b""
     filtered: int = 0
     place: int = 0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from feedd_client import state as states
+from feedd_client.asking import Asker
 from feedd_client.epochs import Epochs
-from feedd_client.errors import BadOptionError, Draining, ResourceError
+from feedd_client.errors import BadOptionError
 from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
 from feedd_client.opener import Consumer, Opener
@@ -50,11 +49,13 @@ class FeedDataset(IterableDataset[Any]):
 
     Args:
         url: prefix, object, list of them, or ``manifest+s3://…``; a format before it (``tfrecord+s3://…``) is that of
-            all shards, whatever their names. Or a list of ``Source``, which are mixed by their weights. Mixing needs
+            all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` are lists, as in WebDataset.
+            Or a list of ``Source``, which are mixed by their weights. Mixing needs
             sample counts (``feedd index``). A source that ends begins again, shuffled anew, and goes on from epoch to
             epoch where it stood; ranks have as many whole steps by themselves.
         batch_size: samples per batch; None yields single samples.
-        fields: what to decode and how; None takes the format's defaults by extension.
+        fields: what to decode and how; None takes the format's defaults by extension, or by how columns are stored:
+            floats of any width become float32 then, and ``"float:float64"`` keeps their bits.
         shuffle: True, False, or a ``Shuffle``.
         seed: of the order and of augmentations.
         sharding: "key" (ShardedByS3Key), "size" or "replicated": which objects a node gets. "sample": equal shares of
@@ -93,8 +94,9 @@ class FeedDataset(IterableDataset[Any]):
             any number where it is.
         filter: conditions a sample must meet, a mapping or a list of them: ``{"field": "txt", "min_bytes": 1,
             "max_bytes": 4096}`` (stored size), ``{"field": "jpg", "min_height": 64, "min_width": 64}`` (from the
-            header; ``max_`` as well), ``{"field": "score", "min": 0.5, "max": 1}`` (a number). Others are left out of
-            their batch, and counted in ``stats()``.
+            header; ``max_`` as well), ``{"field": "score", "min": 0.5, "max": 1}`` (a number), ``{"field": "json",
+            "key": "score", "min": 0.5}`` (a value inside JSON). Others are left out of their batch, and counted in
+            ``stats()``.
         decoded_cache: have the node keep images decoded, as far as its cache has room, so that later epochs only do
             what is left of their recipes. Batches are the same; but of recipes that begin with a random cut
             (``image:224x224:random``), which then cut from images whose shorter side is 256 (more for larger cuts).
@@ -160,7 +162,7 @@ class FeedDataset(IterableDataset[Any]):
         )
         self._address, self._topology, self._epochs = checked_address(address), topology, Epochs()
         self._resume: states.Resume | None = None
-        self._position, self._fingerprint, self._asked_steps = Position(), b"", False
+        self._position, self._fingerprint, self._asked_steps, self._done = Position(), b"", False, False
         self._standing: dict[str, int] = {}
         self._known_steps: int | None = None
         self._last_step: int | None = None
@@ -169,6 +171,9 @@ class FeedDataset(IterableDataset[Any]):
     # ------------------------------------------------------------------ what users call
 
     def __iter__(self) -> Iterator[Any]:
+        if _siblings_have_more(self._resume, self._epochs, self._options.open_timeout_s):
+            self._resume = None
+            return iter(self._end_at_once, None)
         return self.start_pass(copy=self._options.copy)
 
     def __len__(self) -> int:
@@ -181,7 +186,7 @@ class FeedDataset(IterableDataset[Any]):
         if self._options.batch_size is None:
             raise TypeError("the number of samples is not known ahead; count them, or set batch_size and count steps")
         if self._known_steps is None and not self._asked_steps:
-            self._known_steps = self._ask_steps()
+            self._known_steps = self._asker.steps(self._fingerprint, self._epochs.current())
             self._asked_steps = True
         if self._known_steps is None:
             raise TypeError(
@@ -189,6 +194,17 @@ class FeedDataset(IterableDataset[Any]):
                 " pass steps=, or iterate without len(); it is known once an epoch was seen to its end"
             )
         return self._known_steps
+
+    def classes(self, field: str) -> list[str]:
+        """Return the names of the classes that a field's labels number: a label is a place in this list.
+
+        Of labels by folder, and of those that a table names by text; in order of their names, over the whole dataset,
+        so that all nodes have the same. The daemon is asked, the first time.
+
+        Raises:
+            FeedError: the field's labels are numbers in the data, or the dataset cannot be opened.
+        """
+        return self._asker.classes(field, self._fingerprint, self._epochs.current())
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the one the next pass runs. A loaded position of another epoch is dropped.
@@ -208,7 +224,8 @@ class FeedDataset(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the resume position as a small JSON-able dict; it counts only what the trainer took."""
-        return states.dump(self._position, self._fingerprint, self._options, self._standing)
+        now = states.Resume(self._position, self._fingerprint, self._standing, self._done)
+        return states.dump(now, self._options)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass go on where ``state`` was taken.
@@ -219,8 +236,11 @@ class FeedDataset(IterableDataset[Any]):
         """
         resume = states.load(state, self._options)
         self.set_epoch(resume.position.epoch)
-        self._resume, self._position = resume, resume.position
+        self._resume, self._position, self._done = resume, resume.position, resume.done
         self._fingerprint, self._standing = resume.fingerprint, resume.standing
+        info = get_worker_info()
+        if info is not None:
+            self._epochs.loaded(resume.position.epoch, info.id, info.seed - info.id)
 
     def stats(self) -> dict[str, Any]:
         """Return counters of this process (see ``LoaderStats``)."""
@@ -232,7 +252,7 @@ class FeedDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_runtime", "_ranks", "_stats"):
+        for name in ("_runtime", "_ranks", "_stats", "_asker"):
             del state[name]
         state["_topology"] = self._ranks.local_topology()  # a spawned worker has no process group to ask
         return state
@@ -262,11 +282,11 @@ class FeedDataset(IterableDataset[Any]):
         ranks, runtime = self._ranks, self._runtime
         consumer = Consumer(ranks.topology(in_worker=in_worker), worker_count, worker_id or 0)
         uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
-        start, fingerprint = self._start(consumer, worker_id)
+        start = states.begin(self._resume, self._epochs.current(worker_id), consumer, self._options)
         opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven, pinned=pinned)
         feeder = Feeder(opener, self._options, consumer, self._stats)
         try:
-            feeder.start(start, runtime.borrow(pinned=pinned), fingerprint, first=not self._epochs.begun)
+            feeder.start(start, runtime.borrow(pinned=pinned), self._fingerprint, first=not self._epochs.begun)
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
@@ -303,16 +323,21 @@ class FeedDataset(IterableDataset[Any]):
         Whoever took as many batches as there are is at the next epoch's start, even without having asked for one more:
         trainers that go by ``len()`` never do.
         """
-        self._position = position
+        self._position, self._done = position, False
         if self._last_step is not None and position.step >= self._last_step:
             self._come_to(position.epoch + 1, worker_id)
+            self._done = worker_id is not None
 
     def finish_epoch(self, epoch: int, steps: int, worker_id: int | None = None) -> None:
         """Take note that the trainer saw the end of ``epoch`` after ``steps``: the next pass runs the next one."""
         self._known_steps = steps
         self._come_to(epoch + 1, worker_id)
+        self._done = False  # whoever asks for more than there is has had the others' batches, too
 
     # ------------------------------------------------------------------ inside
+
+    def _end_at_once(self) -> None:
+        self._done = False  # as at any end: behind it the next epoch begins
 
     def _come_to(self, epoch: int, worker_id: int | None) -> None:
         self._epochs.come_to(epoch, worker_id)
@@ -328,28 +353,13 @@ class FeedDataset(IterableDataset[Any]):
         self._runtime = Runtime(self._address)
         self._ranks = Ranks(self._options, self._topology)
         self._stats = LoaderStats()
+        self._asker = Asker(self._options, self._ranks, self._runtime)
 
-    def _ask_steps(self) -> int | None:
-        """Open a session for as long as it takes to see how many steps there are."""
-        ranks, runtime, info = self._ranks, self._runtime, get_worker_info()
-        topology = ranks.topology(in_worker=info is not None)
-        uneven = ranks.uneven(topology, in_worker=False) if self._options.uneven != "join" else "join"
-        opener = Opener(self._options, Consumer(topology), runtime.connect, runtime.drop_channel, uneven)
-        opener.expect = self._fingerprint
-        retry = (Draining, ResourceError)
-        session = opener.open(self._epochs.current(), self._options.open_timeout_s, retry, threading.Event())
-        try:
-            granted = session.granted
-            joined = granted.uneven == "join" and topology.world_size > 1  # how many then depends on the others
-            return granted.steps if granted.HasField("steps") and not joined else None
-        finally:
-            session.close()
 
-    def _start(self, consumer: Consumer, worker_id: int | None) -> tuple[Position, bytes]:
-        """Return where to begin, and what the dataset must be where a state says so."""
-        epoch = self._epochs.current(worker_id)
-        resume = self._resume
-        if resume is None or resume.position.epoch != epoch:
-            return Position(epoch, consumer.first_step(0)), self._fingerprint
-        at = resume.for_consumer(consumer, self._options)
-        return replace(at, step=consumer.first_step(at.step)), resume.fingerprint
+def _siblings_have_more(resume: states.Resume | None, epochs: Epochs, timeout_s: float) -> bool:
+    """Whether a DataLoader worker goes on from a state behind its part of an epoch of which others have a rest."""
+    info = get_worker_info()
+    if resume is None or not resume.done or info is None:
+        return False
+    pass_id = info.seed - info.id  # torch draws it anew for each
+    return epochs.first_loaded(info.num_workers, pass_id, timeout_s) < resume.position.epoch

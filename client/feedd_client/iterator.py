@@ -128,8 +128,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         if hasattr(self, "_closed") and not sys.is_finalizing():
             self.close()
 
-    def _next_batch(self) -> tuple[Batch, int] | None:
-        """Return the next batch and how many of its rows count, or None at the end."""
+    def _next_batch(self) -> tuple[Batch, int, int] | None:
+        """Return the next batch, how many of its rows count, and how many samples are in it; None at the end."""
         if self._closed:
             return None
         if self._pid != os.getpid():
@@ -164,7 +164,8 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             self._count_left_out()
         if self._stats.time_to_first_batch_s is None:
             self._stats.time_to_first_batch_s = time.perf_counter() - self._began_s
-        return batch, message.rows if rows is None else min(rows, message.rows)
+        count = message.rows if rows is None else min(rows, message.rows)
+        return batch, count, message.samples or count
 
     def _agreed_rows(self) -> int | None:
         """Return the rows every rank has at this step, ``AT_END`` to stop, None where nobody asks."""
@@ -237,10 +238,11 @@ class BatchIterator(FeedIterator[Batch]):
         taken = self._next_batch()
         if taken is None:
             raise StopIteration
-        batch, rows = taken
+        batch, rows, samples = taken
         stats = self._stats
         stats.batches += 1
-        stats.samples += rows
+        stats.samples += samples
+        stats.rows += rows
         if self.auto_commit:
             self._hooks.commit(self.position)
         return batch
@@ -261,6 +263,7 @@ class SampleIterator(FeedIterator[Sample]):
         self.position = position
         self._stats.batches += 1
         self._stats.samples += 1
+        self._stats.rows += 1
         if self.auto_commit:
             self._hooks.commit(position)
         return sample
@@ -276,7 +279,7 @@ class SampleIterator(FeedIterator[Sample]):
         taken = self._next_batch()
         if taken is None:
             raise StopIteration
-        batch, rows = taken
+        batch, rows, _ = taken
         skip, self._skip_rows = self._skip_rows, 0
         after = self.position
         inside = [replace(before, row=row + 1) for row in range(rows - 1)]

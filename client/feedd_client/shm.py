@@ -43,24 +43,25 @@ class Mapping(mmap.mmap):
 
     Attributes:
         private: whether it is mapped so. CUDA must not register it: that would copy every page for good.
-        lifeline: connection whose end tells the daemon that nothing here reads the slots any more.
+        lifeline: descriptor of the connection whose end tells the daemon that nothing here reads the slots any more;
+            -1: it has ended. No socket object, which the garbage collector may end before this one.
         pid: process that mapped it.
         on_unmap: called once before the memory goes away, in the process that mapped it only.
     """
 
     private: bool
-    lifeline: socket.socket | None
+    lifeline: int
     pid: int
     on_unmap: list[Callable[[], None]]
 
     def __del__(self) -> None:
         # Runs before mmap's own deallocation: memory registered with CUDA must be unregistered while mapped.
-        callbacks, lifeline = getattr(self, "on_unmap", []), getattr(self, "lifeline", None)
+        callbacks, lifeline = getattr(self, "on_unmap", []), getattr(self, "lifeline", -1)
         if callbacks and self.pid == os.getpid() and not sys.is_finalizing():
             for callback in callbacks:
                 callback()
-        if lifeline is not None:
-            lifeline.close()
+        if lifeline >= 0 and not sys.is_finalizing():  # the end of the process ends it, too
+            os.close(lifeline)
 
     # identity, not content: mmap compares like bytes in some versions, and WeakSet needs a hash
     def __hash__(self) -> int:
@@ -131,7 +132,7 @@ def attach(socket_path: str, token: bytes, size_bytes: int, *, private: bool = F
     finally:
         for fd in fds:
             os.close(fd)
-    mapping.lifeline, mapping.pid, mapping.on_unmap, mapping.private = lifeline, os.getpid(), [], private
+    mapping.lifeline, mapping.pid, mapping.on_unmap, mapping.private = lifeline.detach(), os.getpid(), [], private
     _mappings.add(mapping)
     return mapping
 
@@ -199,9 +200,9 @@ def _after_fork_in_child() -> None:
     # A child's copy of the connection would keep the daemon waiting after the parent died. Only this process'
     # descriptors are closed here; the parent's connection goes on.
     for mapping in list(_mappings):
-        if mapping.lifeline is not None:
-            mapping.lifeline.close()
-            mapping.lifeline = None
+        if mapping.lifeline >= 0:
+            os.close(mapping.lifeline)
+            mapping.lifeline = -1
     while _holds:
         with contextlib.suppress(OSError):
             _holds.pop().close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd_client.errors import StateError
@@ -26,11 +26,14 @@ class Resume:
         position: where to go on.
         fingerprint: the dataset it belongs to; empty where nothing had been opened yet.
         standing: topology and consumer it was taken with; empty where nothing had been opened yet.
+        done: of a DataLoader worker that had its part of the epoch before. Where siblings have not, nothing is left for
+            it in the pass that goes on there.
     """
 
     position: Position
     fingerprint: bytes
     standing: dict[str, int]
+    done: bool = False
 
     def for_consumer(self, consumer: Consumer, options: FeedOptions) -> Position:
         """Return the position for ``consumer``.
@@ -54,6 +57,16 @@ class Resume:
             # Steps are the same on all ranks, anchors only on one node: without them the daemon recounts.
             return Position(at.epoch, at.step, row=at.row)
         return at
+
+
+def begin(resume: Resume | None, epoch: int, consumer: Consumer, options: FeedOptions) -> Position:
+    """Return where a pass over ``epoch`` begins: where a state of it says, or with the consumer's first step.
+
+    Raises:
+        StateError: the state is not one for this consumer.
+    """
+    at = Position(epoch) if resume is None or resume.position.epoch != epoch else resume.for_consumer(consumer, options)
+    return replace(at, step=consumer.first_step(at.step))
 
 
 def recipe_of(options: FeedOptions) -> dict[str, Any]:
@@ -99,17 +112,19 @@ def standing(consumer: Consumer, options: FeedOptions) -> dict[str, int]:
     }
 
 
-def dump(position: Position, fingerprint: bytes, options: FeedOptions, where: dict[str, int]) -> dict[str, Any]:
+def dump(resume: Resume, options: FeedOptions) -> dict[str, Any]:
     """Return the state dict.
 
     It has the same shape whenever it is taken: distributed checkpoints are loaded into one that was just made.
     """
+    position, where = resume.position, resume.standing
     return {
         "version": STATE_VERSION,
         **{name: getattr(position, name) for name in _NUMBERS},
         "anchors": " ".join(f"{window}:{sample}" for window, sample in position.anchors),
+        "done": resume.done,
         "batch_size": options.batch_size,
-        "fingerprint": fingerprint.hex(),
+        "fingerprint": resume.fingerprint.hex(),
         **recipe_of(options),
         **{name: where.get(name) for name in _STANDING},
     }
@@ -142,7 +157,7 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
     if where and len(where) != len(_STANDING):
         raise StateError(f"expected {', '.join(_STANDING)}, got only {', '.join(where)}")
     at = {name: int(value or 0) for name, value in numbers.items()}
-    return Resume(Position(at["epoch"], at["step"], anchors, at["row"]), fingerprint, where)
+    return Resume(Position(at["epoch"], at["step"], anchors, at["row"]), fingerprint, where, bool(state.get("done")))
 
 
 _STANDING: Final = (

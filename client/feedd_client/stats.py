@@ -12,7 +12,9 @@ class LoaderStats:
 
     Attributes:
         batches: batches (or samples, where one at a time) handed out.
-        samples: rows in them.
+        samples: samples in them; where the recipe packs several into a row, those that were packed (one at a time, a
+            packed row counts as one).
+        rows: rows in them: less than samples where they are packed, else as many.
         bytes: payload bytes received.
         bad_samples: samples that could not be decoded and were dropped or replaced, see ``bad_samples=``.
         filtered_samples: samples that ``filter=`` left out.
@@ -27,6 +29,7 @@ class LoaderStats:
 
     batches: int = 0
     samples: int = 0
+    rows: int = 0
     bytes: int = 0
     bad_samples: int = 0
     filtered_samples: int = 0

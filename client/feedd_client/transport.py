@@ -153,6 +153,26 @@ class Endpoint:
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 
+    def classes(self, session_id: str, field: str, timeout_s: float) -> list[str]:
+        """Call Feed.Classes.
+
+        Raises:
+            DaemonVersionError: the daemon does not know it.
+            FeedError: whatever the daemon or the transport said.
+        """
+        request = pb.ClassesRequest(session_id=session_id, field=field)
+        try:
+            return [name for part in self.stub.Classes(request, timeout=timeout_s) for name in part.names]
+        except grpc.RpcError as error:
+            told = translate(error, self.address)
+            if isinstance(told, DaemonVersionError):
+                raise DaemonVersionError(
+                    "expected a daemon that names classes (protocol 1.5), got an older one",
+                    object=self.address.text,
+                    hint="upgrade feedd on this node",
+                ) from error
+            raise told from error
+
     def close_session(self, session_id: str, timeout_s: float) -> None:
         """Call Feed.Close; the daemon notices a session's end without it too, so failures are of no interest."""
         try:

@@ -34,7 +34,7 @@ class Source:
 
     Attributes:
         url: prefix, object, list of them, or ``manifest+s3://…``; a format before it (``tfrecord+s3://…``) is that of
-            all shards, whatever their names.
+            all shards, whatever their names. ``{000..127}``, ``{a,b}`` and ``::`` are lists, as in WebDataset.
         weight: its share of the samples, in any scale; or the share from certain epochs on, ``{0: 0.7, 10: 0.5}``.
         fields: what to decode and how, where it differs from the other sources'; every source must come out with the
             same names, types and shapes. None takes the dataset's.

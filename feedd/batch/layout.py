@@ -29,6 +29,9 @@ ALIGN_BYTES: Final = 256
 _IMAGE_GROWTH: Final = 16
 """Decoded over encoded bytes of an image, where nobody measured: 2 bits per pixel of 24, less what PNGs would need."""
 
+_WIDENED_GROWTH: Final = {"bfloat16": 2, "float8_e4m3fn": 4, "float8_e5m2": 4}
+"""The same of numbers that become float32, by what a shard says they are stored as."""
+
 
 @dataclass(frozen=True, slots=True)
 class FieldPlace:
@@ -204,6 +207,7 @@ def sample_bytes(
     growth = _IMAGE_GROWTH if recipe.codec == "image" and spec.ndim > 1 else 1
     if recipe.stored == "pixels":  # they are decoded already
         growth = np.dtype(spec.dtype).itemsize
+    growth = _WIDENED_GROWTH.get(recipe.stored.partition("[")[0], growth)
     return sizes[sizes >= 0] * growth
 
 
@@ -211,7 +215,7 @@ def write_tables(view: memoryview, layout: Layout, literals: Mapping[str, Text] 
     """Write offsets and shapes, and the text of fields that nobody decodes, into a slot.
 
     Args:
-        view: the slot, at least ``layout.size_bytes`` long; borrowed for the call.
+        view: the slot, at least as long as the layout; borrowed for the call.
         layout: of the batch; the lengths of literal fields came from the same texts.
         literals: by field name (``__key__``, ``__url__``).
     """

@@ -31,15 +31,17 @@ class Packing:
         length: tokens of a row.
         how: see above.
         fill: token in places that no document takes.
+        beside: what fills those places of each further field that is packed alike, as long in every document.
     """
 
     length: int
     how: Literal["concat", "bins"]
     fill: int = 0
+    beside: tuple[int, ...] = ()
 
 
-def packed_specs(spec: TensorSpec, packing: Packing) -> tuple[TensorSpec, ...]:
-    """Return the fields that a packed one becomes.
+def packed_specs(spec: TensorSpec, packing: Packing, beside: Sequence[TensorSpec] = ()) -> tuple[TensorSpec, ...]:
+    """Return the fields that a packed one becomes, and behind them those that are packed ``beside`` it.
 
     ``NAME`` itself; ``NAME.document``: the place in the step of the sample that each token is of, -1 where none is;
     ``NAME.position``: of each token in its document, counted anew in each row.
@@ -49,6 +51,7 @@ def packed_specs(spec: TensorSpec, packing: Packing) -> tuple[TensorSpec, ...]:
         TensorSpec(spec.name, FieldKind.DENSE, spec.dtype, shape),
         TensorSpec(f"{spec.name}.document", FieldKind.DENSE, _IDS, shape),
         TensorSpec(f"{spec.name}.position", FieldKind.DENSE, _IDS, shape),
+        *(TensorSpec(other.name, FieldKind.DENSE, other.dtype, shape) for other in beside),
     )
 
 
@@ -97,7 +100,7 @@ class Packed:
             bad: documents that could not be decoded: their places are filled as if nobody took them.
         """
         total = self.rows * self.packing.length
-        tokens, document, position = (
+        tokens, document, position, *beside = (
             np.frombuffer(view, place.spec.dtype, total, place.region.values_at) for place in layout.places
         )
         lengths = self.lengths.copy()
@@ -109,7 +112,8 @@ class Packed:
         if (number < 0).any():
             empty = np.flatnonzero(document < 0)
             position[empty] = 0
-            tokens[empty] = self.packing.fill
+            for values, fill in zip((tokens, *beside), (self.packing.fill, *self.packing.beside), strict=True):
+                values[empty] = fill
 
     def _pieces(self, lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Cut all places into pieces that are of one row, and of one document or of none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from feedd.cache import layout, trouble
 from feedd.cache.blocks import BlockSums
 from feedd.cache.trouble import PlaceFull
 from feedd.errors import FeeddError, StoreUnavailable
+from feedd.flow.tasks import within
 from feedd.units import format_duration
 
 if TYPE_CHECKING:
@@ -62,23 +62,20 @@ class Filler:
             StoreUnavailable: it took longer than its deadline.
             Whatever the fetcher raises, with the object's URL where it named none.
         """
-        deadline_s = self._deadline_s
-        scope = asyncio.timeout(deadline_s)
         try:
-            async with scope:
+            async with within(self._deadline_s, lambda: self._late(ref)):
                 await self._fill(ref, urgency, make_room)
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise StoreUnavailable(
-                f"expected {ref.size_bytes} bytes within {format_duration(deadline_s)}, got no end of them",
-                object=ref.url,
-                hint="raise the cache's fill deadline if the store is that slow",
-                stage="cache",
-            ) from error
         except FeeddError as error:
             error.object = error.object or ref.url
             raise
+
+    def _late(self, ref: ObjectRef) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"expected {ref.size_bytes} bytes within {format_duration(self._deadline_s)}, got no end of them",
+            object=ref.url,
+            hint="raise the cache's fill deadline if the store is that slow",
+            stage="cache",
+        )
 
     async def _fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
         draft = await self._create(ref, make_room)

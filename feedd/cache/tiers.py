@@ -157,6 +157,10 @@ class TieredCache:
         """Return the whole entries of both tiers, in no order."""
         return self._disk.entries() + self._memory.entries()
 
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether an object is here whole."""
+        return self._memory.holds(ref) or self._disk.holds(ref)
+
     def knows(self, ref: ObjectRef) -> bool:
         """Whether a tier has an entry for the object, or a fill of it under way."""
         return self._memory.knows(ref) or self._disk.knows(ref)

@@ -12,6 +12,7 @@ import structlog
 from feedd.cache.ondisk.probe import Prober
 from feedd.cache.policy.health import DiskHealth, DiskState, HealthOptions, Symptom, symptom
 from feedd.errors import CacheUnavailable
+from feedd.flow.tasks import within
 from feedd.metrics import CACHE_DISK_STATE, CACHE_ERRORS
 from feedd.units import format_duration
 
@@ -90,25 +91,22 @@ class DiskWatch:
         Raises:
             CacheUnavailable: it took too long, and the disk does not answer a probe either.
         """
-        scope = asyncio.timeout(None)
-        loop = asyncio.get_running_loop()
-        operation = _Operation(scope, loop.time() + self._options.slow_op_s)
-        self._operations.add(operation)
-        if self._idle:
-            self._wake.set()
-        try:
-            async with scope:
+        async with within(None, self._no_answer) as scope:
+            operation = _Operation(scope, asyncio.get_running_loop().time() + self._options.slow_op_s)
+            self._operations.add(operation)
+            if self._idle:
+                self._wake.set()
+            try:
                 yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            raise CacheUnavailable(
-                f"expected the disk to answer, got nothing for {format_duration(self._options.slow_op_s)}",
-                hint="see the kernel's log for a failing disk, or pass another --cache-dir",
-                stage="cache",
-            ) from error
-        finally:
-            self._operations.discard(operation)
+            finally:
+                self._operations.discard(operation)
+
+    def _no_answer(self) -> CacheUnavailable:
+        return CacheUnavailable(
+            f"expected the disk to answer, got nothing for {format_duration(self._options.slow_op_s)}",
+            hint="see the kernel's log for a failing disk, or pass another --cache-dir",
+            stage="cache",
+        )
 
     def failed(self, error: BaseException) -> None:
         """Take note of what an operation raised."""

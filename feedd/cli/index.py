@@ -93,11 +93,14 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             "counted": progress.done_count - progress.known_count,
             "samples": progress.sample_count,
             "failed": [str(failure) for failure in progress.failures],
+            "passed_over": progress.passed_over.count,
             "stopped": stopped,
         }
         typer.echo(json.dumps(facts, indent=2))
     for failure in progress.failures[:_TOLD_MAX]:
         say(f"error: {failure}")
+    if progress.passed_over.count:
+        say(f"passed over as no data: {progress.passed_over}")
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
     if not stopped:
         say(f"{known}{'' if job.check else f', in {job.target}'}")

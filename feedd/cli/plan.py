@@ -228,6 +228,8 @@ def plan(
         _show(report)
     for warning in warnings_of(report):
         say(f"warning: {warning}")
+    if found.passed_over.count:
+        say(f"passed over as no data: {found.passed_over}")
 
 
 def register(app: typer.Typer) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from feedd.decode.labels import NUMBER_BYTES, NUMBER_STORED, are_numbers, numbers_of
+from feedd.decode.narrow import NARROW, widened
 from feedd.errors import Internal
 
 if TYPE_CHECKING:
@@ -98,17 +99,21 @@ def _copy(
 ) -> NDArray[np.bool_] | None:
     """Copy rows of one file; return which numbers fit the batch's type, or None where all do."""
     width = plain.width_bytes
-    if plain.stored == plain.out and width > _GATHERED_BYTES_MAX:
+    narrow = plain.stored in NARROW
+    if (plain.stored == plain.out or narrow) and width > _GATHERED_BYTES_MAX:
         with memoryview(source) as data, memoryview(arena) as into:
             for low, at in zip(start.tolist(), out_at.tolist(), strict=True):
-                into[at : at + width] = data[low : low + width]
+                row = data[low : low + width]
+                into[at : at + plain.out_bytes] = _wide_bytes(row, plain.stored) if narrow else row
         return None
     if plain.stored == plain.out and width >= _TOUCHED_BYTES_LEAST:
         _copy_touched(width, source, start, arena, out_at)
         return None
     rows: NDArray[Any] = _windows(source, width)[start]
     fitting = None
-    if plain.stored != plain.out:
+    if narrow:
+        rows = widened(rows, plain.stored).view(f"V{plain.out_bytes}")
+    elif plain.stored != plain.out:
         numbers = rows.view(plain.stored)
         if plain.out == "int64" and plain.stored == "uint64":
             fitting = numbers <= np.iinfo(np.int64).max
@@ -116,6 +121,10 @@ def _copy(
             rows = numbers.astype(plain.out).view(f"V{plain.out_bytes}")
     _windows(arena, plain.out_bytes)[out_at] = rows
     return fitting
+
+
+def _wide_bytes(row: memoryview, stored: str) -> memoryview:
+    return widened(np.frombuffer(row, np.uint8), stored).view(np.uint8).data
 
 
 def _copy_touched(

@@ -11,7 +11,8 @@ from feedd import errors
 from feedd.decode import columns, split
 from feedd.decode.descriptors import no_room
 from feedd.decode.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
-from feedd.decode.work import BadRow, DecodeResult
+from feedd.decode.recipe import pinned_as
+from feedd.decode.work import BadRow, DecodeResult, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -166,6 +167,30 @@ class MeasureCall(_Short):
             self._poison.add(self._files, (self._work,), row, f"worker died: {reason}")
 
 
+class ProduceCall(MeasureCall):
+    """``DecodePool.produce``: what is measured is kept."""
+
+    def __init__(self, files: Sequence[ShardFile], work: FieldWork, dtype: str, poison: Poison) -> None:
+        super().__init__(files, work, 1, poison)
+        self._dtype = np.dtype(dtype)
+        self.pieces: list[Piece] = []
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+        return split.measure_packet(self._files, self._work, rows, request_id, keep=True)
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
+        """Note lengths, and hold the values; those that were lost on the way are decoded later."""
+        super().accept(rows, answer, fds)
+        assert isinstance(answer, Measured)
+        if not fds or not answer.kept_rows:
+            return
+        kept = range(rows.start, rows.start + answer.kept_rows)
+        size_bytes = int(np.maximum(self.shapes[kept.start : kept.stop], 0).sum()) * self._dtype.itemsize
+        values = columns.mapped(fds[0], size_bytes)
+        self.pieces.append(Piece(kept, np.frombuffer(values, self._dtype)))
+
+
 class IndexCall(_Short):
     """``DecodePool.index``."""
 
@@ -221,8 +246,7 @@ class PinCall(_Short):
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
         """Pin."""
         assert isinstance(answer, Pinned)
-        given = self.recipe
-        self.recipe = replace(given, params=answer.params)
+        self.recipe = pinned_as(self.recipe, answer.params)
 
     def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
         """Call the sample undecodable.

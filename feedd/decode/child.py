@@ -32,6 +32,7 @@ def _environment() -> dict[str, str]:
     home = str(Path(feedd.__file__).parent.parent)
     path = [home, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    threads["TOKENIZERS_PARALLELISM"] = "false"
     return environment | threads | {"PYTHONPATH": os.pathsep.join(path)}
 
 

@@ -5,15 +5,19 @@ Layout: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[
 
 from __future__ import annotations
 
+import mmap
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feedd.decode.descriptors import no_room
 from feedd.errors import Internal
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from feedd.decode.messages import Indexed
 
 
@@ -28,6 +32,34 @@ def pack(index: ShardIndex) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def pack_values(values: NDArray[Any]) -> int:
+    """Return a new memfd with an array's numbers; the caller closes it."""
+    fd = os.memfd_create("feedd-values", os.MFD_CLOEXEC)
+    try:
+        _write(fd, np.ascontiguousarray(values).view(np.uint8).data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def mapped(fd: int, size_bytes: int) -> memoryview:
+    """Return the bytes of a memfd, which need not stay open.
+
+    Raises:
+        Internal: there are others than so many.
+        ResourceExhausted: no room for a mapping.
+    """
+    if not size_bytes:
+        return memoryview(b"")
+    if os.fstat(fd).st_size != size_bytes:
+        raise Internal(f"expected {size_bytes} bytes of values, got {os.fstat(fd).st_size}", stage="decode")
+    try:
+        return memoryview(mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+    except OSError as error:
+        raise no_room(str(error.strerror)) from error
 
 
 def _write(fd: int, data: memoryview) -> None:
@@ -54,6 +86,7 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
         key_blob=bytes(keys),
         key_ends=numbers[2 * cells :],
         stored=reply.stored,
+        notes=reply.notes,
     )
 
 

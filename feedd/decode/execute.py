@@ -6,7 +6,7 @@ import functools
 import mmap
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
 from feedd.decode.descriptors import no_room
 from feedd.decode.formats import registry as formats
+from feedd.decode.formats.refused import say_packed
 from feedd.decode.forms.make import make_shard
 from feedd.decode.kept import KeptFiles
 from feedd.decode.messages import (
@@ -38,7 +39,7 @@ from feedd.decode.padding import Padding, parse_pad
 from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
 from feedd.decode.work import CHUNK_ROWS_MAX
-from feedd.errors import BadSample, CacheUnavailable, FeeddError, Internal
+from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.values import FieldKind, FieldRecipe
 
 if TYPE_CHECKING:
@@ -51,7 +52,21 @@ if TYPE_CHECKING:
 
 _SHORT_REASON_CHARS: Final = 12
 _MAPPED_AT_ONCE_BYTES: Final = 256 << 20
+_MADV_POPULATE_WRITE: Final = 23  # which the module has no name for
+_KEPT_BYTES_MAX: Final = 64 << 20  # of an answer: rows behind that are decoded anew
 _codec_for = functools.lru_cache(maxsize=256)(make)
+
+
+@runtime_checkable
+class Producer(Protocol):
+    """A codec whose values are of one dimension, and known at no less cost than by decoding them."""
+
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return all of a sample's value.
+
+        Raises:
+            BadSample: not decodable.
+        """
 
 
 class _Field:
@@ -133,9 +148,11 @@ class Executor:
         """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, for want of room for open files.
 
         All pages are mapped at once: one by one, on first touch, they cost four times as much, in the middle of
-        decoding (70 us per 224x224 image, until a worker has seen every page of every slot). Those of a large arena are
-        not: most of a group's slots are never touched, for the one used last is given first, and two workers that clear
-        and map the same 650 MB at a time took seconds (measured: four jobs that share, 5,900 against 8,300 images/s).
+        decoding (70 us per 224x224 image, until a worker has seen every page of every slot). By ``madvise``: where
+        ``mmap`` does it for two workers at a time they wait for each other, 60 ms for 154 MB instead of 35. Those of a
+        large arena are not: most of a group's slots are never touched, for the one used last is given first, and two
+        workers that clear and map the same 650 MB at a time took seconds (measured: four jobs that share, 5,900 against
+        8,300 images/s).
 
         Where that fails, decoding into it does: a worker that died of it would be replaced by one that dies of it.
         """
@@ -143,9 +160,8 @@ class Executor:
         if fd is None:
             self._refused[arena_id] = no_room().message
             return
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if size_bytes <= _MAPPED_AT_ONCE_BYTES else 0)
         try:
-            self._arenas[arena_id] = mmap.mmap(fd, size_bytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._arenas[arena_id] = _mapped(fd, size_bytes)
         except (OSError, ValueError) as error:
             self._refused[arena_id] = str(error)
 
@@ -178,8 +194,8 @@ class Executor:
                     bad = self._decode(request)
                     answer = Decoded(request.id, busy_s(), bad)
                 case MeasureRequest():
-                    shapes = self._numbers(request) if request.values else self._measure(request)
-                    answer = Measured(request.id, busy_s(), shapes)
+                    shapes, kept_rows = self._sizes(request, fds)
+                    answer = Measured(request.id, busy_s(), shapes, kept_rows)
                 case IndexRequest():
                     self._kept.drop()  # others take long: nothing is kept from the cache meanwhile
                     answer = self._index(request, fds)
@@ -201,10 +217,20 @@ class Executor:
     def _index(self, request: IndexRequest, fds: list[int]) -> Indexed:
         began_s = time.perf_counter()
         with Shard(request.file) as shard:
-            index = formats.get(request.format_name).index(shard.whole(), request.file.url)
+            try:
+                index = formats.get(request.format_name).index(shard.whole(), request.file.url)
+            except BadShard as error:
+                say_packed(error, bytes(shard.whole()[:8]), request.format_name)
+                raise
         fds.append(columns.pack(index))
         busy_s = time.perf_counter() - began_s
-        return Indexed(request.id, busy_s, index.fields, index.sample_count, len(index.key_blob), index.stored)
+        told = index.fields, index.sample_count, len(index.key_blob), index.stored, index.notes
+        return Indexed(request.id, busy_s, *told)
+
+    def _sizes(self, request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
+        if request.keep:
+            return _produce(request, fds)
+        return self._numbers(request) if request.values else self._measure(request), 0
 
     def _measure(self, request: MeasureRequest) -> bytes:
         codec = _codec(request.field)
@@ -273,6 +299,47 @@ class Executor:
             None if plain is None else copy_rows(plain, message, request.files, self._kept, target)
             for plain, message in zip(plains, request.fields, strict=True)
         ]
+
+
+def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
+    """Return an arena, all pages of which are mapped unless it is large."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    arena = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, access)
+    if size_bytes > _MAPPED_AT_ONCE_BYTES:
+        return arena
+    try:
+        arena.madvise(_MADV_POPULATE_WRITE)
+    except OSError:  # a kernel before 5.14
+        arena.close()
+        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, access)
+    return arena
+
+
+def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
+    """Return the lengths of a field's values, and of how many rows those go along, in a memfd, back to back."""
+    codec = _codec(request.field)
+    assert isinstance(codec, Producer)
+    field = _Field(request.field, codec)
+    lengths = np.full(len(field.size), -1, np.int64)
+    kept: list[NDArray[Any]] = []
+    kept_rows, room_bytes = len(lengths), _KEPT_BYTES_MAX
+    with Shards(request.files) as shards:
+        for row in range(len(lengths)):
+            try:
+                values = codec.produce(field.data(row, shards))
+            except CacheUnavailable:
+                raise
+            except Exception:  # noqa: BLE001, S112 - whatever it is, decode meets it again and reports it with the row
+                continue
+            lengths[row] = len(values)
+            room_bytes -= values.nbytes
+            if room_bytes < 0:
+                kept_rows = min(kept_rows, row)
+            else:
+                kept.append(values)
+    if sum(map(len, kept)):
+        fds.append(columns.pack_values(np.concatenate(kept)))
+    return lengths.tobytes(), kept_rows
 
 
 def _recipe(message: FieldMessage) -> FieldRecipe:

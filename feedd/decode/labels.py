@@ -1,19 +1,21 @@
 """Labels that no sample holds: the number of its folder, or what a table beside the data says of it. Pure.
 
 In a recipe ``folder``, ``table:FILE`` and ``table:FILE:COLUMN``; or as JSON ``{"decode": "table", "file":
-"labels.csv", "column": "breed"}``. FILE is a URL, or lies in the folder that the dataset's first URL names. All are
-numbers (``int``): what is text counts by its place among all texts of the column, in order.
+"labels.csv", "column": "breed"}``, which takes ``transforms`` and ``as`` like any number. FILE is a URL, or lies in
+the folder that the dataset's first URL names. All are numbers (``int``): what is text counts by its place among all
+texts of the column, in order.
 
 Such a field comes from no file: what an index says of where it starts is the number itself.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
+from feedd.decode.classes import check_classes
 from feedd.errors import BadRecipe
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ NUMBER_BYTES: Final = 8
 NUMBER_STORED: Final = "int64"
 """How they are stored."""
 
+_NONE: Final = msgspec.Raw(b"null")
 _TABLES: Final = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
@@ -41,16 +44,33 @@ class TableLabel(NamedTuple):
         file: URL, or path below the dataset's folder.
         column: the labels'; where the table has none of that name, the only one beside that of paths.
         version: etag of the file; empty: not asked yet.
+        classes: names of labels, in order, where the recipe says them; empty: all that the column has.
     """
 
     file: str
     column: str
     version: str = ""
+    classes: tuple[str, ...] = ()
 
 
 class _Long(msgspec.Struct, forbid_unknown_fields=True, tag_field="decode", tag="table"):
     file: str
     column: str = ""
+    classes: tuple[str, ...] = ()
+    transforms: msgspec.Raw = _NONE
+    as_: msgspec.Raw = msgspec.field(default=_NONE, name="as")
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+
+
+class _Folder(msgspec.Struct, forbid_unknown_fields=True, tag_field="decode", tag="folder"):
+    classes: tuple[str, ...] = ()
+    transforms: msgspec.Raw = _NONE
+    as_: msgspec.Raw = msgspec.field(default=_NONE, name="as")
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
 
 
 def label_source(name: str, text: str) -> str:
@@ -69,15 +89,21 @@ def label_source(name: str, text: str) -> str:
     if text.startswith("table:"):
         return _table(name, *_split(text.removeprefix("table:")))
     decoded = _decode_of(text) if text.startswith("{") else None
-    if decoded == "folder":
-        return FOLDER
-    if decoded == "table":
-        try:
-            found = msgspec.json.decode(text.encode(), type=_Long)
-        except msgspec.DecodeError as error:
-            raise BadRecipe(f"table: {error}", object=name, stage="decode") from error
-        return _table(name, found.file, found.column)
-    return ""
+    if not isinstance(decoded, str) or decoded not in {"folder", "table"}:
+        return ""
+    try:
+        found = msgspec.json.decode(text.encode(), type=_Folder | _Long)
+    except msgspec.DecodeError as error:
+        raise BadRecipe(f"{decoded}: {error}", object=name, stage="decode") from error
+    if isinstance(found, _Folder):
+        return FOLDER + (msgspec.json.encode(found.classes).decode() if found.classes else "")
+    return _table(name, found.file, found.column, found.classes)
+
+
+def label_options(text: str) -> dict[str, Any]:
+    """Return what a label's long form says of the number, and not of where it comes from: ``transforms``, ``as``."""
+    form = msgspec.json.decode(text.encode()) if text.strip().startswith("{") else {}
+    return {name: value for name, value in form.items() if name in {"transforms", "as"}}
 
 
 def _decode_of(text: str) -> object:
@@ -95,27 +121,50 @@ def _split(text: str) -> tuple[str, str]:
     return (file, column) if colon and not column.startswith("//") else (text, "")
 
 
-def _table(name: str, file: str, column: str) -> str:
+def _table(name: str, file: str, column: str, classes: tuple[str, ...] = ()) -> str:
     if not file.lower().endswith(_TABLES):
         raise BadRecipe(f"expected a table ending in {' or '.join(_TABLES)}, got {file!r}", object=name, stage="decode")
-    return f"{_TABLE}{msgspec.json.encode([file, column or name]).decode()}"
+    return _source(TableLabel(file, column or name, "", classes))
+
+
+def _source(table: TableLabel) -> str:
+    said = table if table.classes else table[: 3 if table.version else 2]
+    return f"{_TABLE}{msgspec.json.encode(said).decode()}"
 
 
 def table_of(source: str) -> TableLabel | None:
     """Return the table that a recipe's source names; None: it names none."""
     if not source.startswith(_TABLE):
         return None
-    return TableLabel(*msgspec.json.decode(source.removeprefix(_TABLE), type=list[str]))
+    return msgspec.json.decode(source.removeprefix(_TABLE), type=TableLabel)
+
+
+def classes_of(source: str) -> tuple[str, ...]:
+    """Return the classes that a recipe names for a label, in order; empty: all that the data has are classes."""
+    table = table_of(source)
+    if table is not None:
+        return table.classes
+    named = source.removeprefix(FOLDER)
+    return msgspec.json.decode(named, type=tuple[str, ...]) if named else ()
 
 
 def versioned(table: TableLabel, ref: ObjectRef) -> str:
     """Return the source of a column of that version of a table."""
-    return f"{_TABLE}{msgspec.json.encode([ref.url, table.column, ref.etag]).decode()}"
+    return _source(table._replace(file=ref.url, version=ref.etag))
 
 
 def is_label(source: str) -> bool:
     """Whether a field's source is a label of this kind."""
-    return source == FOLDER or source.startswith(_TABLE)
+    return source.startswith((FOLDER, _TABLE))
+
+
+def unlabelled(source: str) -> str:
+    """Return why a sample is without a label of that source."""
+    table = table_of(source)
+    known = " that is one of the classes" if classes_of(source) else ""
+    if table is None:
+        return f"it is in no folder below the URL{known}"
+    return f"no row of {table.file} gives it a {table.column!r}{known}"
 
 
 def number_at(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -89,12 +89,13 @@ class PinRequest(msgspec.Struct, frozen=True, array_like=True, tag="pin"):
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """What are the decoded shapes? Of ``values``: which numbers are they?"""
+    """What are the decoded shapes? Of ``values``: which numbers are they? To ``keep``: and what was decoded?"""
 
     id: int
     files: tuple[FileMessage, ...]
     field: FieldMessage
     values: bool = False
+    keep: bool = False
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
@@ -123,6 +124,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     sample_count: int
     key_bytes: int
     stored: tuple[str, ...] = ()
+    notes: tuple[tuple[int, int, str], ...] = ()
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
@@ -151,11 +153,15 @@ class Pinned(msgspec.Struct, frozen=True, array_like=True, tag="pinned"):
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, tag="measured"):
-    """Shapes, -1 in rows that cannot be measured; of values 1 and the bits of a float64."""
+    """Shapes, -1 in rows that cannot be measured; of values 1 and the bits of a float64.
+
+    Where they were to be kept, the values of the first ``kept_rows`` come along as a memfd, back to back.
+    """
 
     id: int
     busy_s: float
     shapes: bytes  # int64[rows, ndim]
+    kept_rows: int = 0
 
 
 class Decoded(msgspec.Struct, frozen=True, array_like=True, tag="decoded"):

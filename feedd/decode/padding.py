@@ -154,11 +154,21 @@ def batch_specs(kinds: Iterable[tuple[TensorSpec, Pad | None]]) -> tuple[TensorS
         if pad is not None and pad.lengths:
             shape = () if spec.ndim == 1 else (spec.ndim,)
             specs.append(TensorSpec(spec.name + LENGTH_SUFFIX, FieldKind.DENSE, "int64", shape, len(shape)))
+    return unique(specs)
+
+
+def unique(specs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return all fields of a batch, each of another name.
+
+    Raises:
+        BadRecipe: a name comes twice.
+    """
+    specs = tuple(specs)
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
             raise BadRecipe("expected each batch key once, got it twice", object=name, stage="decode")
-    return tuple(specs)
+    return specs
 
 
 def mask_ndim(ndim: int) -> int:

@@ -12,8 +12,10 @@ import msgspec
 
 from feedd.decode import plugins
 from feedd.decode.audio_params import AudioParams
+from feedd.decode.classes import check_classes
+from feedd.decode.key_params import KeyedParams
 from feedd.decode.pack_params import PackParams, check_fill
-from feedd.decode.text_params import TokenizeParams
+from feedd.decode.text_params import BytesParams, JsonParams, KeyedShape, OwnParams, StrParams, TokenizeParams
 from feedd.decode.transforms.installed import installed_outcome
 from feedd.decode.transforms.params import ImageTransform, Installed, NumberTransform, of_number
 from feedd.decode.transforms.picture import SIDE_MAX, Picture
@@ -60,44 +62,20 @@ def _check_array(dtype: str, shape: tuple[int, ...]) -> None:
         raise ValueError(f"expected at most {SAMPLE_BYTES_MAX} bytes per sample, got {size_bytes}")
 
 
-class _Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    @property
-    def measured(self) -> bool:
-        """Whether the decoded shape is known only after reading the sample's header."""
-        return False
-
-
-class BytesParams(_Params, frozen=True):
-    """``bytes``: the field as it is."""
-
-    def spec(self, name: str) -> TensorSpec:
-        """RAGGED uint8."""
-        return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype="uint8", ndim=1)
-
-
-class StrParams(_Params, frozen=True):
-    """``str``: UTF-8 text."""
-
-    def spec(self, name: str) -> TensorSpec:
-        """TEXT."""
-        return TensorSpec(name=name, kind=FieldKind.TEXT, dtype="uint8")
-
-
-class JsonParams(_Params, frozen=True):
-    """``json``: JSON text, checked here and parsed by the client."""
-
-    def spec(self, name: str) -> TensorSpec:
-        """JSON."""
-        return TensorSpec(name=name, kind=FieldKind.JSON, dtype="uint8")
-
-
-class _NumberParams(_Params, frozen=True):
+class _NumberParams(KeyedParams, frozen=True):
     """One number; ``transforms`` are done to it in order (``one_hot``, ``cast``)."""
 
     transforms: tuple[NumberTransform, ...] = ()
 
+    @property
+    def measured(self) -> bool:
+        """The shape is always known."""
+        return False
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_array(*of_number(self.own_dtype, self.transforms))
+        check_classes(getattr(self, "classes", ()))
 
     @property
     def own_dtype(self) -> str:
@@ -110,25 +88,35 @@ class _NumberParams(_Params, frozen=True):
 
 
 class IntParams(_NumberParams, frozen=True):
-    """``int``: an ASCII integer, int64."""
+    """``int``: an ASCII integer, int64; with ``classes`` text, and its place among them."""
+
+    classes: tuple[str, ...] = ()
 
 
 class FloatParams(_NumberParams, frozen=True):
-    """``float``: an ASCII number, kept as float32 because that is what a loss wants."""
+    """``float``: an ASCII number, kept as float32 because that is what a loss wants; as float64 where asked."""
+
+    dtype: Literal["float32", "float64"] = "float32"
 
     @property
     def own_dtype(self) -> str:
         """What it is read as."""
-        return "float32"
+        return self.dtype
 
 
-class TensorParams(_Params, frozen=True):
+class TensorParams(KeyedParams, frozen=True):
     """``tensor:float32:3,224,224``: raw little-endian values in C order, of exactly that many bytes."""
 
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def measured(self) -> bool:
+        """The shape is always known."""
+        return False
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_array(self.dtype, self.shape)
 
     def spec(self, name: str) -> TensorSpec:
@@ -136,7 +124,7 @@ class TensorParams(_Params, frozen=True):
         return _dense(name, self.dtype, self.shape)
 
 
-class TokensParams(_Params, frozen=True):
+class TokensParams(OwnParams, frozen=True):
     """``tokens:uint16:2049``: a row of that many raw little-endian token ids.
 
     Attributes:
@@ -171,13 +159,19 @@ class TokensParams(_Params, frozen=True):
         return _dense(name, self.dtype, (self.count,))
 
 
-class ArrayParams(_Params, frozen=True):
-    """``array``: as many numbers as the sample has, of the type the data stores them in, packed where asked."""
+class ArrayParams(KeyedShape, frozen=True):
+    """``array``: as many numbers as the sample has, of the type the data stores them in, packed where asked.
+
+    Of JSON documents (``key``) the recipe says the type.
+    """
 
     dtype: str = ""
     pack: PackParams | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key is not None and not self.dtype:
+            raise ValueError('expected "dtype" beside "key", got none: JSON does not say it')
         if self.dtype:
             _check_array(self.dtype, ())
             if self.pack is not None:
@@ -199,17 +193,23 @@ class ArrayParams(_Params, frozen=True):
         return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype=self.dtype, ndim=1)
 
 
-class NpyParams(_Params, frozen=True):
+class NpyParams(OwnParams, frozen=True):
     """``npy``: dtype and number of dimensions are pinned by the first sample (``DecodePool.resolve``).
 
-    With ``shape`` (``npy:float32:3,4``) it is DENSE and needs no pinning.
+    With ``shape`` (``npy:float32:3,4``) it is DENSE and needs no pinning. With ``pack`` it has one dimension.
     """
 
     dtype: str = ""
     shape: tuple[int, ...] | None = None
     ndim: int = 0
+    pack: PackParams | None = None
 
     def __post_init__(self) -> None:
+        if self.pack is not None:
+            if self.shape is not None or self.ndim > 1:
+                got = f"shape {list(self.shape)}" if self.shape is not None else f"{self.ndim} dimensions"
+                raise ValueError(f"expected arrays of one dimension, of any length, to pack, got {got}")
+            check_fill(self.dtype or "int64", self.pack.fill)
         if self.dtype or self.shape is not None or self.ndim:
             _check_array(self.dtype, self.shape or ())
         if not 0 <= self.ndim <= DIMS_MAX:
@@ -238,7 +238,7 @@ class NpyParams(_Params, frozen=True):
         return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype=self.dtype, ndim=self.ndim)
 
 
-class ImageParams(_Params, frozen=True):
+class ImageParams(OwnParams, frozen=True):
     """``image``: 8-bit RGB, rows x columns x 3, unless the options say otherwise.
 
     Attributes:
@@ -309,7 +309,7 @@ class ImageParams(_Params, frozen=True):
         return TensorSpec(name=name, kind=FieldKind.RAGGED, dtype=result.dtype, ndim=3)
 
 
-class InstalledParams(_Params, frozen=True):
+class InstalledParams(OwnParams, frozen=True):
     """A codec that the operator installed (see ``decode.plugins``): its name, and its options as JSON."""
 
     name: str
@@ -387,11 +387,8 @@ def params_of(recipe: FieldRecipe) -> Params:
     if kind is None and recipe.codec in plugins.names(plugins.CODECS):
         kind = InstalledParams
     if kind is None:
-        raise BadRecipe(
-            f"expected one of the codecs {', '.join(known_codecs())}, got {recipe.codec!r}",
-            object=recipe.name,
-            stage="decode",
-        )
+        known = ", ".join(known_codecs())
+        raise BadRecipe(f"expected one of the codecs {known}, got {recipe.codec!r}", object=recipe.name, stage="decode")
     try:
         return msgspec.json.decode(recipe.params.encode(), type=kind)
     except msgspec.DecodeError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from feedd.decode.narrow import item_bytes
 from feedd.decode.params import FloatParams, ImageParams, IntParams, TensorParams, TokensParams, params_of
 from feedd.decode.ready import PIXELS, prefix_of
 from feedd.decode.stored import parse_stored
@@ -34,7 +35,7 @@ class Plain:
     """Numbers of a field that every sample has as many of.
 
     Attributes:
-        stored: their type in the data.
+        stored: their type in the data, one of ``decode.narrow`` perhaps.
         out: their type in a batch.
         count: how many.
     """
@@ -46,7 +47,7 @@ class Plain:
     @property
     def width_bytes(self) -> int:
         """Bytes of a sample in the data."""
-        return self.count * np.dtype(self.stored).itemsize
+        return self.count * item_bytes(self.stored)
 
     @property
     def out_bytes(self) -> int:
@@ -62,17 +63,20 @@ def plain_numbers(recipe: FieldRecipe) -> Plain | None:
         BadRecipe: unknown codec or parameters.
     """
     params, stored = params_of(recipe), parse_stored(recipe.stored)
-    if not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
+    keyed = getattr(params, "key", None) is not None
+    if keyed or not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
         return None
     if isinstance(params, (TensorParams, TokensParams)):
         count = params.count if isinstance(params, TokensParams) else math.prod(params.shape)
-        return Plain(params.dtype, params.dtype, count)
+        own = "" if stored is None or params.dtype != stored.dtype else stored.narrow
+        return Plain(own or params.dtype, params.dtype, count)
     if isinstance(params, ImageParams) and recipe.stored == PIXELS:
         return _ready(params)
     if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
         return None
     if stored is not None and stored.dtype != "bool":
-        return Plain(stored.dtype, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
+        own = stored.narrow or stored.dtype
+        return Plain(own, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
     return None
 
 

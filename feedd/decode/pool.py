@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from feedd import metrics
-from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall
+from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall, ProduceCall
 from feedd.decode.crew import Crew
 from feedd.decode.descriptors import copies
 from feedd.decode.dispatch import Dispatch, Packet
@@ -17,14 +17,16 @@ from feedd.decode.messages import Attach, Detach, encode
 from feedd.decode.overseer import Overseer
 from feedd.decode.plain import chunk_rows
 from feedd.decode.poison import Poison
+from feedd.decode.portions import Portions
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
+from feedd.errors import BadSample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from feedd.decode.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork, MadeShard, MakeTask
+    from feedd.decode.work import DecodeOptions, DecodeResult, DecodeTask, FieldWork, MadeShard, MakeTask, Piece
     from feedd.protocols import Recorder
     from feedd.values import ByteRange, FieldRecipe, ShardFile, ShardIndex
 
@@ -48,6 +50,7 @@ class DecodePool:
         self._options = options
         self._recorder = recorder
         self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
+        self._portions = Portions(options.chunk_rows)
         self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
         arenas = self._arenas
@@ -102,24 +105,36 @@ class DecodePool:
         return call.outcome
 
     async def resolve(
-        self, file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe]
+        self, file: ShardFile, index: ShardIndex, recipes: Sequence[FieldRecipe], tries: int = 1
     ) -> tuple[FieldRecipe, ...]:
         """Return ``recipes`` with everything pinned that only data can tell: ``npy``'s dtype and dimensions.
 
+        Args:
+            file: the shard.
+            index: of it.
+            recipes: of its fields.
+            tries: samples that may be tried, the first that can be read tells.
+
         Raises:
             BadRecipe: a field this shard does not have; the message lists those it has.
-            BadSample: the first sample of such a field is not what its codec expects.
+            BadSample: none of the first samples of such a field is what its codec expects; names the first one.
             CacheUnavailable: the file is gone or too short.
         """
         check_fields(recipes, index.fields)
-        return tuple([await self._pin(file, index, r) if needs_resolve(r) else r for r in recipes])
+        return tuple([await self._pin(file, index, r, tries) if needs_resolve(r) else r for r in recipes])
 
-    async def _pin(self, file: ShardFile, index: ShardIndex, recipe: FieldRecipe) -> FieldRecipe:
+    async def _pin(self, file: ShardFile, index: ShardIndex, recipe: FieldRecipe, tries: int) -> FieldRecipe:
         column = next(index.fields.index(source) for source in recipe.sources if source in index.fields)
-        sample = int(np.argmax(index.sizes[column] >= 0))
-        call = PinCall(file, recipe, int(index.starts[column, sample]), int(index.sizes[column, sample]))
-        await self._dispatch.do(call, 1)
-        return call.recipe
+        first = BadSample(f"field {recipe.name!r}: expected a sample that has it, got none", object=file.ref.url)
+        for number, sample in enumerate(np.flatnonzero(index.sizes[column] >= 0)[:tries].tolist()):
+            call = PinCall(file, recipe, int(index.starts[column, sample]), int(index.sizes[column, sample]))
+            try:
+                await self._dispatch.do(call, 1)
+            except BadSample as error:
+                first = first if number else _unpinned(file, index.key(sample), sample, recipe, error)
+                continue
+            return call.recipe
+        raise first
 
     async def measure(self, files: Sequence[ShardFile], work: FieldWork) -> NDArray[np.int64]:
         """Return the decoded shapes, int64[rows, ndim], of a field for which ``recipe.needs_measure``.
@@ -132,6 +147,22 @@ class DecodePool:
         call = MeasureCall(files, work, max(1, spec_of(work.recipe).ndim), self._poison)
         await self._dispatch.do(call, _MEASURE_ROWS)
         return call.shapes
+
+    async def produce(self, files: Sequence[ShardFile], work: FieldWork) -> tuple[NDArray[np.int64], list[Piece]]:
+        """Return the lengths, int64[rows, 1], of a field for which ``recipe.keeps``, and the values in order of rows.
+
+        A row that cannot be measured is -1, and one may lack its values: decode those.
+
+        Raises:
+            CacheUnavailable: a file is gone or too short.
+        """
+        call = ProduceCall(files, work, spec_of(work.recipe).dtype, self._poison)
+        await self._dispatch.do(call, self._dispatch.spread(call.rows, self._options.chunk_rows))
+        return call.shapes, sorted(call.pieces, key=lambda piece: piece.rows.start)
+
+    def produced(self, rows: int) -> None:
+        """Count samples of which nothing was left to decode."""
+        self._recorder.count(metrics.DECODE_SAMPLES, rows)
 
     async def numbers(
         self, files: Sequence[ShardFile], work: FieldWork
@@ -157,9 +188,11 @@ class DecodePool:
         call = DecodeCall(task, self._poison)
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
         if rows == self._options.chunk_rows:  # not worth it for plain copies
-            rows = self._dispatch.spread(call.rows, rows)
+            rows = self._dispatch.spread(call.rows, self._portions.of(task.arena_id))
         await self._dispatch.do(call, rows)
         result = call.result
+        if call.rows:
+            self._portions.took(task.arena_id, call.rows, result.busy_s)
         self._recorder.count(metrics.DECODE_SAMPLES, call.rows - len(result.bad))
         if result.bad:
             self._recorder.count(metrics.DECODE_BAD_SAMPLES, len(result.bad))
@@ -178,6 +211,7 @@ class DecodePool:
 
     def detach(self, arena_id: int) -> None:
         """Have all workers unmap an arena; no decode into it may be under way. Unknown ids are ignored."""
+        self._portions.forget(arena_id)
         held = self._arenas.pop(arena_id, None)
         if held is not None:
             os.close(held[0])
@@ -186,3 +220,13 @@ class DecodePool:
     def _arena_packet(self, arena_id: int) -> Packet:
         fd, size_bytes = self._arenas[arena_id]
         return Packet(encode(Attach(arena_id, size_bytes)), (fd,))
+
+
+def _unpinned(file: ShardFile, key: str, ordinal: int, recipe: FieldRecipe, error: BadSample) -> BadSample:
+    """Return what is said of the first sample that should have told what a field holds."""
+    return BadSample(
+        f"sample {key!r} (number {ordinal}), field {recipe.name!r}: {error.message}",
+        object=file.ref.url,
+        hint="a first sample tells dtype and dimensions: repair it, or say them in fields, as npy:float32:3,4",
+        stage="decode",
+    )

@@ -2,12 +2,15 @@
 
 Short form ``codec[:argument...]``, or the long form as JSON object text::
 
-    bytes  str  int  float  json  image:raw
+    bytes  str  int  float  float:float64  json  image:raw
     image  image:224x224  image:224x224:random
     npy  npy:float32:3,4  tensor:float32:3,224,224  tokens:uint16:2049  array
     folder  table:labels.csv  (see decode.labels)
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
+    {"decode": "int", "classes": ["cat", "dog"]}       (text, numbered by its place)
     {"decode": "array", "pad": {"to": [64, 128]}}      (see ``decode.padding``)
+    {"decode": "array", "pack": {"length": 2048}}      (see ``batch.pack``)
+    {"decode": "str", "from": "json", "key": "text"}   (see ``decode.key_params``)
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the
 batch key is the first of them.
@@ -22,19 +25,22 @@ import msgspec
 
 from feedd.decode import plugins, tokenizers
 from feedd.decode.extras import present, require
-from feedd.decode.labels import is_label, label_source
+from feedd.decode.key_params import NAMES as JSON_NAMES
+from feedd.decode.key_params import check_told, key_list
+from feedd.decode.labels import is_label, label_options, label_source
 from feedd.decode.padding import pad_text, padded, parse_pad
 from feedd.decode.params import (
     CODECS,
     ArrayParams,
     ImageParams,
     InstalledParams,
+    NpyParams,
     Params,
     canonical,
     known_codecs,
     params_of,
 )
-from feedd.decode.stored import PICKLE, check_stored, default_codec, parse_stored
+from feedd.decode.stored import IMAGES, PICKLE, check_stored, default_codec, parse_stored
 from feedd.decode.text_params import TokenizeParams
 from feedd.decode.transforms.params import FOR_IMAGES, FOR_NUMBERS, spelled_out
 from feedd.errors import BadRecipe
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex
 
 _SHORT_FORMS: Final = (
-    "bytes, str, int, float, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
+    "bytes, str, int, float, float:float64, json, npy, npy:DTYPE:D,D, image, image:HxW, image:HxW:random, image:raw, "
     "tensor:DTYPE:D,D, tokens:DTYPE:COUNT, array, audio, folder, table:FILE, table:FILE:COLUMN"
 )
 _DEFAULTS: Final = {
@@ -59,6 +65,8 @@ _DEFAULTS: Final = {
 }
 _EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr"), "tokenize": ("text", "tokenizers")}
 """Extra and modules that a codec needs: missed at open, and not by the first worker."""
+_PADDED: Final = ("array", "audio", "bytes", "image", "npy", "tokenize")
+"""Codecs whose samples may differ in shape."""
 _DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
 
 
@@ -76,17 +84,19 @@ def parse_field(name: str, text: str) -> FieldRecipe:
     batch_key = name.split(";", 1)[0].strip()
     if not all(sources) or batch_key.startswith("__"):
         raise BadRecipe(f"expected a field name like 'jpg' or 'jpg;png', got {name!r}", object=name, stage="decode")
+    text = text.strip()
     label = label_source(batch_key, text)
     if label:
-        return FieldRecipe(name=batch_key, sources=(label,), codec="int")
-    text = text.strip()
-    form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
+        form, sources = {"decode": "int", **label_options(text)}, (label,)
+    else:
+        form = _long_form(name, text) if text.startswith("{") else _short_form(name, text)
     codec = form.pop("decode")
     given = form.pop("from", None)
     batch_key = _renamed(batch_key, form)
     pad = pad_text(batch_key, form.pop("pad")) if "pad" in form else ""
     try:
         if given is not None:
+            given = [given] if isinstance(given, str) else given
             sources = tuple(part.lower() for part in msgspec.convert(given, tuple[str, ...]))
         params = _params(codec, form)
     except msgspec.ValidationError as error:
@@ -95,6 +105,10 @@ def parse_field(name: str, text: str) -> FieldRecipe:
         raise BadRecipe(message, object=name, hint=_known(codec), stage="decode") from error
     if not sources or not all(sources) or len(set(sources)) != len(sources):
         raise BadRecipe(f"expected different extensions to decode from, got {sources}", object=name, stage="decode")
+    if pad and getattr(params, "pack", None) is not None:
+        raise BadRecipe("expected pad or pack, got both", object=batch_key, stage="decode")
+    is_json = any(source.rsplit(".", 1)[-1] in JSON_NAMES for source in sources)
+    check_told(batch_key, codec, getattr(params, "key", None), is_json=is_json)
     recipe = FieldRecipe(name=batch_key, sources=sources, codec=codec, params=canonical(params), pad=pad)
     if not needs_resolve(recipe):
         spec_of(recipe)  # what cannot be padded is said before any data is looked at
@@ -122,6 +136,8 @@ def _params(codec: str, form: dict[str, Any]) -> Params:
         return installed
     if codec in _EXTRAS:
         require(codec, *_EXTRAS[codec])
+    if "key" in form:
+        form["key"] = key_list(form["key"])
     if "transforms" in form and "transforms" in kind.__struct_fields__:
         images = kind is ImageParams
         known, others = (FOR_IMAGES, plugins.names(plugins.TRANSFORMS)) if images else (FOR_NUMBERS, ())
@@ -136,8 +152,8 @@ def _params(codec: str, form: dict[str, Any]) -> Params:
 
 
 def _known(codec: str) -> str:
-    options = CODECS[codec].__struct_fields__
-    return f"known: {_SHORT_FORMS}; {codec} takes {', '.join((*options, 'from', 'as'))}"
+    options = (*CODECS[codec].__struct_fields__, "from", "as", *(("pad",) if codec in _PADDED else ()))
+    return f"known: {_SHORT_FORMS}; {codec} takes {', '.join(options)}"
 
 
 def _check_codec(name: str, codec: object) -> None:
@@ -175,6 +191,8 @@ def _short_form(name: str, text: str) -> dict[str, Any]:
                     form["augment"] = ["random_resized_crop", "flip"]
             case ("npy" | "tensor", [dtype, shape]):
                 form |= {"dtype": dtype, "shape": [int(side) for side in shape.split(",") if side.strip()]}
+            case ("float", [dtype]):
+                form["dtype"] = dtype
             case ("tokens", [dtype, count]):
                 form |= {"dtype": dtype, "count": int(count)}
             case _:
@@ -198,9 +216,13 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
         stored: how it stores each (see ``decode.stored``); empty: as files.
 
     Raises:
-        BadRecipe: there is nothing but pickles.
+        BadRecipe: there is nothing but pickles, or something that nobody takes apart.
     """
     extensions = [extension for extension in extensions if not is_label(extension)]  # come last: others keep places
+    if IMAGES in stored:
+        hint = "name the fields= you need; as bytes it comes as it lies there"
+        message = "expected one image a sample, got a field of several"
+        raise BadRecipe(message, object=extensions[stored.index(IMAGES)], hint=hint, stage="decode")
     pickled = {name for name, text in zip(extensions, stored, strict=False) if text == PICKLE}
     if pickled and len(pickled) == len(extensions):
         hint = "name fields= as bytes to unpickle them yourself, or write the data as arrays, text or JSON"
@@ -247,6 +269,23 @@ def _as_stored(recipe: FieldRecipe, index: ShardIndex) -> FieldRecipe:
     return recipe
 
 
+def pinned_as(recipe: FieldRecipe, params: str) -> FieldRecipe:
+    """Return an ``npy`` field with what its first sample tells.
+
+    Raises:
+        BadRecipe: that cannot be packed.
+    """
+    given, told = params_of(recipe), params_of(replace(recipe, params=params))
+    assert isinstance(given, NpyParams)
+    assert isinstance(told, NpyParams)
+    if given.pack is None:
+        return replace(recipe, params=params)
+    try:
+        return replace(recipe, params=canonical(NpyParams(told.dtype, told.shape, told.ndim, given.pack)))
+    except ValueError as error:
+        raise BadRecipe(str(error), object=recipe.name, stage="decode") from error
+
+
 def _typed(params: ArrayParams, name: str, dtype: str) -> ArrayParams:
     try:
         return ArrayParams(dtype, params.pack)
@@ -265,11 +304,16 @@ def spec_of(recipe: FieldRecipe) -> TensorSpec:
     return spec if pad is None else padded(spec, pad)
 
 
+def keeps(recipe: FieldRecipe) -> bool:
+    """Whether ``DecodePool.produce`` should measure it: what is decoded to be measured need not be decoded again."""
+    return bool(getattr(params_of(recipe), "kept", False))
+
+
 def needs_measure(recipe: FieldRecipe) -> bool:
     """Whether shapes must come from ``DecodePool.measure``; otherwise sizes in bytes tell them (or they are fixed)."""
     stored = parse_stored(recipe.stored)
     return params_of(recipe).measured or (
-        stored is not None and bool(stored.varint or stored.steps) and recipe.codec == "array"
+        stored is not None and bool(stored.varint or stored.steps or stored.narrow) and recipe.codec == "array"
     )
 
 
@@ -295,9 +339,19 @@ def check_fields(recipes: Iterable[FieldRecipe], available_extensions: Sequence[
                 f"expected one of {', '.join(filter(_named, available_extensions)) or 'no fields at all'}, "
                 f"got {' or '.join(recipe.sources)}",
                 object=recipe.name,
-                hint="name fields by the extensions the shards hold",
+                hint=_hint(recipe, available_extensions),
                 stage="decode",
             )
+
+
+def _hint(recipe: FieldRecipe, available_extensions: Sequence[str]) -> str:
+    here = next((name for name in available_extensions if name.rsplit(".", 1)[-1] in JSON_NAMES), "")
+    if not here or (recipe.codec not in CODECS) or "key" not in CODECS[recipe.codec].__struct_fields__:
+        return "name fields by what the shards hold"
+    return (
+        "name fields by what the shards hold; a member of a JSON document is named so: "
+        f'{{"decode": "{recipe.codec}", "from": "{here}", "key": "{recipe.sources[0]}"}}'
+    )
 
 
 def _named(extension: str) -> bool:

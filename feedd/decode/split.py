@@ -31,25 +31,30 @@ def decode_packet(task: DecodeTask, rows: range, request_id: int) -> bytes:
 
 
 def measure_packet(
-    files: Sequence[ShardFile], work: FieldWork, rows: range, request_id: int, *, values: bool = False
+    files: Sequence[ShardFile],
+    work: FieldWork,
+    rows: range,
+    request_id: int,
+    *,
+    values: bool = False,
+    keep: bool = False,
 ) -> bytes:
-    """Return the request to measure ``rows`` of one field, or to read them as numbers."""
+    """Return the request to measure ``rows`` of one field, to read them as numbers, or to keep what they are."""
     needed, renumber = _files(files, (work,), rows)
-    return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values))
+    return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values, keep))
 
 
 def _files(
     files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
 ) -> tuple[tuple[FileMessage, ...], NDArray[np.int32]]:
     """Return the files that ``rows`` need, and their new numbers by old number."""
-    # A set of a few dozen ints beats numpy.unique by far, and this runs once per chunk on the daemon's loop.
-    used: set[int] = set()
+    needed = np.zeros(len(files), np.bool_)
     for work in fields:
-        used.update(work.file_no[rows.start : rows.stop].tolist())
+        needed[work.file_no[rows.start : rows.stop]] = True
+    used = np.flatnonzero(needed)
     renumber = np.zeros(len(files), np.int32)
-    for new, old in enumerate(used):
-        renumber[old] = new
-    return tuple(file_message(files[old]) for old in used), renumber
+    renumber[used] = np.arange(len(used))
+    return tuple(file_message(files[old]) for old in used.tolist()), renumber
 
 
 def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32]) -> FieldMessage:

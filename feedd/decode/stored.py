@@ -5,6 +5,7 @@ A name, so that an index says it in a few bytes and a mismatch can be told::
     int64         one number, little-endian (as any of the dtypes)
     float32[]     any number of them, back to back
     uint8[3,224]  so many of them, in C order
+    bfloat16      one of the numbers of ``decode.narrow``, which become float32; so bfloat16[3,224]
     varint        one number as protobuf packs it: int64 in two's complement
     varint[]      any number of those
     float32[][]   a FeatureList of TensorFlow's, whose steps hold any number of them; so varint[][], bytes[][], and
@@ -13,6 +14,7 @@ A name, so that an index says it in a few bytes and a mismatch can be told::
     litdata:numpy an array in front of which LitData says its dtype and shape; so litdata:tensor
     pil           pixels as PIL has them, in front of them their size and mode
     pixels        rows made ready for a recipe, see ``decode.ready``
+    images        several images, as MosaicML's jpeg_array and list[...] have them: what nothing here takes apart
     pickle        what nothing here ever opens
 
 and nothing at all for what a tar holds: text, an encoded image, a .npy file. Where the format says which of these it
@@ -27,13 +29,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.key_params import check_told
+from feedd.decode.narrow import NARROW, WIDENED
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, TensorParams, TokensParams, params_of
 from feedd.errors import BadRecipe
 
 if TYPE_CHECKING:
     from feedd.values import FieldRecipe
 
-_NAME: Final = re.compile(r"([a-z0-9]+)(?:\[([0-9,]*)\])?")
+_NAME: Final = re.compile(r"([a-z0-9_]+)(?:\[([0-9,]*)\])?")
 _STEPS: Final = {"float32[][]": "float32", "varint[][]": "int64", "bytes[][]": "uint8", "lengths[][]": "int64"}
 _VARINT: Final = "varint"
 _FILES: Final = frozenset({"audio", "image", "json", "npy", "str", "tokenize"})
@@ -47,14 +51,22 @@ _FILE_NAMES: Final = {
     "litdata:numpy": "npy",
     "litdata:tensor": "npy",
     "mds": "npy",
+    "images": "bytes",
     "pickle": "bytes",
 } | {f"mds:{dtype}": "npy" for dtype in DTYPES}
 """Codec by name, where a file of its own says more than a tar's member."""
 _ONLY: Final = {
-    name: codec for name, codec in _FILE_NAMES.items() if codec == "npy" or name in {"pil", "pixels", "pickle"}
+    name: codec
+    for name, codec in _FILE_NAMES.items()
+    if codec == "npy" or name in {"pil", "pixels", "images", "pickle"}
 }
 """Those that no other codec than this one can read, but for ``bytes``."""
 PICKLE: Final = "pickle"
+IMAGES: Final = "images"
+_YOURSELF: Final = {
+    PICKLE: "bytes, which you may unpickle yourself",
+    IMAGES: "bytes, which you may take apart yourself: a sample holds several images",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +74,18 @@ class Stored:
     """One of the names above, taken apart.
 
     Attributes:
-        dtype: of the numbers; of varints what they become.
+        dtype: of the numbers; of varints and of narrow numbers what they become.
         shape: of a sample: empty for one number, None for any number of them.
         varint: whether they are packed as protobuf does.
         steps: of a feature list: ``float32``, ``varint``, ``bytes`` or ``lengths``.
+        narrow: what they are kept as, where that is one of ``decode.narrow``.
     """
 
     dtype: str
     shape: tuple[int, ...] | None
     varint: bool = False
     steps: str = ""
+    narrow: str = ""
 
     @property
     def scalar(self) -> bool:
@@ -94,14 +108,16 @@ def parse_stored(name: str) -> Stored | None:
     dtype, sides = match.groups() if match is not None else ("", None)
     if dtype == _VARINT and not sides:
         return Stored("int64", () if sides is None else None, varint=True)
+    narrow = dtype if dtype in NARROW else ""
+    dtype = WIDENED if narrow else dtype
     if dtype not in DTYPES:
         raise ValueError(f"expected one of the dtypes {', '.join(DTYPES)}, or {_VARINT}, got {name!r}")
     if not sides:
-        return Stored(dtype, () if sides is None else None)
+        return Stored(dtype, () if sides is None else None, narrow=narrow)
     shape = tuple(int(side) for side in sides.split(",") if side)
     if len(shape) > DIMS_MAX or not 0 < math.prod(shape) <= SAMPLE_BYTES_MAX:
         raise ValueError(f"expected at most {DIMS_MAX} sizes of 1 or more, got {name!r}")
-    return Stored(dtype, shape)
+    return Stored(dtype, shape, narrow=narrow)
 
 
 def check_stored(recipe: FieldRecipe) -> None:
@@ -112,11 +128,17 @@ def check_stored(recipe: FieldRecipe) -> None:
     """
     stored = parse_stored(recipe.stored)
     codec = recipe.codec
+    key = getattr(params_of(recipe), "key", None)
+    check_told(recipe.name, codec, key, is_json=recipe.stored == "json")
+    if key is not None:
+        if stored is not None or recipe.stored in _ONLY:
+            raise _unfit(recipe, 'documents of JSON for "key"', recipe.stored, default_codec(recipe.stored) or "bytes")
+        return
     if stored is None:
         only = _ONLY.get(recipe.stored, codec)
         raw = recipe.stored == "pil" and getattr(params_of(recipe), "raw", False)
         if codec not in {only, "bytes"} or raw:
-            instead = "bytes, which you may unpickle yourself" if recipe.stored == PICKLE else f"{only}, or bytes"
+            instead = _YOURSELF.get(recipe.stored, f"{only}, or bytes")
             raise _unfit(recipe, "an encoded file" if raw else "another kind of data", recipe.stored, instead)
         if codec == "array":
             raise _unfit(recipe, "numbers", "a file of its own, as tar members are", "npy, tensor:DTYPE:SHAPE or bytes")
@@ -130,8 +152,22 @@ def check_stored(recipe: FieldRecipe) -> None:
     if codec == "int" and stored.dtype.startswith("float"):
         raise _unfit(recipe, "integers", recipe.stored, suggest(stored))
     params = params_of(recipe)
-    if isinstance(params, (TensorParams, TokensParams)) and not stored.varint and params.dtype != stored.dtype:
+    if getattr(params, "classes", ()):
+        raise _unfit(recipe, "names of classes", recipe.stored, suggest(stored))
+    if (
+        isinstance(params, (TensorParams, TokensParams))
+        and not stored.varint
+        and params.dtype not in _read_as(stored, params)
+    ):
         raise _unfit(recipe, params.dtype, recipe.stored, suggest(stored))
+
+
+def _read_as(stored: Stored, params: TensorParams | TokensParams) -> tuple[str, ...]:
+    """Return the dtypes that a recipe may say of numbers: of narrow ones the type of their bits, too."""
+    if not stored.narrow:
+        return (stored.dtype,)
+    bits = NARROW[stored.narrow]
+    return (stored.dtype, bits) if isinstance(params, TensorParams) else (bits,)
 
 
 def default_codec(name: str) -> str | None:

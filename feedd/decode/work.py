@@ -33,7 +33,8 @@ class DecodeOptions:
         recycle_growth_bytes: memory of its own by which a worker may grow before another takes its place; 0: any.
         task_deadline_s: a worker that spends longer on one chunk is killed and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
-        chunk_rows: rows a worker is sent at once; small enough to balance, large enough to amortise a message.
+        chunk_rows: rows a worker is sent at once; small enough to balance, large enough to amortise a message. Up to
+            twice as many where rows are quick (see ``portions``).
         start_deadline_s: from starting a worker to its hello.
         cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
         close_grace_s: how long idle workers get to leave at close.
@@ -81,6 +82,19 @@ class FieldWork:
     out_at: NDArray[np.int64]
     shape: NDArray[np.int64] | None = None
     dims: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What was decoded of a span of rows so that they could be measured.
+
+    Attributes:
+        rows: whose.
+        values: back to back, none of rows that cannot be measured.
+    """
+
+    rows: range
+    values: NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)

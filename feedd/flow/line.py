@@ -6,12 +6,13 @@ import heapq
 import itertools
 import math
 from collections import Counter, deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from feedd.flow.budget import ByteBudget
 
@@ -23,6 +24,7 @@ class Standing:
         group: what shares a limit with it: its bucket.
         urgency: asked whenever there is a choice; lower goes first, and minus infinity is waited for by somebody.
         in_flight_count: its parts that hold a place.
+        hurried: some of it is, or was, waited for before the rest: what nobody waits for goes behind others' parts.
         many: small ones of its parts share a place: they are objects of their own, and wait more than they flow.
     """
 
@@ -36,32 +38,69 @@ class Standing:
         self.group = group
         self.urgency = urgency
         self.in_flight_count = 0
+        self.hurried = False
         self._part_size_bytes = part_size_bytes
         self._spans = deque(span for span in spans if span.size_bytes)
+        self._ahead: deque[tuple[int, ByteRange]] = deque()  # with the turn of who waits for it
+        self._gone: set[int] = set()  # starts of spans that are no longer to be taken from ``_spans``
 
     @property
     def waiting(self) -> bool:
         """Whether some of it has no place yet."""
-        return bool(self._spans)
+        return bool(self._spans or self._ahead)
 
     @property
     def over(self) -> bool:
         """Whether nothing of it waits or is in flight."""
-        return not self._spans and not self.in_flight_count
+        return not self.waiting and not self.in_flight_count
+
+    @property
+    def turn(self) -> int | None:
+        """Of who waits for its next part; None: nobody waits for it before the rest."""
+        return self._ahead[0][0] if self._ahead else None
 
     @property
     def next_bytes(self) -> int:
         """Size of its next part."""
-        return min(self._spans[0].size_bytes, self._part_size_bytes)
+        span = self._ahead[0][1] if self._ahead else self._spans[0]
+        return min(span.size_bytes, self._part_size_bytes)
+
+    def hurry(self, turn: int, spans: Iterable[ByteRange]) -> None:
+        """Take these of its spans before all others, but behind those of an earlier turn.
+
+        Args:
+            turn: stands for the time at which this was asked for, in the line's own numbers.
+            spans: whole ones of those given at the start; what has begun already is left as it is.
+        """
+        if not self.waiting:
+            return  # all of it has begun, or is given up
+        self.hurried = True
+        wanted = {span.start: span for span in spans}
+        fresh = [(turn, span) for start, span in wanted.items() if start not in self._gone]
+        self._gone.update(wanted)
+        if self._ahead and turn < self._ahead[-1][0]:  # took its turn first, but had more to do before it said this
+            moved = [(min(turn, its) if span.start in wanted else its, span) for its, span in self._ahead]
+            self._ahead = deque(sorted((*moved, *fresh), key=itemgetter(0)))
+        else:
+            self._ahead.extend(fresh)
+        self._settle()
 
     def cut(self) -> ByteRange:
         """Take its next part."""
-        span = self._spans.popleft()
-        if span.size_bytes <= self._part_size_bytes:
-            return span
-        end = span.start + self._part_size_bytes
-        self._spans.appendleft(ByteRange(end, span.end))
-        return ByteRange(span.start, end)
+        turn = self.turn
+        span = self._spans.popleft() if turn is None else self._ahead.popleft()[1]
+        rest = None
+        if span.size_bytes > self._part_size_bytes:
+            end = span.start + self._part_size_bytes
+            span, rest = ByteRange(span.start, end), ByteRange(end, span.end)
+        if self.many:
+            self._gone.add(span.start)
+        if rest is not None and turn is None:
+            self._spans.appendleft(rest)
+        elif rest is not None and turn is not None:
+            self._ahead.appendleft((turn, rest))
+        self._settle()
+        return span
 
     def portions_of(self, size_bytes: int) -> int:
         """Return how much of a place a part of that size takes, in parts of ``PARTS_PER_PLACE``."""
@@ -70,6 +109,12 @@ class Standing:
     def drop(self) -> None:
         """Forget what waits."""
         self._spans.clear()
+        self._ahead.clear()
+
+    def _settle(self) -> None:
+        """Have the first of the rest be one that was not taken before its turn."""
+        while self._gone and self._spans and self._spans[0].start in self._gone:
+            self._spans.popleft()
 
 
 _S = TypeVar("_S", bound=Standing)
@@ -85,8 +130,9 @@ class Line(Generic[_S]):
     the one that holds fewer. Two, because a file lets one writer in at a time: measured, two movers on two files bring
     2.1 GB/s at 0.60 CPU-seconds per GB where both on one file bring 1.8 at 0.72. But while somebody waits for a fetch,
     the more urgent one of two goes first: a first batch needs the shards of a whole window, and whoever has waited for
-    the first of them waits for the next. Where the part does not fit into the budget nobody overtakes it, so that large
-    parts do not starve.
+    the first of them waits for the next. What is waited for apart from the rest of its object (``Standing.hurry``) has
+    its place in the order of arrival from when that was said, and the rest goes behind. Where the part does not fit
+    into the budget nobody overtakes it, so that large parts do not starve.
 
     Args:
         places_max: parts in flight together.
@@ -109,6 +155,11 @@ class Line(Generic[_S]):
 
     def __repr__(self) -> str:
         return f"Line({len(self._waiting)} waiting, {self._in_flight_count}/{self._places_max} in flight)"
+
+    @property
+    def turns(self) -> Iterator[int]:
+        """Numbers of who arrives, for who hurries something: the next one is always the last in the line."""
+        return self._numbers
 
     @property
     def waiting_count(self) -> int:
@@ -173,22 +224,31 @@ class Line(Generic[_S]):
     def _next(self) -> int | None:
         """Return who is to be given a place: of the two most urgent the one that holds fewer, unless it has to wait."""
         room: dict[str, bool] = {}
-        able: list[tuple[float, int]] = []
+        able: list[tuple[float, bool, int, int]] = []
         for number, standing in self._waiting.items():
             group = standing.group
             if group not in room:  # a limit below 1 would stop the group for good
                 room[group] = self._portions[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE
             if room[group]:
-                able.append((standing.urgency() if len(self._waiting) > 1 else 0.0, number))
+                urgency = standing.urgency() if len(self._waiting) > 1 else 0.0
+                turn = standing.turn
+                able.append((urgency, turn is None and standing.hurried, number if turn is None else turn, number))
         if not able:
             return None
-        (urgency, first), *rest = heapq.nsmallest(_LANES, able)
+        first, *rest = heapq.nsmallest(_LANES, able)
         if rest:
-            ((other_urgency, other),) = rest
-            held, other_held = (self._waiting[number].in_flight_count for number in (first, other))
-            if other_held < held and (urgency == other_urgency or not self._waited_for(urgency)):
-                return other
-        return first
+            (other,) = rest
+            held, other_held = (self._waiting[one[-1]].in_flight_count for one in (first, other))
+            if other_held < held and (self._alike(first, other) or not self._waited_for(first[0])):
+                return other[-1]
+        return first[-1]
+
+    def _alike(self, one: tuple[float, bool, int, int], other: tuple[float, bool, int, int]) -> bool:
+        """Whether neither of two is needed before the other."""
+        if one[:2] != other[:2]:
+            return False
+        turns = (self._waiting[one[-1]].turn, self._waiting[other[-1]].turn)
+        return turns[0] == turns[1]
 
     def _waited_for(self, urgency: float) -> bool:
         """Whether somebody waits: for the most urgent of the line, or for one that is under way."""

@@ -96,13 +96,23 @@ def pieces(data: memoryview) -> Iterator[memoryview]:
         for at in range(0, data.nbytes, _PIECE_BYTES):
             yield data[at : at + _PIECE_BYTES]
         return
-    buffer = memoryview(bytearray(min(_PIECE_BYTES, data.nbytes)))
+    for _, piece in file_pieces(place.fd, place.at, data.nbytes):
+        yield piece
+
+
+def file_pieces(fd: int, start: int, size_bytes: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield a range of a file piece by piece, each with its distance from the start, and good until the next.
+
+    Raises:
+        OSError: the file cannot be read, or ends before the range does.
+    """
+    buffer = memoryview(bytearray(min(_PIECE_BYTES, size_bytes)))
     at = 0
-    while at < data.nbytes:
-        count = os.preadv(place.fd, [buffer[: data.nbytes - at]], place.at + at)
+    while at < size_bytes:
+        count = os.preadv(fd, [buffer[: size_bytes - at]], start + at)
         if not count:
-            raise OSError(f"expected {data.nbytes} bytes at {place.at}, got {at}")
-        yield buffer[:count]
+            raise OSError(f"expected {size_bytes} bytes at {start}, got {at}")
+        yield at, buffer[:count]
         at += count
 
 

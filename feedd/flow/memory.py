@@ -20,7 +20,7 @@ def _machine_bytes(meminfo: Path) -> int | None:
 
 
 def _cgroup_bytes(cgroup: Path) -> int | None:
-    """Return what is left under ``memory.max``; file pages count as left, the kernel drops them first."""
+    """Return what is left under the group's limit; file pages count as left, the kernel drops them first."""
     try:
         limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
         if limit == "max":

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
+    from feedd.errors import FeeddError
+
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
@@ -68,6 +70,26 @@ def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+@asynccontextmanager
+async def within(deadline_s: float | None, late: Callable[[], FeeddError]) -> AsyncIterator[asyncio.Timeout]:
+    """End the body at a deadline, with an error of ours instead of ``TimeoutError``; yields what can move it.
+
+    A ``TimeoutError`` that is the body's own stays what it is, as a system call's may be (``ETIMEDOUT``).
+
+    Args:
+        deadline_s: from now on; None: none, until it is moved.
+        late: returns the error, once it is needed.
+    """
+    scope = asyncio.timeout(deadline_s)
+    try:
+        async with scope:
+            yield scope
+    except TimeoutError as error:
+        if not scope.expired():
+            raise
+        raise late() from error
 
 
 async def to_its_end(job: asyncio.Future[_T], stop: threading.Event | None = None) -> _T:

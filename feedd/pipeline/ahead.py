@@ -235,7 +235,8 @@ class Ahead:
             shards = rows.shards.tolist()
             refs = [parts.listing.refs[shard] for shard in shards]
             indexes = await parts.shelf.indexes(parts.listing, shards)
-            ready = await with_pinned(parts.cache, refs, lambda files: parts.assembler.fill(rows, indexes, files, slot))
+            fill = partial(parts.assembler.fill, early=True)
+            ready = await with_pinned(parts.cache, refs, lambda files: fill(rows, indexes, files, slot))
         except FeeddError as error:
             _log.debug("nothing was decoded ahead", epoch=at.epoch, step=at.step, reason=str(error))
             return None

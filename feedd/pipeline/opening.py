@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd.batch.layout import lay_out
@@ -17,7 +17,7 @@ from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptio
 from feedd.pipeline.batches.packing import packing_of
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.pipeline.batches.remedy import RemedyOptions
-from feedd.pipeline.dataset.labels import label, with_tables
+from feedd.pipeline.dataset.labels import Labelling, with_tables
 from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
@@ -32,15 +32,17 @@ from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets,
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Mapping
 
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.derived.cache import MadeCache
+    from feedd.pipeline.planning import AnyReader, Planned
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
     from feedd.values import OpenSpec, TensorSpec
+
+    Classes = Mapping[str, tuple[str, ...]]
 
 _LEAST_SLOTS = 2
 _AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 32
@@ -63,6 +65,7 @@ class Pipeline:
         self._quarantine = quarantine
         self._budget = ArenaBudget(options.arena_bytes)
         self._crowd = Crowd()
+        self._labelling = Labelling(stages.sources)
         self._sharing = Sharing()
         self._group = group
         self._numbers = itertools.count(1)
@@ -104,75 +107,86 @@ class Pipeline:
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
-            await label(self.stages.sources, listing, request)  # views have its labels
-            return await self._open(request, view, mark)
+            classes = await self._labelling.label(listing, request)  # views have its labels
+            return await self._open(request, view, mark, classes)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise
 
-    async def _open(self, request: Request, listing: Listing, mark: bytes) -> Session:
-        spec = request.spec
+    async def _open(self, request: Request, listing: Listing, mark: bytes, classes: Classes) -> Session:
         plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
-        reader = plan.reader()
-        number = next(self._numbers)
-        size = _fixed_bytes(request) if reader.assigned.size else 1
         async with AsyncExitStack() as undo:
-            outlook = Outlook(f"session-{number}", listing, reader, self.stages.cache, self._crowd)
+            one = _Opening(next(self._numbers), request, listing, mark, plan, plan.reader(), undo)
+            outlook = Outlook(f"session-{one.number}", listing, one.reader, self.stages.cache, self._crowd)
             undo.callback(outlook.close)
-            outlook.enter(Cursor(spec.epoch))
-            resolving = resolve(self.stages, self.shelf, listing, reader, request)
-            arena: Arena | Tickets | None = None
-            if size is not None and not spec.shared_arena:  # memory takes as long as fetching a shard: both at once
-                (recipes, _), arena = await both(resolving, self._arena(undo, number, spec, size))
-            else:
-                recipes, found = await resolving
-                size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
-            memory = _Memory(self, size, request, recipes)
-            group = self._group_key(spec, (mark, plan.uneven, plan.steps))
-            if spec.share and spec.shared_arena:
-                arena = await self._tickets(undo, spec, group, memory)
-            if arena is None:
-                arena = await self._arena(undo, number, spec, size)
+            outlook.enter(Cursor(request.spec.epoch))
+            memory, arena = await self._slots(one)
             within = arena.group.arena if isinstance(arena, Tickets) else arena
-            assembler = Assembler(self.stages, recipes, within, self._assembling(number, request))
-            info = _info(listing, reader.assigned, _specs(spec, recipes), mark)
-            info = replace(info, steps=reader.steps(spec.epoch), uneven=plan.uneven.value)
-            info = replace(info, left_out=0 if spec.consumer_index else reader.left_out())
-            info = replace(info, at_once=1 if spec.share else assembler.at_once)  # jobs that share take one by one
-            info = replace(info, places=within.slot_count if within is not arena else 0)
-            session = Session(SessionParts(info, listing, reader, outlook, assembler, arena), self.stages, self.shelf)
-            if isinstance(arena, Tickets):
-                session.take_part(arena.group, lambda member: self._sharing.leave(group, member))
-            elif spec.share:
-                shared = await self._sharing.join(group, session, memory.shared)
-                session.take_part(shared, lambda member: self._sharing.leave(group, member))
-            else:
-                first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
-                parts = (plan.reader, first, listing, self.shelf, self.stages.cache, self._group)
-                session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
+            assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
+            info = replace(
+                one.info(memory.recipes),
+                at_once=1 if request.spec.share else assembler.at_once,  # jobs that share take one by one
+                places=within.slot_count if within is not arena else 0,
+                classes=classes,
+            )
+            session = Session(
+                SessionParts(info, listing, one.reader, outlook, assembler, arena), self.stages, self.shelf
+            )
+            if request.spec.share:
+                await self._take_part(one, session, arena, memory)
+            elif isinstance(arena, Arena):
+                self._look_ahead(one, session, arena, assembler)
             undo.pop_all()
         return session
 
-    def _group_key(self, spec: OpenSpec, plan: tuple[object, ...]) -> tuple[object, ...]:
-        """Return what sessions that ask for the same batches have in common."""
-        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples, *plan)
-        return (*key, spec.decoded_cache)
+    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | Tickets]:
+        """Resolve the recipes; return memory for their batches, and the session's slots."""
+        spec = one.request.spec
+        size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
+        resolving = resolve(self.stages, self.shelf, one.listing, one.reader, one.request)
+        arena: Arena | Tickets | None = None
+        if size is not None and not spec.shared_arena:  # memory takes as long as fetching a shard: both at once
+            (recipes, _), arena = await both(resolving, self._arena(one, size))
+        else:
+            recipes, found = await resolving
+            size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
+        memory = _Memory(self, size, one.request, recipes)
+        if spec.share and spec.shared_arena:
+            arena = await self._tickets(one, memory)
+        if arena is None:
+            arena = await self._arena(one, size)
+        return memory, arena
 
-    async def _tickets(
-        self, undo: AsyncExitStack, spec: OpenSpec, group: tuple[object, ...], memory: _Memory
-    ) -> Tickets | None:
+    async def _tickets(self, one: _Opening, memory: _Memory) -> Tickets | None:
         """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
+        spec, key = one.request.spec, one.group_key
         count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
         tickets = Tickets(self._within(count))
-        shared = await self._sharing.join(group, tickets, lambda: memory.lent(tickets.slot_count))
+        shared = await self._sharing.join(key, tickets, lambda: memory.lent(tickets.slot_count))
         if tickets.enter(shared):
-            undo.push_async_callback(self._sharing.leave, group, tickets)
+            one.undo.push_async_callback(self._sharing.leave, key, tickets)
             return tickets
-        await self._sharing.leave(group, tickets)
+        await self._sharing.leave(key, tickets)
         return None
 
+    async def _take_part(self, one: _Opening, session: Session, arena: Arena | Tickets, memory: _Memory) -> None:
+        """Have a session's batches come from its group; who has tickets has joined already."""
+        key = one.group_key
+        if isinstance(arena, Tickets):
+            shared = arena.group
+        else:
+            shared = await self._sharing.join(key, session, memory.shared)
+        session.take_part(shared, lambda member: self._sharing.leave(key, member))
+
+    def _look_ahead(self, one: _Opening, session: Session, arena: Arena, assembler: Assembler) -> None:
+        """Have the next epoch's first batches decoded into a session's free slots."""
+        spec = one.request.spec
+        first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
+        parts = (one.plan.reader, first, one.listing, self.shelf, self.stages.cache, self._group)
+        session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
+
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
-        """Return memory for decoded batches that are copied from there into sessions' slots.
+        """Return memory for the batches of a group, decoded there once for all of its sessions.
 
         Raises:
             ResourceExhausted: there is none left.
@@ -199,24 +213,71 @@ class Pipeline:
     def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
 
-    async def _arena(self, undo: AsyncExitStack, number: int, spec: OpenSpec, size_bytes: int) -> Arena:
+    async def _arena(self, one: _Opening, size_bytes: int) -> Arena:
         """Allocate the slots and make them known to the workers, which map them while the first shard arrives."""
-        arena = await Arena.create(self._slot_count(spec, size_bytes), size_bytes, self._budget)
-        undo.callback(arena.close)
-        self.stages.pool.attach(number, arena.fd, arena.size_bytes)
-        undo.callback(self.stages.pool.detach, number)
+        arena = await Arena.create(self._slot_count(one.request.spec, size_bytes), size_bytes, self._budget)
+        one.undo.callback(arena.close)
+        self.stages.pool.attach(one.number, arena.fd, arena.size_bytes)
+        one.undo.callback(self.stages.pool.detach, one.number)
         return arena
 
 
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A session on its way.
+
+    Attributes:
+        number: its own, and its arena's.
+        request: what was asked for.
+        listing: as it reads it.
+        mark: the fingerprint.
+        plan: what its rank reads.
+        reader: stands in the session's epoch.
+        undo: what is to be undone where it does not open.
+    """
+
+    number: int
+    request: Request
+    listing: Listing
+    mark: bytes
+    plan: Planned
+    reader: AnyReader
+    undo: AsyncExitStack
+
+    @property
+    def group_key(self) -> tuple[object, ...]:
+        """What sessions that ask for the same batches have in common."""
+        spec, plan = self.request.spec, self.plan
+        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples)
+        return (*key, self.mark, plan.uneven, plan.steps, spec.decoded_cache)
+
+    def info(self, recipes: Recipes) -> SessionInfo:
+        """Return what Open answers, as far as the plan and the recipes tell."""
+        spec, reader, listing = self.request.spec, self.reader, self.listing
+        return SessionInfo(
+            specs=_specs(spec, recipes),
+            fingerprint=self.mark,
+            shard_count=len(listing.refs),
+            assigned_shard_count=int(reader.assigned.shape[0]),
+            assigned_bytes=int(listing.sizes[reader.assigned].sum()),
+            steps=reader.steps(spec.epoch),
+            uneven=self.plan.uneven.value,
+            left_out=0 if spec.consumer_index else reader.left_out(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class _Memory:
     """Memory for batches like those of one session."""
 
-    def __init__(self, pipeline: Pipeline, slot_bytes: int, request: Request, recipes: Recipes) -> None:
-        self._pipeline, self.slot_bytes, self._request, self._recipes = pipeline, slot_bytes, request, recipes
+    pipeline: Pipeline
+    slot_bytes: int
+    request: Request
+    recipes: Recipes
 
     async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
         """For jobs that share."""
-        return await self._pipeline.decoded(slot_count, self.slot_bytes, self._request, self._recipes)
+        return await self.pipeline.decoded(slot_count, self.slot_bytes, self.request, self.recipes)
 
     async def lent(self, lease_count: int) -> SharedBatches:
         """For jobs that share, and hold so many leases each."""
@@ -243,13 +304,3 @@ def _fixed_bytes(request: Request) -> int | None:
     if specs is None or request.spec.keys or any(one.kind is not FieldKind.DENSE for one in specs):
         return None
     return lay_out(specs, request.spec.batch_size, {}).size_bytes
-
-
-def _info(listing: Listing, assigned: NDArray[np.int64], specs: tuple[TensorSpec, ...], mark: bytes) -> SessionInfo:
-    return SessionInfo(
-        specs=specs,
-        fingerprint=mark,
-        shard_count=len(listing.refs),
-        assigned_shard_count=int(assigned.shape[0]),
-        assigned_bytes=int(listing.sizes[assigned].sum()),
-    )

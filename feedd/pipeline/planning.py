@@ -13,7 +13,8 @@ from feedd.pipeline.batches.packing import check_packing
 from feedd.pipeline.batches.policy import BadSamples, parse_policy
 from feedd.pipeline.dataset.cuts import Cuts, cut_of
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
-from feedd.plan.reader import Reader, ReaderOptions
+from feedd.plan.orders import Orders
+from feedd.plan.reader import WINDOWS_KEPT, Reader, ReaderOptions
 from feedd.plan.sharding import check_mode
 from feedd.plan.steps import Uneven, parse_uneven
 from feedd.values import FieldRecipe
@@ -93,6 +94,11 @@ class Request:
         return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
 
     @property
+    def strict(self) -> bool:
+        """Whether the first bad sample is an error."""
+        return self.policy is BadSamples.ERROR or not self.spec.bad_samples_max
+
+    @property
     def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
         """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
         return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
@@ -158,4 +164,5 @@ def planned(listing: Listing, request: Request) -> Planned:
         spec.window_bytes,
         request.bucket_sources,
     )
-    return Planned(lambda: Reader(shares, options, listing.counts), uneven, steps)
+    orders = Orders(WINDOWS_KEPT * len(shares))
+    return Planned(lambda: Reader(shares, options, listing.counts, orders), uneven, steps)

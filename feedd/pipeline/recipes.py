@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 
 from feedd.batch.layout import sample_bytes, slot_bytes
 from feedd.batch.pack import packed_specs
 from feedd.batch.pack import slot_bytes as packed_slot_bytes
-from feedd.decode.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad
-from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, spec_of
+from feedd.decode.narrow import item_bytes
+from feedd.decode.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad, unique
+from feedd.decode.recipe import check_fields, needs_resolve, spec_of
 from feedd.decode.stored import parse_stored
-from feedd.errors import BadRecipe, BadRequest
-from feedd.flow.tasks import run_all
+from feedd.errors import BadRecipe
+from feedd.flow.tasks import both, run_all
 from feedd.pipeline.batches.packing import packing_of
-from feedd.pipeline.pinned import with_pinned
+from feedd.pipeline.dataset.schema import Schema
 from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
@@ -31,8 +34,15 @@ if TYPE_CHECKING:
     from feedd.plan.listing import Listing
     from feedd.values import ShardIndex, TensorSpec
 
+_log = structlog.get_logger("feedd.pipeline")
 Recipe = tuple["FieldRecipe", ...]
 """Of all fields, in a batch's order."""
+
+_ANY = ("bytes",)
+"""Codecs of what is only measured."""
+
+_LOOKED_AT = 8
+"""Shards that are asked how large batches may be, where the first have no samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,7 @@ class Recipes:
 
     @property
     def packing(self) -> Packing | None:
-        """How the only field is packed; None: nothing is."""
+        """How all fields are packed; None: none is."""
         return packing_of(self.distinct[0])
 
     @property
@@ -73,7 +83,7 @@ class Recipes:
         """
         packing = self.packing
         if packing is not None:
-            return packed_specs(self.kinds[0], packing)
+            return unique(packed_specs(self.kinds[0], packing, self.kinds[1:]))
         return batch_specs(zip(self.kinds, self.pads, strict=True))
 
     def rows(self, shards: NDArray[np.int64], shard_no: NDArray[np.int32]) -> list[tuple[Recipe, NDArray[np.intp]]]:
@@ -114,7 +124,7 @@ def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
 async def resolve(
     stages: Stages, shelf: Shelf, listing: Listing, reader: AnyReader, request: Request
 ) -> tuple[Recipes, list[Resolved]]:
-    """Hold each source's recipe against the first shard that this session reads of it, or the first that can tell.
+    """Hold each source's recipe against its data: what only data can tell is a fact of the dataset (see ``Schema``).
 
     Raises:
         BadRequest: there is nothing to tell the fields by, or the data lacks one, or sources do not agree on them.
@@ -123,12 +133,12 @@ async def resolve(
     orders = reader.orders(Cursor(request.spec.epoch))
     found = await run_all(
         _resolve(
-            stages,
             shelf,
             listing,
             request.wanted[source],
             request,
-            _Candidates(order, listing.shards_of(source)),
+            Schema(stages, shelf, listing, source, strict=request.strict),
+            order,
         )
         for source, order in enumerate(orders)
     )
@@ -140,15 +150,28 @@ def estimated_bytes(specs: Sequence[TensorSpec], batch_size: int, found: Sequenc
     packing = packing_of(found[0].recipe)
     if packing is not None and (index := found[0].index) is not None:
         field = found[0].recipe[0]
-        stored = parse_stored(field.stored)
-        item = 1 if stored is None or stored.varint else np.dtype(stored.dtype).itemsize
-        column = next(index.fields.index(source) for source in field.sources if source in index.fields)
-        return packed_slot_bytes(specs, packing, batch_size, np.maximum(index.sizes[column], 0) // item)
+        item = _value_bytes(field)
+        columns = [index.fields.index(source) for source in field.sources if source in index.fields]
+        sizes = np.maximum(index.sizes[columns[:1]].reshape(-1), 0)  # none, of an empty shard
+        return packed_slot_bytes(specs, packing, batch_size, sizes // item)
     return max(
-        slot_bytes(specs, batch_size, one.index, one.recipe, dims=_likely_dims(one.recipe, one.index))
-        for one in found
-        if one.index is not None
+        (
+            slot_bytes(specs, batch_size, one.index, one.recipe, dims=_likely_dims(one.recipe, one.index))
+            for one in found
+            if one.index is not None
+        ),
+        default=1,
     )
+
+
+def _value_bytes(field: FieldRecipe) -> int:
+    """Return how many bytes of the data a value takes at least, or nearly always."""
+    stored = parse_stored(field.stored)
+    if stored is not None:
+        return 1 if stored.varint else item_bytes(stored.narrow or stored.dtype)
+    if field.codec == "npy":
+        return np.dtype(spec_of(field).dtype).itemsize
+    return 2  # tokens of text, and numbers with a comma behind
 
 
 def _likely_dims(recipe: Recipe, index: ShardIndex) -> dict[str, tuple[int, ...]]:
@@ -188,56 +211,61 @@ def agreed(request: Request, recipes: Sequence[Recipe], firsts: tuple[int, ...])
     return Recipes(distinct, tuple(distinct.index(recipe) for recipe in ordered), firsts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """Shards to look at: those this node reads, or where it reads none, all."""
-
-    order: list[int]
-    every: range
-
-
-def _check_looked_at(request: Request, recipe: Recipe, index: ShardIndex) -> None:
-    """Make sure that the data has what samples are filtered and put together by, and that it can be read as that.
-
-    Raises:
-        BadRecipe: it has not, or cannot.
-    """
-    for one in request.filters:
-        for codec in one.codecs or ("bytes",):
-            field = FieldRecipe(one.field, one.sources(recipe), codec)
-            check_fields((field,), index.fields)
-            as_stored((field,), index)
+def _beside(request: Request, recipe: Sequence[FieldRecipe]) -> list[FieldRecipe]:
+    """Return what samples are filtered and put together by, as fields that are read as that."""
+    found = [
+        field
+        for one in request.filters
+        for field in one.readers(recipe) or (FieldRecipe(one.field, one.sources(recipe), *_ANY),)
+    ]
     if request.spec.bucket_by:
-        check_fields((FieldRecipe(request.spec.bucket_by, request.bucket_sources, "bytes"),), index.fields)
+        found.append(FieldRecipe(request.spec.bucket_by, request.bucket_sources, *_ANY))
+    return found
 
 
 async def _resolve(
-    stages: Stages, shelf: Shelf, listing: Listing, wanted: Recipe, request: Request, shards: _Candidates
+    shelf: Shelf, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
 ) -> Resolved:
-    told = bool(wanted) and not any(needs_resolve(field) for field in wanted)
-    if told and not shards.order:
-        return Resolved(wanted, None)
-    # A node without shards looks at the others': its ranks must know the same fields.
-    for shard in shards.order or shards.every:
-        index = await shelf.index(listing, shard)
-        if told or index.sample_count:
-            break
-    recipe = wanted or default_fields(index.fields, index.stored)
-    if not recipe:
-        raise BadRequest(
-            "expected samples in the shards of this node, got none",
-            object=listing.refs[shard].url,
-            hint="name fields= if that is as it should be",
-            stage="decode",
-        )
-    if index.sample_count:
-        check_fields(recipe, index.fields)
-        _check_looked_at(request, recipe, index)
-        recipe = as_stored(recipe, index)
-    if any(needs_resolve(field) for field in recipe):
-        ref = listing.refs[shard]
-        recipe = await with_pinned(stages.cache, [ref], lambda files: stages.pool.resolve(files[0], index, recipe))
+    check_fields(wanted, [source for field in wanted for source in field.sources])
+    beside = _beside(request, wanted)
+    told = schema.told((*wanted, *beside)) if wanted else None
+    if told is not None:
+        index = await _own(shelf, listing, order)
+        here = index.fields if index is not None and index.sample_count else None
+        lacking = [one for one in (*wanted, *beside) if here is not None and not set(one.sources) & set(here)]
+        if lacking:
+            await schema.settled(tuple(lacking))
+        return Resolved(told[: len(wanted)], index)
+    if wanted and not order and not any(map(needs_resolve, wanted)):
+        return Resolved(wanted, None)  # nothing is read here
+    settled = schema.settled(wanted, lambda recipe: _beside(request, recipe))
+    recipe, index = await both(settled, _own(shelf, listing, order))
+    if not wanted:
+        narrowed = tuple(field.name for field in recipe if field.codec == "float" and field.stored == "float64")
+        _say_narrowed(request.spec.urls, narrowed)
     return Resolved(recipe, index)
+
+
+async def _own(shelf: Shelf, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
+    """Return the index of the first shard with samples that this session reads, or of another; None: it reads none."""
+    index = None
+    for shard in order[:_LOOKED_AT]:
+        index = await shelf.index(listing, shard)
+        if index.sample_count:
+            break
+    return index
+
+
+@functools.lru_cache(maxsize=1024)  # once per data set, however many sessions read it
+def _say_narrowed(urls: Sequence[str], names: Sequence[str]) -> None:
+    """Say of which fields the default recipes keep less than the data has."""
+    if names:
+        _log.warning(
+            "numbers of 64 bits are read as float32, for nobody named the fields",
+            urls=urls[:8],
+            fields=names[:50],
+            hint='fields={"NAME": "float:float64"} keeps all of their bits, "float" says that 32 will do',
+        )
 
 
 def _disagree(request: Request, source: int, expected: str, got: str) -> BadRecipe:

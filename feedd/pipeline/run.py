@@ -18,6 +18,7 @@ from feedd.config.machine import default_workers, memory_bytes
 from feedd.decode.pool import DecodePool
 from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
+from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
 from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.derived.cache import MadeCache
@@ -86,7 +87,7 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
 def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
     """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
-    options = MakerOptions(limit_bytes=limit_bytes, makings=min(max(1, workers_max(config) - 1), _MAKINGS_MAX))
+    options = MakerOptions(limit_bytes=limit_bytes, makings=_makings(config))
     return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
 
 
@@ -94,8 +95,11 @@ def ready_bytes(config: Config) -> int:
     """Return the most bytes of a shard whose images are made ready; 0: the operator does not want any."""
     if config.cache.decoded == "off":
         return 0
-    makings = min(max(1, workers_max(config) - 1), _MAKINGS_MAX)
-    return memory_bytes() // (_READY_SHARE * makings)
+    return memory_bytes() // (_READY_SHARE * _makings(config))
+
+
+def _makings(config: Config) -> int:
+    return min(max(1, workers_max(config) - 1), _MAKINGS_MAX)
 
 
 def decode_options(config: Config) -> DecodeOptions:
@@ -143,7 +147,8 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         learned = Learned(config.cache.dir / "counts")
         await asyncio.to_thread(learned.load)
         quarantine = Quarantine(config.cache.dir / config.quarantine.path, config.quarantine.size, recorder)
-        pipeline = Pipeline(Stages(sources, cache, pool, recorder, clock), options, group, learned, quarantine)
+        stages = Stages(sources, cache, pool, recorder, clock, ArrivingPacks(sources, cache, group))
+        pipeline = Pipeline(stages, options, group, learned, quarantine)
         stack.push_async_callback(pipeline.close)
         warming = group.create_task(sources.warm())
         stack.callback(warming.cancel)

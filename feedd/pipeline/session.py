@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from feedd.plan.reader import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
@@ -108,13 +109,11 @@ class Session:
         self._start(at)
         self._coming.add(slot)
         try:
-            drawn = await self._draw(at)
-            if isinstance(drawn, EpochEnd):
-                return drawn
-            batch = await self._decode(drawn.rows(), slot)
-        except (ObjectChanged, NotFound):
-            self._shelf.forget(self._parts.listing)
-            raise
+            with self._stale_listing_forgotten():
+                drawn = await self._draw(at)
+                if isinstance(drawn, EpochEnd):
+                    return drawn
+                batch = await self._decode(drawn.rows(), slot)
         finally:
             self._making_count -= 1
             self._come([slot])
@@ -155,6 +154,7 @@ class Session:
             await self._parts.ahead.close()
         if self._parts.leave is not None:
             await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, Tickets) else self)
+        await self._stages.arriving.withdraw(self)
         self._parts.outlook.close()
         self._parts.assembler.close()
         self._parts.arena.close()
@@ -223,10 +223,8 @@ class Session:
     async def _planned(self, at: Cursor) -> Drawn | EpochEnd:
         self._start(at)
         try:
-            return await self._draw(at)
-        except (ObjectChanged, NotFound):
-            self._shelf.forget(self._parts.listing)
-            raise
+            with self._stale_listing_forgotten():
+                return await self._draw(at)
         finally:
             self._making_count -= 1
 
@@ -235,7 +233,7 @@ class Session:
         several = Several.of([drawn for drawn, _ in jobs])
         slots = [slot for _, slot in jobs]
         refs = [parts.listing.refs[shard] for shard in several.shards]
-        try:
+        with self._stale_listing_forgotten():
             indexes = await self._shelf.indexes(parts.listing, several.shards)
 
             def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
@@ -243,14 +241,22 @@ class Session:
                 return parts.assembler.fill_together(several, slots, indexes, files)
 
             return await with_pinned(self._stages.cache, refs, fill)
+
+    @contextlib.contextmanager
+    def _stale_listing_forgotten(self) -> Iterator[None]:
+        """Have the next session list anew where an object is no longer what its listing says."""
+        try:
+            yield
         except (ObjectChanged, NotFound):
-            self._shelf.forget(parts.listing)
+            self._shelf.forget(self._parts.listing)
             raise
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
         if parts.ahead is not None and (made := await parts.ahead.batch(slot)) is not None:
+            self._stages.recorder.count(metrics.PIPELINE_FILTERED, made.filtered)
             return made
+        turn = self._stages.arriving.turn()
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]
         indexes = await self._shelf.indexes(parts.listing, shards)
@@ -264,4 +270,4 @@ class Session:
             self._come([slot])
             return parts.assembler.fill(rows, indexes, files, slot)
 
-        return await with_pinned(self._stages.cache, refs, fill)
+        return await self._stages.arriving.read(refs, rows, fill, self, turn)

@@ -22,7 +22,6 @@ from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import to_its_end
 from feedd.metrics import PIPELINE_SHARED
 from feedd.pipeline.keeping import WINDOW_BATCHES, Keeping
-from feedd.pipeline.pinned import with_pinned
 from feedd.values import SlotRef
 
 if TYPE_CHECKING:
@@ -139,6 +138,7 @@ class SharedBatches:
     async def close(self) -> None:
         """End what is under way and free the memory."""
         await self._flight.cancel_all()
+        await self._stages.arriving.withdraw(self)
         self._kept.clear()
         self._assembler.close()
         self._arena.close()
@@ -161,8 +161,8 @@ class SharedBatches:
         self._furthest = max(key, self._furthest)
         slot = await self._room()
         try:
-            ready = await with_pinned(
-                self._stages.cache, list(refs), lambda files: self._assembler.fill(rows, indexes, files, slot)
+            ready = await self._stages.arriving.read(
+                list(refs), rows, lambda files: self._assembler.fill(rows, indexes, files, slot), self
             )
         except BaseException:
             self._free(slot)

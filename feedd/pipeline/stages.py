@@ -9,6 +9,7 @@ from feedd.pipeline.dataset.lost import LostObjects
 
 if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
+    from feedd.pipeline.arriving import ArrivingPacks
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.protocols import Clock, Recorder
     from feedd.source.sources import Sources
@@ -22,7 +23,7 @@ class PipelineOptions:
         window_shards: shards per shuffle window where the client names none.
         arena_bytes: most memory of all arenas together.
         slots_max: most slots of one session.
-        ready_bytes: most bytes of a shard whose images are made ready (see ``pipeline.decoded``); 0: none is.
+        ready_bytes: most bytes of a shard whose images are made ready (see ``derived.decoded``); 0: none is.
     """
 
     window_shards: int = 4
@@ -40,4 +41,5 @@ class Stages:
     pool: DecodePool
     recorder: Recorder
     clock: Clock
+    arriving: ArrivingPacks
     lost: LostObjects = field(default_factory=LostObjects)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,10 @@ from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
 from feedd.decode.forms.registry import COLUMNAR, split
 from feedd.decode.recipe import parse_field
-from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError
+from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
 from feedd.flow.budget import ByteBudget
 from feedd.flow.tasks import run_all
+from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.maker import formed
@@ -102,7 +103,10 @@ class Warmer:
 
     async def _shards(self, listed: Resolved, spec: WarmSpec) -> tuple[ObjectRef, ...]:
         """Return objects as the shards that a session with these fields reads."""
-        refs = await asyncio.to_thread(formed, listed.refs, listed.named)
+        refs = listed.refs
+        with suppress(NotFound, ObjectChanged):  # of one object, that is told when its turn comes
+            refs = await with_heads(self._sources, refs, listed.named)
+        refs = await asyncio.to_thread(formed, refs, listed.named)
         if not any(split(ref.form)[0] in COLUMNAR for ref in refs):
             return refs
         recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]

@@ -101,6 +101,7 @@ class EpochMap:
         self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
         self.window_count = self._edges.shape[0] - 1
         self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
+        self._samples: dict[int, int] = {}  # of windows that samples were looked for in
 
     def know(self, share_counts: NDArray[np.int64]) -> None:
         """Take the counts of all shards, int64 in the share's order: nothing need be counted any more."""
@@ -174,7 +175,7 @@ class EpochMap:
         anchor: tuple[int, int] | None = None
         segments: list[Segment] = []
         while window < self.window_count:
-            count = self._window_samples(window)
+            count = self._counted(window)
             if isinstance(count, NeedCounts):
                 return count
             end = start + count
@@ -190,7 +191,10 @@ class EpochMap:
         return Located(tuple(segment for segment in segments if segment.high > segment.low), anchor or (window, start))
 
     def samples(self, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (shard, ordinal), int64 each, of a window's samples in reading order. Its counts must be known."""
+        """Return (shard, ordinal), int64 each, of a window's samples in reading order. Its counts must be known.
+
+        May run in a thread: of what it reads, nothing changes.
+        """
         shards = self.shards(window)
         lows, counts = self._spans(window, shards)
         shard = np.repeat(shards, counts)
@@ -201,6 +205,10 @@ class EpochMap:
             places = rng.permutation(int(ordinal.shape[0]), key)
             shard, ordinal = shard[places], ordinal[places]
         return shard, ordinal
+
+    def window_samples(self, window: int) -> int:
+        """Return how many samples a window has. Its counts must be known."""
+        return int(self._spans(window, self.shards(window))[1].sum())
 
     def _slice(self, window: int) -> slice:
         return slice(self.position(window), self.position(window + 1))
@@ -213,12 +221,16 @@ class EpochMap:
         here = self._slice(window)
         return self._lows[here], self._highs[here] - self._lows[here]
 
-    def _window_samples(self, window: int) -> int | NeedCounts:
-        shards = self.shards(window).tolist()
-        if self._lows is not None:
-            return int(self._spans(window, self.shards(window))[1].sum())
-        missing = tuple(shard for shard in shards if shard not in self._counts)
-        return NeedCounts(missing) if missing else sum(self._counts[shard] for shard in shards)
+    def _counted(self, window: int) -> int | NeedCounts:
+        known = self._samples.get(window)
+        if known is not None:
+            return known
+        if self._lows is None:
+            missing = tuple(shard for shard in self.shards(window).tolist() if shard not in self._counts)
+            if missing:
+                return NeedCounts(missing)
+        count = self._samples[window] = self.window_samples(window)
+        return count
 
     def _remember(self, window: int, start: int) -> None:
         if self._starts[-1][1] < window:

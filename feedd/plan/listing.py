@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from feedd.errors import ObjectChanged
 from feedd.plan.counts import folder_of
 from feedd.plan.fingerprint import fingerprint, listing_digest, runs_of
+from feedd.plan.objects.strays import PassedOver
 from feedd.plan.sharding import balance
 from feedd.plan.share import Cut
 from feedd.plan.steps import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from feedd.plan.objects.packs import Packs
     from feedd.plan.share import Share
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
+
+_APART_MAX: Final = 64
 
 
 @dataclass(slots=True)
@@ -44,7 +47,10 @@ class Listing:
         base: the listing that this one is a view of, see ``view_of``; None: it is none.
         view: tells its forms from those of other views.
         packs: what is in those shards that are packs of objects.
+        apart: counts by view, of views that may have other samples than others have.
         labels: of their samples, by column (see ``decode.labels``) and shard.
+        passed_over: objects that were listed, too, and are no data.
+        idx_bytes: of MXNet's ``.idx`` beside shards of records, by dataset index.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -62,6 +68,9 @@ class Listing:
     view: tuple[str, ...] = ()
     packs: tuple[Packs, ...] = ()
     labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
+    apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    idx_bytes: Mapping[int, int] = field(default_factory=dict)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
     _named: tuple[Mapping[int, str], Runs] | None = field(default=None, repr=False)
 
@@ -229,16 +238,23 @@ def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
         counts[shard] = count  # noqa: PERF403 - see above
 
 
-def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...]) -> Listing:
+def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...], *, apart: bool = False) -> Listing:
     """Return a listing with its objects in other forms; what either learns of them, both know.
 
     Args:
         listing: the objects.
         refs: the same, in those forms.
         view: tells the forms of one such listing from another's.
+        apart: its objects may have other samples in those forms than in others: what is learned of them, only views of
+            that name know.
     """
     twins = _twins(refs) if listing.twins is not None else None
-    return replace(listing, refs=refs, twins=twins, base=listing.base or listing, view=view)
+    counts = listing.counts
+    if apart:
+        while len(listing.apart) >= _APART_MAX and view not in listing.apart:
+            del listing.apart[next(iter(listing.apart))]
+        counts = listing.apart.setdefault(view, dict(counts))
+    return replace(listing, refs=refs, twins=twins, counts=counts, base=listing.base or listing, view=view)
 
 
 def format_of(listing: Listing, shard: int) -> str:

@@ -118,6 +118,10 @@ class NodeEpoch:
         """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""
         return self._maps[partition].samples(window)
 
+    def window_samples(self, partition: int, window: int) -> int:
+        """Return how many samples a partition's window has that ``step`` found some of."""
+        return self._maps[partition].window_samples(window)
+
     def start(self, partition: int, window: int) -> int:
         """Return where a partition's window begins in its stream; see ``EpochMap.start``."""
         return self._maps[partition].start(window)

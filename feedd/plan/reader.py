@@ -13,6 +13,7 @@ from feedd.plan import rng
 from feedd.plan.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
+from feedd.plan.orders import ROW_BYTES, NeedOrder, Orders, WindowName
 from feedd.plan.steps import left_out
 from feedd.plan.walk import NodeWalk
 from feedd.values import Cursor, EpochEnd
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
     from feedd.plan.listing import Listing
     from feedd.plan.node import Piece, Step
+    from feedd.plan.orders import WindowRows
     from feedd.plan.share import Share
     from feedd.values import ShardIndex, Topology
 
 _TABLE_LEAST = 1024
-_WINDOWS_KEPT = 3  # of each partition: a batch spans two at most times; the third serves a neighbour in production
+WINDOWS_KEPT = 6
+"""Of each partition: a batch spans two at most times, a third serves a neighbour in production; as many of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,21 @@ class Drawn:
 class Reader:
     """Plans one rank's batches over its node's partitions. Synchronous; owns no resource."""
 
-    def __init__(self, shares: tuple[Share, ...], options: ReaderOptions, counts: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        shares: tuple[Share, ...],
+        options: ReaderOptions,
+        counts: Mapping[int, int],
+        orders: Orders | None = None,
+    ) -> None:
+        """Plan.
+
+        Args:
+            shares: the node's partitions.
+            options: what all epochs share.
+            counts: sample counts by dataset index; may grow between calls, never change.
+            orders: sorted windows, of all readers of these shares and options; None: this is the only one.
+        """
         self._shares = shares
         self._options = options
         self._counts = counts
@@ -125,7 +142,7 @@ class Reader:
         self._epoch = -1
         self._map: NodeEpoch | None = None
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards that a window is being sorted by
-        self._windows: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._orders = Orders(WINDOWS_KEPT * len(shares)) if orders is None else orders
         self._places: dict[int, int] = {}
         self._places_epoch = -1
 
@@ -139,7 +156,6 @@ class Reader:
             if self._map is None or self._epoch != at.epoch:
                 self._map = self._new_map(at.epoch)
                 self._epoch = at.epoch
-                self._windows.clear()
             self._map.add_anchors(at.anchors)
         except ValueError as error:
             raise BadRequest(
@@ -212,11 +228,12 @@ class Reader:
         Raises:
             BadRequest: see ``epoch_map``.
         """
-        found = self.draw(at)
+        while isinstance(found := self.draw(at), NeedOrder):
+            found.learn(found.sort())
         return found.rows() if isinstance(found, Drawn) else found
 
-    def draw(self, at: Cursor) -> Drawn | NeedCounts | EpochEnd:
-        """As ``rows``, with nothing worked out.
+    def draw(self, at: Cursor) -> Drawn | NeedCounts | NeedOrder | EpochEnd:
+        """As ``rows``, with nothing worked out, and windows left to the caller to sort.
 
         Raises:
             BadRequest: see ``epoch_map``.
@@ -227,18 +244,22 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
-        missing = self._unsorted(plan, found)
-        return self._gather(plan, found, at) if missing is None else missing
+        names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
+        rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
+        missing = sorted(names - rows.keys())
+        if missing:
+            return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
+        return self._gather(plan, rows, found, at)
 
-    def _unsorted(self, plan: NodeEpoch, found: Step) -> NeedLengths | None:
-        """Return the shards whose lengths a step's windows must be sorted by, where they are not known."""
-        if not self._options.bucket_by or not self._options.shuffle:
+    @property
+    def _by_length(self) -> bool:
+        return bool(self._options.bucket_by) and self._options.shuffle
+
+    def _need_lengths(self, plan: NodeEpoch, names: Sequence[WindowName]) -> NeedLengths | None:
+        """Return the shards whose lengths windows must be sorted by, where they are not known."""
+        if not self._by_length:
             return None
-        names = {(piece.partition, piece.segment.window) for piece in found.pieces}
-        if names <= self._windows.keys():
-            return None
-        # All of them, those that are sorted too: sorting one may push another out.
-        shards = sorted({shard for name in names for shard in plan.window_shards(*name).tolist()})
+        shards = sorted({shard for _, *name in names for shard in plan.window_shards(*name).tolist()})
         if self._lengths.keys() >= set(shards):
             return None
 
@@ -248,15 +269,36 @@ class Reader:
 
         return NeedLengths(tuple(shards), learn)
 
-    def _samples(self, plan: NodeEpoch, partition: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (shard, ordinal) of a partition's window in reading order."""
-        shard, ordinal = plan.samples(partition, window)
-        if not self._options.bucket_by or not self._options.shuffle:
-            return shard, ordinal
-        key = rng.derive(BUCKETS, self._options.seed, self._epoch, window)
-        lengths = gathered(self._lengths, shard, ordinal)
-        places = by_length(lengths, plan.start(partition, window), plan.step_samples, key)
-        return shard[places], ordinal[places]
+    def _need_order(
+        self, plan: NodeEpoch, names: Sequence[WindowName], held: Mapping[WindowName, WindowRows]
+    ) -> NeedOrder:
+        """Return what sorts the missing windows of a step, of which others are held."""
+        jobs = {name: self._sorting(plan, name) for name in names}
+        self._lengths = {}
+
+        def sort() -> dict[WindowName, WindowRows]:
+            return {name: job() for name, job in jobs.items()}
+
+        def learn(found: Mapping[WindowName, WindowRows]) -> None:
+            self._orders.learn({**held, **found})  # all that the step reads: none pushes another out
+
+        samples = sum(plan.window_samples(name.partition, name.window) for name in names)
+        return NeedOrder(sort, samples * ROW_BYTES, learn)
+
+    def _sorting(self, plan: NodeEpoch, name: WindowName) -> Callable[[], WindowRows]:
+        """Return what puts a partition's window into reading order, in whatever thread: nothing it reads changes."""
+        order = partial(plan.samples, name.partition, name.window)
+        if not self._by_length:
+            return order
+        lengths, start = self._lengths, plan.start(name.partition, name.window)
+        key = rng.derive(BUCKETS, self._options.seed, name.epoch, name.window)
+
+        def sort() -> WindowRows:
+            shard, ordinal = order()
+            places = by_length(gathered(lengths, shard, ordinal), start, plan.step_samples, key)
+            return shard[places], ordinal[places]
+
+        return sort
 
     def _new_map(self, epoch: int) -> NodeEpoch:
         plan = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal)
@@ -273,9 +315,9 @@ class Reader:
                 self._share_counts = tuple(counted)
         return self._share_counts
 
-    def _gather(self, plan: NodeEpoch, found: Step, at: Cursor) -> Drawn:
-        parts = [self._piece(plan, piece) for piece in found.pieces]
-        self._lengths = {}
+    def _gather(self, plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor) -> Drawn:
+        names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
+        parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
         shard, ordinal = parts[0]
         if len(parts) > 1:
             shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -290,15 +332,10 @@ class Reader:
     def _seeds(self, epoch: int, shard: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.uint64]:
         return seeds(self.epoch_options(epoch), shard, ordinal)
 
-    def _piece(self, plan: NodeEpoch, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        name = (piece.partition, piece.segment.window)
-        known = self._windows.get(name)
-        if known is None:
-            known = self._windows[name] = self._samples(plan, *name)
-            while len(self._windows) > _WINDOWS_KEPT * len(self._shares):
-                del self._windows[next(iter(self._windows))]
-        span = slice(piece.segment.low, piece.segment.high)
-        return known[0][span], known[1][span]
+
+def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
+    span = slice(piece.segment.low, piece.segment.high)
+    return rows[0][span], rows[1][span]
 
 
 def batch_rows(

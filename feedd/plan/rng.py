@@ -24,6 +24,8 @@ SHARDS = 1
 SAMPLES = 2
 AUGMENT = 3
 
+_LINEAR_LEAST = 4096
+
 
 def finalize(value: int) -> int:
     """SplitMix64's output function for one 64-bit word."""
@@ -55,5 +57,23 @@ def stream(key: int, counters: NDArray[np.integer]) -> NDArray[np.uint64]:
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:
-    """Return ``count`` indices sorted by the key's stream (equal words, of chance 2**-64, by index)."""
-    return np.argsort(stream(key, np.arange(count, dtype=np.uint64)), kind="stable").astype(np.int64, copy=False)
+    """Return ``count`` indices sorted by the key's stream, whose words are all different."""
+    return ascending(stream(key, np.arange(count, dtype=np.uint64))).astype(np.int64, copy=False)
+
+
+def ascending(words: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return the indices that sort distinct random words.
+
+    Many by their upper halves, in two passes that take linear time, and then where those are equal: a third of the
+    time of a sort of whole words.
+    """
+    if words.shape[0] < _LINEAR_LEAST:
+        return np.argsort(words)
+    order = np.argsort((words >> np.uint64(32)).astype(np.uint16), kind="stable")
+    order = order[np.argsort((words >> np.uint64(48)).astype(np.uint16)[order], kind="stable")]
+    words = words[order]
+    while (late := np.flatnonzero(words[1:] < words[:-1])).size:
+        late = late[np.diff(late, prepend=-2) > 1]  # a pair at a time where three halves are equal
+        for column in (order, words):
+            column[late], column[late + 1] = column[late + 1], column[late].copy()
+    return order

@@ -12,6 +12,8 @@ from feedd.errors import BadRequest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from feedd.values import Topology
+
 KEY = "key"
 REPLICATED = "replicated"
 SIZE = "size"
@@ -29,6 +31,27 @@ def check_mode(how: str) -> None:
         raise BadRequest(f"expected sharding to be one of {', '.join(MODES)}, got {how!r}")
 
 
+def check_even(topology: Topology, what: str, hint: str) -> None:
+    """Refuse nodes with different numbers of ranks.
+
+    Args:
+        topology: as this node sees it.
+        what: needs the same number on all nodes.
+        hint: what to do otherwise.
+
+    Raises:
+        BadRequest: they differ.
+    """
+    world, nodes, ranks = topology.world_size, topology.node_count, topology.local_world_size
+    if world != nodes * ranks:
+        raise BadRequest(
+            f"expected the same number of ranks on all nodes for {what}, got {world} ranks on {nodes} nodes, {ranks} of"
+            " them on this one",
+            hint=hint,
+            stage="plan",
+        )
+
+
 def assign(sizes: NDArray[np.int64], node_count: int, node_rank: int, how: str) -> NDArray[np.int64]:
     """Return the indices (ascending) of the shards that node ``node_rank`` of ``node_count`` reads.
 
@@ -38,7 +61,7 @@ def assign(sizes: NDArray[np.int64], node_count: int, node_rank: int, how: str) 
         node_rank: this node.
         how: ``key``: shard i to node i mod N (ShardedByS3Key, M/N objects within one); ``replicated``: all to
             everyone; ``size``: largest first to the node with the fewest bytes, ties to the lower shard and node.
-            ``sample`` splits shards as well: see ``share.py``.
+            ``sample`` splits shards as well: see ``plan.share``.
 
     Raises:
         BadRequest: an unknown mode, or one that does not give whole shards.

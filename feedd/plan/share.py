@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest
-from feedd.plan.sharding import REPLICATED, SAMPLE, SIZE, assign, balance
+from feedd.plan.sharding import REPLICATED, SAMPLE, SIZE, assign, balance, check_even
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -81,13 +81,7 @@ class Cut:
         if count != nodes:
             if how == REPLICATED:
                 raise BadRequest(f"expected as many partitions as nodes where data is replicated, got {count}")
-            if topology.world_size != nodes * ranks:
-                raise BadRequest(
-                    f"expected the same number of ranks on all nodes for {count} partitions, got {topology.world_size}"
-                    f" ranks on {nodes} nodes, {ranks} of them on this one",
-                    hint="leave partitions out",
-                    stage="plan",
-                )
+            check_even(topology, f"{count} partitions", "leave partitions out")
             if batch_size * ranks % (count // nodes):
                 raise BadRequest(
                     f"expected the {batch_size * ranks} samples of a node's step to be a multiple of its"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.errors import BadRequest, Unsupported
-from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE
+from feedd.plan.sharding import KEY, REPLICATED, SAMPLE, SIZE, check_even
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,14 +79,7 @@ def common_steps(uneven: Uneven, samples: NDArray[np.int64], batch_size: int, to
     Raises:
         BadRequest: some partition has no samples to fill its steps with, or nodes differ.
     """
-    nodes, ranks = topology.node_count, topology.local_world_size
-    if topology.world_size != nodes * ranks:
-        raise BadRequest(
-            f"expected the same number of ranks on all nodes for uneven={uneven.value!r}, got {topology.world_size}"
-            f" ranks on {nodes} nodes, {ranks} of them on this one",
-            hint="use uneven='join' or 'allow'",
-            stage="plan",
-        )
+    check_even(topology, f"uneven={uneven.value!r}", "use uneven='join' or 'allow'")
     per_step = batch_size * topology.world_size // samples.shape[0]
     if uneven is Uneven.DROP:
         return int((samples // per_step).min())

@@ -13,6 +13,8 @@ import structlog
 from feedd.errors import BadRequest, FeeddError
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
 from feedd.plan.objects.layout import is_pack
+from feedd.plan.objects.strays import PassedOver
+from feedd.source.braces import expand, split
 from feedd.source.urls import parse_url
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Counting:
         done_bytes: of those.
         sample_count: in those.
         failures: one per shard that could not be counted.
+        passed_over: objects there that are no data.
     """
 
     shard_count: int = 0
@@ -48,6 +51,7 @@ class Counting:
     done_bytes: int = 0
     sample_count: int = 0
     failures: list[FeeddError] = field(default_factory=list)
+    passed_over: PassedOver = field(default_factory=PassedOver)
 
 
 def index_url(url: str) -> str:
@@ -56,6 +60,8 @@ def index_url(url: str) -> str:
     Raises:
         BadRequest: no folder: an index of some of its objects would take the place of that of all.
     """
+    if len(split(url)) > 1 or expand(url) != [url]:
+        raise BadRequest("expected one folder to index, got a list of URLs", object=url, hint="index each by itself")
     location = parse_url(url)
     folder = not location.key or location.key.endswith("/")
     local = location.root == "file://" and Path(location.key).is_dir()
@@ -114,6 +120,7 @@ class Counter:
             raise _no_index(self._kept.url, f"expected counts of {self._url}, got those of {len(rows)} other objects")
         self._kept.drop(frozenset(row for row in rows if ours.get(row.key) != row))
         self._listing = listing
+        self.progress.passed_over = listing.passed_over
         self.progress.shard_count, self.progress.size_bytes = len(listing.refs), int(listing.sizes.sum())
         listing.counts.update(exact)
         self._knew(listing.counts)

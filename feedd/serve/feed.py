@@ -1,4 +1,4 @@
-"""The Feed service: Open, Stream, Close."""
+"""The Feed service: Open, Stream, Close, Classes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import grpc
 import structlog
 
 from feedd.errors import BadRequest, FeeddError, StoreUnavailable
+from feedd.flow.tasks import within
 from feedd.serve.status import abort, as_feedd_error
 from feedd.serve.stream import StreamCall
 from feedd.units import format_duration
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import check_version, cursor_from, open_response, open_spec, slots_from
+from feedd.wire.convert import check_version, cursor_from, open_response, open_spec, said, slots_from
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from feedd.values import OpenSpec
 
     OpenContext = grpc.aio.ServicerContext[pb.OpenRequest, pb.OpenResponse]
+    ClassesContext = grpc.aio.ServicerContext[pb.ClassesRequest, pb.ClassesResponse]
     CloseContext = grpc.aio.ServicerContext[pb.CloseRequest, pb.CloseResponse]
 
 SERVICE = "feedd.v1.Feed"
+_NAMES_AT_ONCE = 256
 _log = structlog.get_logger(__name__)
 
 
@@ -72,6 +75,9 @@ class FeedService:
             "Close": grpc.unary_unary_rpc_method_handler(
                 self.close, pb.CloseRequest.FromString, pb.CloseResponse.SerializeToString
             ),
+            "Classes": grpc.unary_stream_rpc_method_handler(
+                self.classes, pb.ClassesRequest.FromString, pb.ClassesResponse.SerializeToString
+            ),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -96,18 +102,10 @@ class FeedService:
         return self._response(hosted)
 
     async def _open_backend(self, spec: OpenSpec) -> FeedSession:
-        deadline = asyncio.timeout(self._options.open_timeout_s)
-        try:
-            async with deadline:
-                return await self._backend.open(spec)
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise StoreUnavailable(
-                f"expected the dataset to open within {format_duration(self._options.open_timeout_s)}, got no answer",
-                object=spec.urls[0],
-                stage="serve",
-            ) from error
+        deadline_s = self._options.open_timeout_s
+        message = f"expected the dataset to open within {format_duration(deadline_s)}, got no answer"
+        async with within(deadline_s, lambda: StoreUnavailable(message, object=spec.urls[0], stage="serve")):
+            return await self._backend.open(spec)
 
     def _response(self, hosted: HostedSession) -> pb.OpenResponse:
         slots = hosted.feed.slots
@@ -169,3 +167,32 @@ class FeedService:
             elif hosted.call is not None:
                 hosted.call.stop()
         return pb.CloseResponse()
+
+    # ------------------------------------------------------------------ Classes
+
+    async def classes(self, request: pb.ClassesRequest, context: ClassesContext) -> AsyncIterator[pb.ClassesResponse]:
+        """Tell the names of a field's classes, some at a time: there may be a million."""
+        try:
+            names = _classes(self._sessions.find(request.session_id), request.field)
+        except FeeddError as error:
+            await abort(context, error)
+        for at in range(0, len(names), _NAMES_AT_ONCE):
+            yield pb.ClassesResponse(names=map(said, names[at : at + _NAMES_AT_ONCE]))
+
+
+def _classes(hosted: HostedSession, field: str) -> tuple[str, ...]:
+    """Return the names of a field's classes.
+
+    Raises:
+        BadRequest: it has none; says which have.
+    """
+    known = hosted.feed.info.classes
+    if field not in known:
+        raise BadRequest(
+            f"expected a field labelled by folder or by a table of names ({', '.join(known) or 'there is none'}), "
+            f"got {field!r}",
+            object=field,
+            hint="labels that are numbers in the data have no names",
+            stage="serve",
+        )
+    return known[field]

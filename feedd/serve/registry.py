@@ -10,6 +10,7 @@ import structlog
 
 from feedd import metrics
 from feedd.errors import Draining, NotFound, ResourceExhausted
+from feedd.flow.tasks import within
 from feedd.serve.hosted import HostedSession
 
 if TYPE_CHECKING:
@@ -123,15 +124,11 @@ class Sessions:
             ResourceExhausted: the former stream does not end in time.
         """
         hosted = self.find(session_id)
-        try:
-            async with asyncio.timeout(self._options.close_timeout_s):
-                while hosted.call is not None:
-                    hosted.call.stop()
-                    await hosted.call.ended.wait()
-        except TimeoutError as error:
-            raise ResourceExhausted(
-                "expected the session's former stream to end, got one that does not", stage="serve"
-            ) from error
+        message = "expected the session's former stream to end, got one that does not"
+        async with within(self._options.close_timeout_s, lambda: ResourceExhausted(message, stage="serve")):
+            while hosted.call is not None:
+                hosted.call.stop()
+                await hosted.call.ended.wait()
         return self.find(session_id)
 
     def stream_came(self, hosted: HostedSession) -> None:

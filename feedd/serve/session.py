@@ -185,7 +185,7 @@ class StreamMachine:
         seq = self._next_seq
         self._next_seq += 1
         self._sending[seq] = slot
-        self._samples += batch.rows
+        self._samples += batch.samples or batch.rows
         self._bad_samples += batch.bad_samples
         return Send(seq, batch, slot)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from feedd.errors import BadRequest, FeeddError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from feedd.values import ObjectRef
+_T = TypeVar("_T")
 
 MANIFEST_BYTES_MAX = 1 << 30
 _SHAPE = 'a manifest is [{"prefix": "s3://bucket/some/prefix/"}, "name-1", "name-2", ...]'
@@ -47,14 +47,14 @@ def _bad(message: str, url: str) -> BadRequest:
 
 
 async def head_all(
-    names: Sequence[tuple[str, str]], head: Callable[[str, str], Awaitable[ObjectRef]], in_flight: int
-) -> list[ObjectRef]:
+    names: Sequence[tuple[str, str]], head: Callable[[str, str], Awaitable[_T]], in_flight: int
+) -> list[_T]:
     """Return the current version of each (root, key), in order, ``in_flight`` requests at a time.
 
     Raises:
         FeeddError: what ``head`` raised first; the others are cancelled.
     """
-    found: list[ObjectRef | None] = [None] * len(names)
+    found: dict[int, _T] = {}
     todo = iter(enumerate(names))  # shared: each worker takes the next
     failures: list[FeeddError] = []
 
@@ -70,4 +70,4 @@ async def head_all(
         failures = [error for error in group.exceptions if isinstance(error, FeeddError)]
     if failures:
         raise failures[0]
-    return [ref for ref in found if ref is not None]
+    return [found[index] for index in range(len(names))]

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import structlog
 
 from feedd.errors import ObjectChanged
+from feedd.flow.mapping import file_of
 from feedd.plan.objects.layout import is_pack
+from feedd.source.arriving import Arriving, Awaited, objects_of
 from feedd.source.hints import CHANGED_HINT
 from feedd.source.verified import Arrivals
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from feedd.errors import FeeddError
+    from feedd.flow.line import Standing
+    from feedd.flow.mapping import FilePlace
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import FetchWatch
     from feedd.source.ranged import RangeFetcher
@@ -31,10 +38,16 @@ _log = structlog.get_logger(__name__)
 
 
 class PackBook:
-    """What is in each pack of the listings that somebody holds."""
+    """What is in each pack of the listings that somebody holds, and what has come of those on their way in.
 
-    def __init__(self) -> None:
+    Args:
+        turns: numbers those who wait, as the line of all parts does.
+    """
+
+    def __init__(self, turns: Iterator[int]) -> None:
         self._listed: weakref.WeakSet[Packs] = weakref.WeakSet()
+        self._turns = turns
+        self.arriving = Arriving()
 
     def note(self, packs: Packs) -> None:
         """Know them as long as somebody else holds them."""
@@ -52,6 +65,19 @@ class PackBook:
                 return packs, number
         message = "expected a pack of a listing that is in use, got another"
         raise ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
+
+    def turn(self) -> int:
+        """Return a place in the line of all parts, before all who ask later."""
+        return next(self._turns)
+
+    def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], turn: int) -> Awaited:
+        """Return a wait for samples of packs: ordinals within each.
+
+        Raises:
+            ObjectChanged: see ``find``.
+        """
+        objects = {ref: objects_of(*self.find(ref), samples) for ref, samples in wanted.items()}
+        return Awaited(self.arriving, objects, turn)
 
 
 class ObjectsFetcher:
@@ -83,8 +109,14 @@ class ObjectsFetcher:
             return
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the pack"
         arrivals = _PackArrivals(ref, target, watch, *self._book.find(ref))
-        await self._plain.fetch_to(arrivals, arrivals.begin())
-        arrivals.finish()
+        arrivals.arriving = self._book.arriving
+        whole = False
+        try:
+            await self._plain.fetch_to(arrivals, arrivals.begin())
+            arrivals.finish()
+            whole = True
+        finally:
+            self._book.arriving.ended(arrivals, whole=whole)
 
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
@@ -94,23 +126,49 @@ class ObjectsFetcher:
 
 
 class _PackArrivals(Arrivals):
-    """A pack on its way in."""
+    """A pack on its way in: a ``Coming``."""
 
     many = True
+    arriving: Arriving
 
     def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None, packs: Packs, number: int) -> None:
         super().__init__(ref, target, watch)
         self._members = packs.members
         self._first = packs.span(number).start
         self._table = packs.table(number)
-        self._starts = self._table.starts()
+        self._edges: list[int] = self._table.starts().tolist()
         self._lost: set[int] = set()
+        self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # of each object
+        self._standing: Standing | None = None
+
+    @property
+    def place(self) -> FilePlace | None:
+        """Where it lands; None: in no file."""
+        return file_of(self.target)
+
+    def joined(self, standing: Standing) -> None:
+        """Stand in the line, where some of it may be hurried from now on."""
+        self._standing = standing
+        self.arriving.began(self)
+
+    def missing(self, objects: set[int]) -> set[int]:
+        """Return those of some of its objects that have not come; lost ones have."""
+        return {number for number in objects if self._left_bytes[number]}
+
+    def whole(self, objects: set[int]) -> bool:
+        """Whether some of its objects are here, none of them lost."""
+        return self._lost.isdisjoint(objects) and not self.missing(objects)
+
+    def hurry(self, turn: int, objects: set[int]) -> None:
+        """Fetch these before others."""
+        assert self._standing is not None, "it stands in the line"
+        edges = self._edges
+        self._standing.hurry(turn, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
 
     def begin(self) -> list[ByteRange]:
         """Write the table; return where each object that has bytes goes."""
         self._write_table()
-        edges = self._starts.tolist()
-        return [ByteRange(low, high) for low, high in itertools.pairwise(edges) if high > low]
+        return [ByteRange(low, high) for low, high in itertools.pairwise(self._edges) if high > low]
 
     def finish(self) -> None:
         """Mark what did not come."""
@@ -122,13 +180,21 @@ class _PackArrivals(Arrivals):
         table = ByteRange(0, self._table.size_bytes)
         with self.target[: table.end] as piece:
             piece[:] = self._table.render()
-            self.arrived(table, piece, "")
+            super().arrived(table, piece, "")
+
+    def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
+        """Take note of an object, or of a part of a large one."""
+        super().arrived(span, piece, answered_by)
+        number = self._number(span)
+        self._left_bytes[number] -= span.size_bytes
+        if not self._left_bytes[number]:
+            self.arriving.arrived(self, number)
 
     def lost(self, span: ByteRange, error: FeeddError) -> bool:
         """Whether the pack can do without an object; see ``Arrivals.lost``."""
         number = self._number(span)
         if number not in self._lost:
-            count = len(self._starts) - 1
+            count = len(self._edges) - 1
             if len(self._lost) >= min(max(1, count // _LOST_SHARE), count - 1):
                 return False  # that is no matter of single objects
             self._lost.add(number)
@@ -138,8 +204,8 @@ class _PackArrivals(Arrivals):
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
         """Return which bytes of which object lie there."""
         number = self._number(span)
-        start = int(self._starts[number])
+        start = self._edges[number]
         return self._members.ref(self._first + number), ByteRange(span.start - start, span.end - start)
 
     def _number(self, span: ByteRange) -> int:
-        return int(np.searchsorted(self._starts, span.start, "right")) - 1
+        return bisect.bisect_right(self._edges, span.start) - 1

@@ -18,7 +18,7 @@ from feedd.source.verified import Arrivals
 from feedd.values import ByteRange, ReadProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from feedd.flow.budget import ByteBudget
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
@@ -78,6 +78,11 @@ class RangeFetcher:
     def __repr__(self) -> str:
         return f"RangeFetcher({self._limits.part_size_bytes} bytes per part, {self._budget!r})"
 
+    @property
+    def turns(self) -> Iterator[int]:
+        """See ``Line.turns``."""
+        return self._line.turns
+
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops its siblings."""
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
@@ -117,6 +122,7 @@ class RangeFetcher:
         try:
             async with asyncio.TaskGroup() as tasks:
                 parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
+                arrivals.joined(parts)
                 self._line.join(parts)
                 try:
                     self._advance()

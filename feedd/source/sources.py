@@ -6,14 +6,18 @@ import asyncio
 import contextlib
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
 
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.retry import RetryPolicy
+from feedd.plan.objects.strays import PassedOver
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
+from feedd.source.lists import UrlList, lists_of, runs_of
 from feedd.source.local import LocalStore, write_file
 from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
 from feedd.source.metered import MeteredStore
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
+_TOLD_MOST: Final = 256  # URLs
+_log = structlog.get_logger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """What URLs name.
@@ -46,12 +54,31 @@ class Resolved:
         beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
         packs: what is in those of the refs that are packs, which can be fetched as long as these are held.
         named: the format of those whose URL names one, by their place in ``refs``.
+        passed_over: objects that are no data.
     """
 
     refs: tuple[ObjectRef, ...]
     beside: tuple[ObjectRef, ...]
     packs: tuple[Packs, ...] = ()
     named: Mapping[int, str] = field(default_factory=dict)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+
+
+class _Teller:
+    """Has it in the log which objects are passed over, once for as long as they are the same."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, PassedOver] = {}
+
+    def tell(self, url: str, passed: PassedOver) -> None:
+        """Say what was passed over of a URL, if anything was, and that is news."""
+        if not passed.count or self._told.get(url) == passed:
+            return
+        self._told.pop(url, None)
+        self._told[url] = passed
+        if len(self._told) > _TOLD_MOST:
+            del self._told[next(iter(self._told))]
+        _log.info("objects are passed over", url=url, objects=passed.count, first=list(passed.keys))
 
 
 class Sources:
@@ -70,7 +97,7 @@ class Sources:
         self._stores: dict[str, ObjectStore] = {}
         self._tempos: dict[str, Tempo] = {}
         self._closed = False
-        self._book = PackBook()
+        self._teller = _Teller()
         plain = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
@@ -79,6 +106,7 @@ class Sources:
             pace_of=lambda root: self.tempo(root).pace,
             sizes_of=lambda root: self.tempo(root).sizes,
         )
+        self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book)
 
     async def __aenter__(self) -> Self:
@@ -99,6 +127,11 @@ class Sources:
     def fetcher(self) -> SpanFetcher:
         """Fetches objects of any store, by their root."""
         return self._fetcher
+
+    @property
+    def packs(self) -> PackBook:
+        """What is in packs, and what has come of those on their way in."""
+        return self._book
 
     def store(self, root: str) -> ObjectStore:
         """Return the store of ``s3://bucket`` or ``file://``; connections are opened on first use.
@@ -130,7 +163,8 @@ class Sources:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
-        manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that.
+        manifest (``manifest+s3://bucket/x.manifest``). A URL that is exactly an object's key names only that. One with
+        braces, or ``::`` between others, is a list of URLs (``source.braces``), unless something is called just so.
 
         Args:
             urls: of one dataset.
@@ -145,20 +179,55 @@ class Sources:
         beside: dict[ObjectRef, None] = {}
         packs: list[Packs] = []
         named: dict[int, str] = {}
-        for location in [parse_url(url) for url in urls]:  # all are judged before the first request
-            taking = Taking(location, shards=shards)
-            await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
-            beside.update(taking.beside)
+        passed_over = PassedOver()
+        lists = await asyncio.to_thread(lists_of, urls)  # all are judged before the first request
+        for taking in [taking for one in lists for taking in await self._named(one, shards=shards)]:
+            location = taking.location
+            passed = PassedOver()
             for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
+                passed = passed.plus(PassedOver(grouped.left_out, grouped.examples))
                 if location.format:
                     named |= dict.fromkeys(range(len(found), len(found) + len(grouped.refs)), location.format)
                 found += grouped.refs
                 if grouped.packs is not None:
                     packs.append(grouped.packs)
                     self._book.note(grouped.packs)
+            beside.update(taking.beside)
+            self._teller.tell(location.url, passed)
+            passed_over = passed_over.plus(passed)
         if not found and beside:
             raise _nothing(" ".join(urls))
-        return Resolved(tuple(found), tuple(beside), tuple(packs), named)
+        return Resolved(tuple(found), tuple(beside), tuple(packs), named, passed_over)
+
+    async def _named(self, one: UrlList, *, shards: bool) -> list[Taking]:
+        """Return what a URL names: as it is written, or, where nothing is called so, what its braces stand for."""
+        if one.itself is not None:
+            try:
+                return [await self._taken(one.itself, shards=shards)]
+            except (NotFound, PermissionDenied):
+                if len(one.locations) == 1:
+                    raise
+        heads = await head_all(one.names, self._head_if_there, self._options.heads_in_flight)
+        found: list[Taking] = []
+        for location, refs in await asyncio.to_thread(runs_of, one, heads):
+            if refs:
+                found.append(Taking(location, shards=shards))
+                found[-1].take_listed(refs)
+            else:
+                found.append(await self._taken(location, shards=shards))
+        return found
+
+    async def _taken(self, location: Location, *, shards: bool) -> Taking:
+        taking = Taking(location, shards=shards)
+        await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
+        return taking
+
+    async def _head_if_there(self, root: str, key: str) -> ObjectRef | None:
+        """Return an object; None: there is none, so that it may be a prefix."""
+        try:
+            return await self.store(root).head(key)
+        except NotFound:
+            return None
 
     async def head(self, url: str) -> ObjectRef:
         """Return the current version of one object, or file.

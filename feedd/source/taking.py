@@ -5,17 +5,15 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from feedd.plan.beside import is_beside
 from feedd.plan.objects.gathering import Gathering, Grouped
+from feedd.plan.objects.strays import Strays
 
 if TYPE_CHECKING:
     from feedd.source.urls import Location
     from feedd.values import ObjectRef
 
 _FILES = "files"  # the format of packs
-_log = structlog.get_logger(__name__)
 
 
 class Taking:
@@ -26,44 +24,51 @@ class Taking:
         shards: objects are shards, as where the URL names their format.
 
     Attributes:
+        location: the URL.
         beside: objects that tell of samples and hold none.
         count: objects taken.
     """
 
     def __init__(self, location: Location, *, shards: bool = False) -> None:
-        self._url = location.url
+        self.location = location
         self._exact = location.key
-        self._named = shards or location.format not in {"", _FILES}
+        self._format = location.format not in {"", _FILES}
+        self._named = shards or self._format
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
         self._gatherings: list[Gathering] = []
+        self._listed: list[ObjectRef] = []
         self._base = ""
         self.within(location.key)
 
     def within(self, prefix: str) -> None:
         """Have keys told relative to the folder of that prefix."""
         self._base = prefix[: prefix.rfind("/") + 1]
+        self._strays = Strays(prefix, named=self._format)
 
     def take(self, page: list[ObjectRef]) -> None:
         """Take objects of the URL's own store, all under its prefix."""
         if not self._gatherings:
-            self._gatherings.append(Gathering(self._base, shards=self._named))
+            self._gatherings.append(Gathering(self._base, shards=self._named, strays=self._strays))
         self._take(page)
 
     def take_named(self, page: list[ObjectRef]) -> None:
-        """Take objects of one store that a manifest names, in its order."""
+        """Take objects of one store that a manifest names, in its order; none of them is a stray."""
         keys = [ref.key for ref in page]
         common = os.path.commonprefix([min(keys), max(keys)])  # noqa: RUF071 - of a prefix too, the folder follows
         self._gatherings.append(Gathering(common[: common.rfind("/") + 1], shards=self._named))
         self._take(page)
 
+    def take_listed(self, refs: list[ObjectRef]) -> None:
+        """Take objects of one store that URLs name, in their order, when they are grouped; none of them is a stray."""
+        self._listed = refs
+
     def grouped(self) -> list[Grouped]:
         """Return the shards and packs; takes long where there are millions."""
-        found = [gathering.grouped() for gathering in self._gatherings]
-        for one in found:
-            if one.left_out:
-                _log.info("objects are left out", url=self._url, objects=one.left_out, first=one.example)
-        return found
+        if self._listed:
+            self.take_named(self._listed)
+            self._listed = []
+        return [gathering.grouped() for gathering in self._gatherings]
 
     def _take(self, page: list[ObjectRef]) -> None:
         self.count += len(page)

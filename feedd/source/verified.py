@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from feedd.errors import FeeddError
+    from feedd.flow.line import Standing
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ByteRange, ObjectRef
 
@@ -67,6 +68,9 @@ class Arrivals:
             return
         if expected is not None:
             self._verification = Verification(self.ref, expected)
+
+    def joined(self, standing: Standing) -> None:
+        """Take note of who stands in the line for it."""
 
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
         """Return which bytes of which object belong there."""

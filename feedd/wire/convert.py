@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
-# 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group
-PROTOCOL_MINOR = 4
+# 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
+# 5: names of classes
+PROTOCOL_MINOR = 5
 
 _INT64_MAX = (1 << 63) - 1
 _ANCHORS_MAX = 1 << 16  # partitions of one node
@@ -238,6 +239,11 @@ def error_message(error: FeeddError) -> pb.Error:
     )
 
 
+def said(name: str) -> str:
+    """Return a name as UTF-8 can say it: files may be called what is none."""
+    return name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
 def spec_message(spec: TensorSpec) -> pb.TensorSpec:
     """Return a field's layout as the client reads it."""
     return pb.TensorSpec(name=spec.name, kind=_KINDS[spec.kind], dtype=spec.dtype, shape=spec.shape, ndim=spec.ndim)
@@ -298,6 +304,7 @@ class BatchWriter:
             again=batch.again,
             filtered=batch.filtered,
             place=batch.place,
+            samples=batch.samples,
         )
 
 

@@ -284,7 +284,7 @@ class FieldRegion(_message.Message):
     def __init__(self, values_at: _Optional[int] = ..., values_bytes: _Optional[int] = ..., offsets_at: _Optional[int] = ..., shapes_at: _Optional[int] = ..., dims: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered", "place")
+    __slots__ = ("seq", "cursor", "rows", "regions", "size_bytes", "inline", "slot", "generation", "bad_samples", "again", "filtered", "place", "samples")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -297,6 +297,7 @@ class Batch(_message.Message):
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     FILTERED_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     seq: int
     cursor: Cursor
     rows: int
@@ -309,7 +310,8 @@ class Batch(_message.Message):
     again: bytes
     filtered: int
     place: int
-    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ..., place: _Optional[int] = ...) -> None: ...
+    samples: int
+    def __init__(self, seq: _Optional[int] = ..., cursor: _Optional[_Union[Cursor, _Mapping]] = ..., rows: _Optional[int] = ..., regions: _Optional[_Iterable[_Union[FieldRegion, _Mapping]]] = ..., size_bytes: _Optional[int] = ..., inline: _Optional[bool] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., bad_samples: _Optional[int] = ..., again: _Optional[bytes] = ..., filtered: _Optional[int] = ..., place: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("seq", "offset", "data")
@@ -372,6 +374,20 @@ class CloseRequest(_message.Message):
 class CloseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ClassesRequest(_message.Message):
+    __slots__ = ("session_id", "field")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    field: str
+    def __init__(self, session_id: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+
+class ClassesResponse(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

@@ -49,6 +49,11 @@ class FeedStub:
                 request_serializer=feedd__pb2.CloseRequest.SerializeToString,
                 response_deserializer=feedd__pb2.CloseResponse.FromString,
                 _registered_method=True)
+        self.Classes = channel.unary_stream(
+                '/feedd.v1.Feed/Classes',
+                request_serializer=feedd__pb2.ClassesRequest.SerializeToString,
+                response_deserializer=feedd__pb2.ClassesResponse.FromString,
+                _registered_method=True)
 
 
 class FeedServicer:
@@ -74,6 +79,13 @@ class FeedServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Classes(self, request, context):
+        """Names of the classes that a field's labels number, in the order of their numbers; since 1.5.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FeedServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +103,11 @@ def add_FeedServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=feedd__pb2.CloseRequest.FromString,
                     response_serializer=feedd__pb2.CloseResponse.SerializeToString,
+            ),
+            'Classes': grpc.unary_stream_rpc_method_handler(
+                    servicer.Classes,
+                    request_deserializer=feedd__pb2.ClassesRequest.FromString,
+                    response_serializer=feedd__pb2.ClassesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +191,33 @@ class Feed:
             '/feedd.v1.Feed/Close',
             feedd__pb2.CloseRequest.SerializeToString,
             feedd__pb2.CloseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/feedd.v1.Feed/Classes',
+            feedd__pb2.ClassesRequest.SerializeToString,
+            feedd__pb2.ClassesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -106,11 +106,15 @@ def _make_peer_format(form: str, source: Path, target: Path, shape: Shape, peers
     )
 
 
+def data_folder() -> Path:
+    """Return the folder that holds the data of all benches."""
+    return Path(os.environ.get("FEEDD_BENCH_DATA", str(Path(tempfile.gettempdir()) / "feedd-bench-data")))
+
+
 def prepare(shape: Shape, peers: Peers | None) -> Data:
     """Return the data set, making what is missing of it."""
-    base = Path(os.environ.get("FEEDD_BENCH_DATA", str(Path(tempfile.gettempdir()) / "feedd-bench-data")))
     name = "-".join(str(value) for value in (_LAYOUT_VERSION, *asdict(shape).values()))
-    root = base / name
+    root = data_folder() / name
     wanted = ("tar", *_PEER_WRITERS) if peers else ("tar",)
     for form in wanted:
         target = root / BUCKET / form

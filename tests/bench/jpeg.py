@@ -26,6 +26,7 @@ _TOUCHED_BYTES = 2 << 30  # more than any arm writes into memory that is new
 _TRAINERS = 4
 _RANKS = "tests.bench.arms.ranks"
 _ALONE = "decode function alone"
+_BESIDE = f"{_ALONE}, a bare receiver beside it"
 _WARM = "feedd, cache warm"
 _DECODED = "feedd, decoded cache"
 _USUAL = ", usual"
@@ -59,12 +60,12 @@ def run(plan: Plan) -> Result:
         usual = [replace(arm, name=arm.name + _USUAL) for arm in long.peer_arms(decoder="usual")]
         warm = long.feedd_arm(_WARM, cache="warm")
         decoded = long.feedd_arm(_DECODED, cache="warm", decoded_cache=True)
-        arms = [long.feedd_arm(), warm, decoded, *long.peer_arms(), *usual, _alone(long)]
+        arms = [long.feedd_arm(), warm, decoded, *long.peer_arms(), *usual, _alone(long), _beside(long)]
         arms = [replace(arm, settings={**arm.settings, "touched_bytes": _TOUCHED_BYTES}) for arm in arms]
 
         def once(arm: Arm, round_index: int) -> Row:
             plan.say(f"jpeg: round {round_index}, {arm.name}")
-            if arm.name == _ALONE:
+            if arm.name in {_ALONE, _BESIDE}:
                 return run_arm(arm, {}, _TIMEOUT_S)
             return long.once(arm, round_index, _TIMEOUT_S)
 
@@ -76,7 +77,8 @@ def run(plan: Plan) -> Result:
         (
             "Whole epochs from iter() to the end, caches empty but for 'cache warm' and 'decoded cache', where another"
             " trainer had an epoch before; all arms share the machine with the S3 server they read from, the decode"
-            " function alone has it for itself."
+            " function alone has it for itself. The bare receiver beside it takes the same shards from that server and"
+            " does nothing with them: what no loader with an empty cache can pass."
         ),
         "CPU: the process tree from iter() to the end: trainer, workers, daemon, curl; not the S3 server.",
         "'usual': Pillow, Resize(256), CenterCrop(224) as torchvision does them; uint8, without ToTensor's floats.",
@@ -93,6 +95,11 @@ def _alone(plan: Plan) -> Arm:
         "folder": str(plan.data.root / BUCKET / "tar"),
     }
     return Arm(_ALONE, "tests.bench.arms.decode_alone", Path(sys.executable), {}, settings)
+
+
+def _beside(plan: Plan) -> Arm:
+    arm = _alone(plan)
+    return replace(arm, name=_BESIDE, settings={**arm.settings, "bucket": BUCKET, "endpoint": plan.server.url})
 
 
 def _best(result: Result, figure: str, *, usual: bool) -> Outcome | None:
@@ -120,12 +127,13 @@ def _verdicts(result: Result) -> list[Verdict]:
     if warm is not None and decoded is not None:
         text = f"samples/s in later epochs, {decoded.name} / {warm.name}"
         found.append(Verdict(text, _ratio(decoded, warm, "samples_per_s"), 6.0))
-    alone = result.outcome(_ALONE)
-    if alone is not None:
-        both = (one for one in (ours, warm) if one is not None)
-        found += [
-            Verdict(f"samples/s, {one.name} / {_ALONE}", _ratio(one, alone, "samples_per_s"), 0.92) for one in both
-        ]
+    for name, one in ((_ALONE, ours), (_ALONE, warm), (_BESIDE, ours)):
+        alone = result.outcome(name)
+        if alone is None or one is None:
+            continue
+        rate = alone.middle("samples_per_s") or float("inf")
+        for figure, what in (("samples_per_s", "samples/s"), ("samples_per_s_after_first", "behind the first batch")):
+            found.append(Verdict(f"{what}, {one.name} / {name}", (one.middle(figure) or 0.0) / rate, 0.92))
     return found
 
 

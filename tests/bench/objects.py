@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-import tarfile
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from feedd.bench.harness import Arm, Row, interleave, run_arm
 from feedd.bench.report import Column, Result, Verdict
-from tests.bench.dataset import BUCKET
+from tests.bench.objects_data import LABELS, ObjectsData, prepare
 from tests.bench.plan import BATCH_SIZE, PICTURES, PREFETCH_FACTOR, WORKERS
 from tests.bench.s3 import BenchServer
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 300.0
 _LATENCIES_MS = (0, 20)
-_LABELS = "labels.csv"
 _SLOW = "boto3 map-style"
 _SLOW_BATCHES = 12
 _TARGETS = {"litdata raw": 1.3, _SLOW: 1.7}
@@ -38,22 +36,25 @@ COLUMNS = (
 
 def run(plan: Plan) -> list[Result]:
     """Measure feedd, and the peers that read objects one by one."""
-    folder = _unpacked(plan)
+    plan.say("objects: making what is missing")
+    data = prepare(quick=plan.quick)
     results = []
     for latency_ms in _LATENCIES_MS:
-        with BenchServer(plan.data.root, latency_ms) as server:
-            results.append(_measured(plan, server, latency_ms, folder))
+        with BenchServer(data.root, latency_ms) as server:
+            results.append(_measured(plan, server, latency_ms, data))
     return results
 
 
-def _measured(plan: Plan, server: BenchServer, latency_ms: int, folder: str) -> Result:
+def _measured(plan: Plan, server: BenchServer, latency_ms: int, data: ObjectsData) -> Result:
     def once(arm: Arm, round_index: int) -> Row:
         plan.say(f"objects, {latency_ms} ms: round {round_index}, {arm.name}")
         return _once(arm, server)
 
-    count = plan.data.shape.sample_count
-    title = f"{count} JPEGs 500x375 q90, one object each, {latency_ms} ms to the first byte, cold, shuffled"
-    arms = [_shortened(arm) if latency_ms and arm.name == _SLOW else arm for arm in _arms(plan, server, folder)]
+    title = (
+        f"{data.count} JPEGs 500x375 q{data.quality} of {data.mean_bytes / 1e3:.0f} KB on average, one object each,"
+        f" {latency_ms} ms to the first byte, cold, shuffled"
+    )
+    arms = [_shortened(arm) if latency_ms and arm.name == _SLOW else arm for arm in _arms(plan, server, data)]
     outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
     result = Result(f"objects_{latency_ms}ms", title, COLUMNS, outcomes)
     ours = result.outcome("feedd")
@@ -72,13 +73,13 @@ def _measured(plan: Plan, server: BenchServer, latency_ms: int, folder: str) -> 
     return result
 
 
-def _arms(plan: Plan, server: BenchServer, folder: str) -> list[Arm]:
+def _arms(plan: Plan, server: BenchServer, data: ObjectsData) -> list[Arm]:
     shared = {
         **PICTURES,
         "touched_bytes": 2 << 30,
-        "sample_count": plan.data.shape.sample_count,
-        "folder": folder,
-        "labels": _LABELS,
+        "sample_count": data.count,
+        "folder": data.folder,
+        "labels": LABELS,
     }
     arms = [
         Arm(
@@ -113,24 +114,3 @@ def _once(arm: Arm, server: BenchServer) -> Row:
         row = run_arm(own, {"cache_dir": str(folder / "cache"), "run_dir": str(folder)}, _TIMEOUT_S)
         sent = server.sent().since(before)
     return row | {"gets": sent.get_count, "sent_bytes": sent.body_bytes}
-
-
-def _unpacked(plan: Plan) -> str:
-    """Lay the pictures out as objects, a folder for each shard, beside the shards; return the folder of all."""
-    source, target = plan.data.root / BUCKET / "tar", plan.data.root / BUCKET / "objects"
-    if not target.exists():
-        partial = plan.data.root / "partial-objects"
-        shutil.rmtree(partial, ignore_errors=True)
-        rows = ["path,label"]
-        for shard in sorted(source.iterdir()):
-            folder = partial / shard.stem
-            folder.mkdir(parents=True)
-            with tarfile.open(shard) as tar:
-                for member in tar:
-                    content = tar.extractfile(member)
-                    if member.name.endswith(".jpg") and content is not None:
-                        (folder / member.name).write_bytes(content.read())
-                        rows.append(f"{shard.stem}/{member.name},{int(member.name.removesuffix('.jpg'))}")
-        (partial / _LABELS).write_text("\n".join(rows))
-        partial.rename(target)  # only a whole one ever has its final name
-    return "objects"

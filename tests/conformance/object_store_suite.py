@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from feedd.protocols import ObjectStore
 
 NAMES = ["a.tar", "a/b.tar", "a/c d+e%2F.tar", "ab", "z\U0001f600", "ä/ü.tar"]
+MANY = 2100  # three pages
 ODD_NAMES = ("a\nb", "a/../b", "./c", "d//e", "%41", " lead", "q?x=1#y&z", "tab\tx")
 
 
@@ -27,8 +28,7 @@ ODD_NAMES = ("a\nb", "a/../b", "./c", "d//e", "%41", " lead", "q?x=1#y&z", "tab\
 class Bed:
     """A store under test, and the back door to its objects.
 
-    ``at`` turns a name into a key; ``odd_names`` are keys that the back door can make,
-    ``many_count`` is how many objects it makes in reasonable time, more than a page.
+    ``at`` turns a name into a key; ``odd_names`` are keys that the back door can make.
     ``put_kept`` stores an object with a checksum of that algorithm, and of those parts where there are any;
     None where the store keeps no checksums. ``tells_progress``: reads keep their ``ReadProgress`` up to date.
     """
@@ -38,7 +38,6 @@ class Bed:
     delete: Callable[[str], object]
     at: Callable[[str], str] = str
     odd_names: tuple[str, ...] = ODD_NAMES
-    many_count: int = 2100
     put_kept: Callable[[str, bytes, str, tuple[int, ...]], object] | None = None
     tells_progress: bool = False
 
@@ -116,7 +115,7 @@ async def test_folder_markers_are_left_out(bed: Bed) -> None:
 
 async def test_pages_hold_at_most_a_thousand(bed: Bed) -> None:
     """A long listing comes in pages of 1..1000 refs that together are complete."""
-    names = [f"k{index:05d}" for index in range(bed.many_count)]
+    names = [f"k{index:05d}" for index in range(MANY)]
     for name in names:
         bed.put(name, b"x")
     pages = [page async for page in bed.store.list(bed.at("k"))]
@@ -126,7 +125,7 @@ async def test_pages_hold_at_most_a_thousand(bed: Bed) -> None:
 
 async def test_listing_may_be_left_early(bed: Bed) -> None:
     """A listing closed after its first page leaves nothing behind, and the store works on."""
-    for index in range(bed.many_count):
+    for index in range(MANY):
         bed.put(f"k{index:05d}", b"x")
     before = {thread.name for thread in threading.enumerate() if "list" in thread.name}
     pages = bed.store.list(bed.at("k"))

@@ -66,6 +66,13 @@ VARINTS = b"\x01\xac\x02" + b"\xff" * 9 + b"\x01"  # 1, 300, -1
 FLOATS = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
+LINE = b'{"a": "gr\\u00fcn", "b": [[1, 2], [3, 4]], "c": "a b"}'
+
+
+def _inside(codec: str, key: str, more: str = "") -> str:
+    return f'{{"decode": "{codec}", "key": {key}{", " if more else ""}{more}}}'
+
+
 @dataclass(frozen=True)
 class Case:
     """A recipe, a good sample and its value (None: checked elsewhere), and samples that must be refused.
@@ -96,6 +103,19 @@ CASES = {
     "json-nan": Case("json", b"[NaN]", np.frombuffer(b"[NaN]", np.uint8), (b"[" * 100_000,)),
     "int": Case("int", b" -42\n", np.int64(-42), (b"", b"1.5", b"x", b"1_000", b"9223372036854775808", b"1" * 5000)),
     "int-largest": Case("int", b"9223372036854775807", np.int64(2**63 - 1), (b"\xd9\xa3",)),
+    "int-classes": Case(
+        '{"decode": "int", "classes": ["cat", "gr\\u00fcn", "7"]}',
+        " grün\n".encode(),
+        np.int64(1),
+        (b"", b"ca", b"2", b" " * 99),
+    ),
+    "int-class-of-text": Case('{"decode": "int", "classes": ["a", "7"]}', b"7", np.int64(1), (b"\xff",), "text"),
+    "int-class-one-hot": Case(
+        '{"decode": "int", "classes": ["a", "b"], "transforms": [{"op": "one_hot", "classes": 2, "dtype": "uint8"}]}',
+        b"b",
+        np.array([0, 1], np.uint8),
+        (b"c",),
+    ),
     "float": Case("float", b"0.1\n", np.float32(0.1), (b"", b"x", b"1_0.0", b"0" * 100)),
     "float-over": Case("float", b"-1e300", np.float32(-np.inf)),
     "npy-dense": Case("npy:float32:3,4", npy(FLOATS), FLOATS, (b"", npy(FLOATS.T), npy(FLOATS.astype("f8")))),
@@ -174,6 +194,35 @@ CASES = {
         np.uint8(7),
         (b"\0\1",),
         "int16",
+    ),
+    "float-wide": Case("float:float64", b"0.1", np.float64(0.1), (b"", b"x")),
+    "str-inside": Case(
+        _inside("str", '"a"'),
+        LINE,
+        np.frombuffer("grün".encode(), np.uint8),
+        (b"", b"{}", b'{"a": 1}', b'{"a": "\xff"}'),
+    ),
+    "json-inside": Case(
+        _inside("json", '["b"]'), LINE, np.frombuffer(b"[[1, 2], [3, 4]]", np.uint8), (b"[]", LINE[:-1])
+    ),
+    "int-inside": Case(
+        _inside("int", '["b", 1, 0]'), LINE, np.int64(3), (b'{"b": [[1], [2.5]]}', b'{"b": [0, [null]]}')
+    ),
+    "float-inside": Case(_inside("float", '["b", 0, 1]'), LINE, np.float32(2), (b'{"b": [[1, "2"]]}', b'{"b": [[1]]}')),
+    "array-inside": Case(
+        _inside("array", '["b", 1]', '"dtype": "int8"'), LINE, np.array([3, 4], np.int8), (b'{"b": [0, [128]]}',)
+    ),
+    "tensor-inside": Case(
+        _inside("tensor", '"b"', '"dtype": "float32", "shape": [2, 2]'),
+        LINE,
+        np.array([[1, 2], [3, 4]], np.float32),
+        (b'{"b": [[1, 2], [3]]}', b'{"b": [1, 2, 3, 4]}', b'{"b": [["1", 2], [3, 4]]}'),
+    ),
+    "tokenize-inside": Case(
+        _inside("tokenize", '"c"', '"tokenizer": "words.json", "end": 9'),
+        LINE,
+        np.array([1, 2, 9], np.int32),
+        (b"a b",),
     ),
 }
 

@@ -12,6 +12,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 if TYPE_CHECKING:
@@ -94,6 +95,11 @@ class Daemon:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
         return totals
 
+    def crew(self) -> list[psutil.Process]:
+        """Its decode workers that live."""
+        assert self.process is not None
+        return [child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_worker(child)]
+
     def wait_idle(self, sessions: int = 0, timeout_s: float = 20.0) -> None:
         """Wait until nothing is held for any client; fail with what is.
 
@@ -146,3 +152,10 @@ class Daemon:
     def __exit__(self, *exc: object) -> None:
         if self.process is not None and self.process.poll() is None:
             self.stop()
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "feedd.decode.worker" in process.cmdline()
+    except psutil.Error:  # it has just ended, or is about to become what it will be
+        return False

@@ -57,11 +57,6 @@ class Run:
         victim.kill()
         wait_until(lambda: _ended(victim), "the worker's end")
 
-    def workers(self) -> list[psutil.Process]:
-        """The daemon's decode workers."""
-        assert self.daemon.process is not None
-        return [child for child in psutil.Process(self.daemon.process.pid).children() if _is_worker(child)]
-
     def kill_client(self) -> None:
         """Kill the trainer and see it go."""
         pid = self.trainer.process.pid
@@ -87,13 +82,6 @@ def wait_until(met: Callable[[], bool], what: str) -> None:
     while not met():
         assert time.monotonic() < deadline, f"expected {what} within {LIMIT_S:g} s"
         time.sleep(0.01)
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "feedd.decode.worker" in process.cmdline()
-    except psutil.Error:  # it has just ended
-        return False
 
 
 def _ended(process: psutil.Process) -> bool:

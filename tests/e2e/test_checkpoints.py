@@ -57,6 +57,32 @@ def test_stateful_dataloader(daemon: Daemon, workers: int) -> None:
     assert seen + _labels(fresh) == whole
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # as above
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
+@pytest.mark.parametrize(("workers", "counted"), [(0, True), (2, True), (3, True), (3, False)])
+def test_states_near_the_end_of_an_epoch(daemon: Daemon, workers: int, counted: bool) -> None:
+    """Some workers have had their part of an epoch, others not: what is left of it comes first, then the next one."""
+    if counted:  # then a worker knows its last batch when it sees it
+        _labels(_dataset(daemon))
+    loader = StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
+    epochs: list[list[list[int]]] = [[], []]
+    states = []
+    for epoch in epochs:
+        for batch in loader:
+            epoch.append(batch["cls"].tolist())
+            states.append(loader.state_dict())
+    steps = len(epochs[0])
+    assert steps == len(epochs[1]) == 16
+    for taken in (steps - 2, steps - 1, steps):
+        fresh = StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
+        fresh.load_state_dict(states[taken - 1])
+        passes = [_labels(fresh) for _ in range(2)]
+        rest = [epochs[0][taken:], epochs[1]] if taken < steps else [epochs[1]]
+        if taken == steps:  # torchdata asks first whose turn it was, and that need not be the first worker's
+            rest, passes = [sorted(one) for one in rest], [sorted(one) for one in passes]
+        assert [one for one in passes if one][: len(rest)] == rest, taken
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # so it is, here
 def test_distributed_checkpoint(daemon: Daemon, tmp_path: Path) -> None:
     """torch.distributed.checkpoint saves and loads the position beside a model."""

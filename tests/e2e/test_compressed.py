@@ -8,7 +8,6 @@ import json
 import lzma
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 import torch
 import zstandard
@@ -75,12 +74,6 @@ def _labels(daemon: Daemon, url: str) -> list[list[int]]:
     return [batch["cls"].tolist() for batch in dataset]
 
 
-def _workers(daemon: Daemon) -> list[psutil.Process]:
-    assert daemon.process is not None
-    children = psutil.Process(daemon.process.pid).children(recursive=True)
-    return [child for child in children if "feedd.decode.worker" in " ".join(child.cmdline())]
-
-
 def test_kills_while_shards_are_made(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """A worker killed while it makes a shard costs nothing, nor does the daemon's death."""
     for shard in range(8):
@@ -91,7 +84,7 @@ def test_kills_while_shards_are_made(s3: S3Server, daemons: Callable[..., Daemon
     for step, batch in enumerate(dataset):
         got.append(batch["cls"].tolist())
         if step == 2:
-            _workers(daemon)[0].kill()
+            daemon.crew()[0].kill()
     expected = [[shard * 1000 + n for n in range(at, at + 5)] for shard in range(8) for at in range(0, 20, 5)]
     assert got == expected
     del dataset, batch
@@ -178,3 +171,21 @@ def test_packed_tables_and_lines(s3: S3Server, daemons: Callable[..., Daemon]) -
     (batch,) = FeedDataset("s3://data/j/", batch_size=4, fields=None, address=daemon.address, copy=True)
     assert list(batch["json"]) == [{"a": 1}, {"a": [2]}]
     daemon.wait_idle()
+
+
+def test_packed_text_is_fetched_once(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """Its first shard tells the types of all, and is not fetched again to be read; nor is it by a later daemon."""
+    size_bytes = 0
+    for shard in range(3):
+        rows = "".join(f"{number},{number * 0.5}\n" for number in range(shard * 50, shard * 50 + 50))
+        data = gzip.compress(f"n,half\n{rows}".encode())
+        s3.put("data", f"csv/{shard}.csv.gz", data)
+        size_bytes += len(data)
+    daemon = daemons()
+    for fetched_bytes in (size_bytes, 0):
+        batches = FeedDataset("s3://data/csv/", batch_size=10, fields=None, address=daemon.address, copy=True)
+        found = [pair for batch in batches for pair in zip(batch["n"].tolist(), batch["half"].tolist(), strict=True)]
+        assert found == [(number, number * 0.5) for number in range(150)]
+        assert daemon.metrics().get("feedd_source_bytes_total", 0) == fetched_bytes
+        daemon.stop()
+        daemon.start()

@@ -162,7 +162,7 @@ def _daemon_dies(run: Run, moment: str) -> None:
 def _worker_dies(run: Run, moment: str) -> None:
     """Another one takes its place; in a daemon that drains, too, which goes when it has served the epoch."""
     before = _restarts(run)
-    (worker,) = run.workers()
+    (worker,) = run.daemon.crew()
     if moment in {"first batch", "mid-epoch", "drain"}:  # at the others there is nothing to decode
         worker.suspend()
         run.trainer.run_until(lambda: run.daemon.metrics()["feedd_decode_tasks"] > 0)  # so it dies with work in hand
@@ -266,8 +266,8 @@ class Soak:
             self.run.kill_client()
             self.run.train()
         else:
-            wait_until(lambda: bool(self.run.workers()), "a decode worker")  # its predecessor may just have been killed
-            self.run.kill_worker(self.rng.choice(self.run.workers()))
+            wait_until(lambda: bool(self.run.daemon.crew()), "a decode worker")  # the last may just have been killed
+            self.run.kill_worker(self.rng.choice(self.run.daemon.crew()))
 
     def _status(self) -> int | None:
         return self.run.trainer.process.exitcode

@@ -91,12 +91,7 @@ def test_killed_worker(nothing_shared: None, data: None, daemons: Callable[..., 
     for step, batch in enumerate(_dataset(daemon)):
         got.append(batch["cls"].tolist())
         if step in {2, 20}:
-            workers = [
-                child
-                for child in psutil.Process(daemon.process.pid).children(recursive=True)
-                if "feedd.decode.worker" in " ".join(child.cmdline())
-            ]
-            workers[0].kill()
+            daemon.crew()[0].kill()
     assert got == expected
     daemon.wait_idle()
     assert daemon.metrics()["feedd_decode_worker_restarts_total"] >= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,10 +122,23 @@ def test_shuffled_and_resumed(s3: S3Server, folder: Path, daemons: Callable[...,
     assert [(key, label) for key, _, label in seen + samples(fresh)] == whole
 
 
+def test_a_batch_waits_for_its_own_objects(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
+    """Others of the same pack may come much later: the batch is the one it always is, read from what is here so far."""
+    whole = samples(dataset(daemons(name="one"), shuffle=True, seed=5))
+    last = whole[-1][0]
+    s3.script("data", f"train/{last}.jpg", always=fault.late(60))
+    batches = iter(dataset(daemons(name="two"), shuffle=True, seed=5))
+    began_s = time.monotonic()
+    same(samples(next(batches) for _ in range(2)), whole[:32])
+    assert time.monotonic() - began_s < 30
+    assert any(request.key == f"train/{last}.jpg" for request in s3.requests[-len(whole) :]), "all were asked for"
+
+
 def test_a_restart_keeps_what_is_cached(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
     """A daemon that starts over its cache fetches no object again."""
     first = daemons()
     expected = samples(dataset(first))
+    first.wait_idle()  # batches need not wait for the end of their packs, and a pack without its end is not kept
     first.stop()
     count = gets(s3)
     same(samples(dataset(daemons())), expected)

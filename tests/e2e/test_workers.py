@@ -6,7 +6,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from feedd_client import FeedDataset
@@ -22,26 +21,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LIMIT_S = 60.0
 
 
-def workers_of(daemon: Daemon) -> list[int]:
-    """Return the processes that decode for ``daemon``."""
-    assert daemon.process is not None
-    found = []
-    for child in psutil.Process(daemon.process.pid).children():
-        try:
-            if "feedd.decode.worker" in child.cmdline():
-                found.append(child.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return sorted(found)
-
-
 def test_workers_keep_to_their_cores_and_are_renewed(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """Pinned workers that grow with the first image are replaced by pinned ones, while epochs stay what they are."""
     s3.put("data", "i/0.tar", tar_bytes(image_samples(16, height=200, width=300)))
     core = max(os.sched_getaffinity(0))
     settings = (f"decode.cpus={core}", "decode.recycle_growth=2MiB")
     daemon = daemons(workers=2, settings=settings)
-    first = workers_of(daemon)
+    first = sorted(worker.pid for worker in daemon.crew())
     assert len(first) == 2
     dataset = FeedDataset(
         "s3://data/i/", batch_size=16, fields={"jpg": "image:32x32", "cls": "int"}, address=daemon.address, copy=True
@@ -53,7 +39,7 @@ def test_workers_keep_to_their_cores_and_are_renewed(s3: S3Server, daemons: Call
         assert batch["jpg"].equal(expected["jpg"])
         assert batch["cls"].equal(expected["cls"])
         assert time.monotonic() < deadline, daemon.log.read_text()[-3000:]
-    while len(now := workers_of(daemon)) != 2 or set(now) & set(first):
+    while len(now := sorted(worker.pid for worker in daemon.crew())) != 2 or set(now) & set(first):
         assert time.monotonic() < deadline, (first, now)
         time.sleep(0.05)
     assert all(os.sched_getaffinity(pid) == {core} for pid in now)

@@ -48,6 +48,7 @@ class FakeScript:
         budget: bound on all arenas.
         at_once: batches that are asked for together; where one of them fails, all do.
         alone: steps that are not made together with those before them.
+        classes: names of classes, by field.
     """
 
     steps: int = 8
@@ -65,6 +66,7 @@ class FakeScript:
     budget: ArenaBudget | None = None
     at_once: int = 1
     alone: set[int] = field(default_factory=set)
+    classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def expected_arrays(epoch: int, step: int, rank: int, rows: int) -> Arrays:
@@ -146,6 +148,7 @@ class FakeSession:
             assigned_bytes=1 << 20,
             steps=self.script.steps if self.script.steps_known else None,
             at_once=self.script.at_once,
+            classes=self.script.classes,
         )
 
     @property

@@ -24,6 +24,7 @@ from feedd.cache.watch import DiskWatch
 from feedd.clock import SystemClock
 from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions
+from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.facts import MadeFacts
@@ -204,7 +205,7 @@ async def feeding(
         group = await stack.enter_async_context(asyncio.TaskGroup())
         quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
         made = await stack.enter_async_context(MadeCache(front, maker))
-        stages = Stages(sources, made, pool, recorder, clock)
+        stages = Stages(sources, made, pool, recorder, clock, ArrivingPacks(sources, made, group))
         pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)
         rig = Feeding(store, pipeline, cache, pool, recorder)

@@ -13,6 +13,8 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from feedd.decode import execute, worker
 from feedd.decode.codecs import registry as codecs
 from feedd.decode.codecs.array import pin_npy as _pin_npy
@@ -22,12 +24,11 @@ from feedd.decode.codecs.text import BytesCodec
 from feedd.decode.formats import registry
 from feedd.decode.forms import registry as forms
 from feedd.decode.forms.whole import WholeObject
-from feedd.decode.params import BytesParams
+from feedd.decode.text_params import BytesParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from feedd.decode.codecs.array import NpyHeader
@@ -67,6 +68,11 @@ class PoisonCodec(BytesCodec):
         """Length in bytes, if it lives to tell."""
         react(bytes(data))
         return super().measure(data)
+
+    def produce(self, data: memoryview) -> NDArray[np.uint8]:
+        """Return the bytes, if it lives to."""
+        react(bytes(data))
+        return np.frombuffer(bytes(data), np.uint8)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
         """Copy, if it lives to."""

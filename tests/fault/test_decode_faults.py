@@ -124,6 +124,22 @@ async def test_measuring_survives_poison(tmp_path: Path) -> None:
         assert (await rig.pool.measure(task.files, weak_work)).tolist() == [[3], [-1], [1]]
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 2, 8])
+async def test_what_is_kept_survives_poison(tmp_path: Path, chunk_rows: int) -> None:
+    """A sample that kills workers while it is produced is -1, and costs no other its values; no descriptor is left."""
+    samples = [b"abc", b"segfault", b"", b"d", b"kill", b"ef"]
+    async with decoding([texts(tmp_path, *samples)], weak(workers=1, chunk_rows=chunk_rows)) as rig:
+        task, _ = await rig.task({"x": "str"})
+        work = task.fields[0]
+        weak_work = FieldWork(parse_field("x", "bytes"), work.file_no, work.start, work.size, work.start)
+        shapes, pieces = await rig.pool.produce(task.files, weak_work)
+        assert shapes.tolist() == [[3], [-1], [0], [1], [-1], [2]]
+        assert b"".join(piece.values.tobytes() for piece in pieces) == b"abcdef"
+        for piece in pieces:
+            here = [one for row in piece.rows if shapes[row, 0] >= 0 for one in samples[row]]
+            assert piece.values.tolist() == here
+
+
 async def test_a_cancelled_decode_leaves_the_slot_alone(tmp_path: Path) -> None:
     """When the CancelledError arrives, nothing writes into the slot any more, and the pool serves the next call."""
     values = [b"slow %d" % n for n in range(24)]

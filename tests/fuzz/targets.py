@@ -9,6 +9,7 @@ import io
 import lzma
 import tarfile
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,11 +19,13 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
+from feedd.decode.formats.megatron import Told, with_told
 from feedd.decode.formats.tokens import LLMC, NPY, RAW, Cut, with_cut
 from feedd.decode.forms.registry import get as form_of
 from feedd.decode.ready import rows_params
 from feedd.decode.recipe import parse_field
 from tests.fakes import making
+from tests.fakes.megatron import megatron
 from tests.fakes.recordio import Record, dmlc, image_record, recordio
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
@@ -173,6 +176,7 @@ TARGETS: Final[dict[str, Target]] = {
     "tokens": _format(with_cut(RAW, _CUT), tokens.raw(_TOKENS)),
     "tokens-llmc": _format(with_cut(LLMC, _CUT), tokens.llmc(_TOKENS)),
     "tokens-npy": _format(with_cut(NPY, _CUT), tokens.npy(_TOKENS)),
+    "megatron": _format(with_told(Told("x", 0, 30)), megatron([range(5), range(3), range(7)], "int16")[0]),
     "table": _read("table", _table),
     "files": _format("files", pack([{f"a/{n}.jpg": b"x" * n, f"a/{n}.json": b"{}"} for n in range(5)])),
     "lmdb": _read("lmdb", _lmdb),
@@ -182,6 +186,7 @@ TARGETS: Final[dict[str, Target]] = {
     "gunzip": _form(
         "gunzip", gzip.compress(b"line\n" * 99), gzip.compress(b"a") + gzip.compress(b"b", 0), url=f"{URL}.txt.gz"
     ),
+    "inflate": _form("inflate", zlib.compress(b"line\n" * 99), zlib.compress(b"a", 0), url=f"{URL}.txt.zlib"),
     "bunzip2": _form("bunzip2", bz2.compress(b"abc" * 99) + bz2.compress(b"d"), url=f"{URL}.txt.bz2"),
     "unxz": _form("unxz", lzma.compress(b"abc" * 99) + bytes(4) + lzma.compress(b"d"), url=f"{URL}.txt.xz"),
     "unzstd": _form("unzstd", zstandard.compress(b"abc" * 99) + zstandard.compress(b"d"), url=f"{URL}.txt.zst"),
@@ -189,6 +194,8 @@ TARGETS: Final[dict[str, Target]] = {
     "join-dmlc": _form("join:dmlc", dmlc(b"1234\x0a\x23\xd7\xce5678") + recordio(b"ab")),
     "litdata-arrow": _made("litdata-arrow", lambda: _fixture("litdata_arrow/data/*.bin")),
     "arrow": _form("arrow", _arrow(stream=True), _arrow(stream=False)),
+    "csv-pipe": _form("csv-pipe", b"a|b\n1|x\n"),
+    "csv-semicolon": _form("csv-semicolon", b'a;b\n1,5;"x;"\n', b"1;2\n"),
     "csv": _form("csv", b'a,b,c\n1,x,0.5\n2,"y ""q""",1e3\n', b"a\n\xc3\xbc\n"),
     "tsv": _form("tsv", b"a\tb\n1\tx\n"),
     "libsvm": _form("libsvm", b"+1 1:0.5 7:-2e3\n# x\n-1 3:nan\n0\n", b"1 qid:7 1:2\n0 qid:8\n"),
@@ -196,4 +203,11 @@ TARGETS: Final[dict[str, Target]] = {
     "hdf5": _form("hdf5", hdf5(SMALL), hdf5({"x": ARRAYS["x"]}, chunks=True, compression="gzip")),
     "parquet": _made("parquet", _parquet),
     "rows": _form(_rows(), TAR),
+    "head": _form("head:tar", TAR, TAR[:-700]),
+    "head-auto": _form("head:auto", TAR, recordio(b"abc"), tfrecord(_EXAMPLE), b'{"a": 1}\n'),
+    "head-tfrecord": _form("head:tfrecord", tfrecord(_EXAMPLE, _EXAMPLE)),
+    "head-recordio": _form("head:recordio", recordio(b"abc", b"defg") + dmlc(b"1234" * 3)),
+    "head-mds": _form("head:mds", mds({"text": "str", "x": "int"}, [{"text": b"abc", "x": bytes(8)}] * 3)),
+    "head-litdata": _form(f"head:{LITDATA}", CHUNK),
+    "head-npy": _form("head:npy", npy(np.arange(12.0).reshape(4, 3))),
 }

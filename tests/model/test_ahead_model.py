@@ -57,7 +57,10 @@ class _Rig:
 
         return Pins()
 
-    async def fill(self, rows: Any, _indexes: object, _files: object, slot: SlotRef) -> BatchReady:
+    async def fill(
+        self, rows: Any, _indexes: object, _files: object, slot: SlotRef, *, early: bool = False
+    ) -> BatchReady:
+        assert early, "nobody has asked for what is made ahead"
         assert slot.index not in self.writing, "two write to a slot"
         assert slot.index not in self.owned, "a slot of the stream is written to"
         done = self.writing[slot.index] = asyncio.get_running_loop().create_future()

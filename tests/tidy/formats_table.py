@@ -31,16 +31,19 @@ _HEAD: Final = ("format", "names", "fields", "read", "fetched", "also compressed
 # What no registry says: the fields, in a user's words. Without a word here, a module's first line stands in.
 _FIELDS: Final = {
     "arrow": "columns",
-    "csv": "columns",
+    "csv": "columns; semicolons, tabs and pipes between values are found",
+    "csv-pipe": "columns, whatever the first rows look like",
+    "csv-semicolon": "columns, whatever the first rows look like",
     "files": "what a sample's objects are called: `jpg`, `txt`, ...",
     "hdf5": "arrays of as many rows",
     "join": "as in RecordIO, where records lie in several parts",
-    "jsonl": "`json`",
-    "libsvm": "`label`, `index`, `value`",
+    "jsonl": "`json`; its members by `key`",
+    "libsvm": "`label`, `indices`, `values`, and `qid` where lines have one",
     "litdata": "paths of leaves, as `index.json` has them",
     "litdata-arrow": "columns, where items are dicts of plain values",
     "lmdb": "key and value",
     "mds": "columns",
+    "megatron": "`tokens`: a document to a sample",
     "npy": "rows of the array",
     "npz": "arrays of as many rows",
     "parquet": "columns",
@@ -56,12 +59,13 @@ _FIELDS: Final = {
 }
 _NAMES: Final = {
     "files": "objects that are samples",
+    "megatron": "`megatron+`, `.bin` with its `.idx`",
     "tokens": "`.bin` `.npy` `tokens-llmc+`",
 }  # where extensions do not choose
 _SAME_AS: Final = frozenset({"recordio-image", "recordio-raw", "tokens-llmc", "tokens-npy"})  # in the row of another
 _INNER: Final = frozenset({"table"})  # what feedd makes itself
 _OF_MANY: Final = frozenset({"sizes.json", "shardindex.json", "_info.json"})  # index any shards
-_LISTED: Final = {"files": "the listing itself", "tokens": "the listing itself"}
+_LISTED: Final = {"files": "the listing itself", "megatron": "its `.idx`", "tokens": "the listing itself"}
 _OF_ONE: Final = {"index.json": ("mds", "litdata")}
 
 
@@ -87,7 +91,8 @@ def rows() -> list[tuple[str, ...]]:
             found.append(_row(name, names, "in place", "whole", compressed, _count_files(name)))
     for name, names in forms.names().items():
         if name not in packing:
-            found.append(_row(name, names, "made once per node", _fetched(name), "no", "", _extra(name)))
+            compressed = "yes" if _is_made_packed(name, names) else "no"
+            found.append(_row(name, names, "made once per node", _fetched(name), compressed, "", _extra(name)))
     return found
 
 
@@ -113,6 +118,12 @@ def _is_read_packed(name: str, names: tuple[str, ...]) -> bool:
         return bool(names) and bool(forms.form_for(shard)) and formats.format_for(shard) == name
     except FeeddError:
         return False
+
+
+def _is_made_packed(name: str, names: tuple[str, ...]) -> bool:
+    """Whether a name with an ending of compression, or a URL that says so, leads to the same form behind one."""
+    ways = {forms.form_for(f"s3://b/a{one}.gz") for one in names if one.startswith(".")}
+    return f"gunzip{forms.THEN}{name}" in ways | {forms.form_named(f"{name}.gz")}
 
 
 def _count_files(name: str) -> str:

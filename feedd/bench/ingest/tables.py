@@ -19,7 +19,7 @@ from feedd.bench.ingest.run import CLEAN, DELAYED, ERRORS, HTTP, TLS, USERS
 from feedd.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from feedd.bench.ingest.run import Section
 
@@ -87,13 +87,16 @@ def _middle(section: Section, name: str, figure: str) -> float | None:
     return found.middle(figure) if found else None
 
 
+def _middles(section: Section, names: Iterable[str], figure: str) -> dict[str, float]:
+    return {name: value for name in names if (value := _middle(section, name, figure)) is not None}
+
+
 def _cost_verdicts(section: Section, result: Result) -> list[Verdict]:
     verdicts: list[Verdict] = []
     cost, rate = _middle(section, FEEDD, "cpu_per_gb"), _middle(section, FEEDD, "rate")
     if cost is None or rate is None:
         return verdicts
-    peers = {name: _middle(section, name, "cpu_per_gb") for name in BEST_OF}
-    costs = {name: value for name, value in peers.items() if value is not None}
+    costs = _middles(section, BEST_OF, "cpu_per_gb")
     if costs:
         cheapest = min(costs, key=lambda name: costs[name])
         target = 1.05 if section.name == TLS else 0.65
@@ -103,7 +106,7 @@ def _cost_verdicts(section: Section, result: Result) -> list[Verdict]:
     sdk = _middle(section, AIOBOTOCORE, "cpu_per_gb")
     if sdk is not None and section.name != TLS:
         verdicts.append(Verdict("CPU per GB over aiobotocore", cost / sdk, 0.45, at_least=False))
-    rates = {name: value for name in BEST_OF if (value := _middle(section, name, "rate")) is not None}
+    rates = _middles(section, BEST_OF, "rate")
     if rates:
         fastest = max(rates, key=lambda name: rates[name])
         verdicts.append(Verdict(f"GB/s over {fastest}, the fastest", rate / rates[fastest], 1.0))
@@ -121,8 +124,7 @@ def _cost_verdicts(section: Section, result: Result) -> list[Verdict]:
 def _recycled_verdicts(section: Section) -> list[Verdict]:
     """Say how a full cache fares, which is what a long run has, beside others over files that are there already."""
     cost = _middle(section, RECYCLED, "cpu_per_gb")
-    peers = {name: _middle(section, name, "cpu_per_gb") for name in RECYCLED_BEST_OF}
-    costs = {name: value for name, value in peers.items() if value is not None}
+    costs = _middles(section, RECYCLED_BEST_OF, "cpu_per_gb")
     if cost is None or not costs or section.name == TLS:
         return []
     cheapest = min(costs, key=lambda name: costs[name])

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, unquote
 from xml.sax.saxutils import escape
 
 from feedd.bench.server.checksums import Checksums
@@ -71,6 +71,18 @@ def operation(method: str, key: str, query: dict[str, str]) -> str:
     if method == "GET":
         return "SESSION" if "session" in query else "LOCATION" if "location" in query else "LIST"
     return f"{method}_BUCKET"
+
+
+def parse_head(head: bytes) -> Request:
+    """Take a request's head apart, blank line included; its body, if it has one, is the caller's to read."""
+    first, *rest = head[:-4].decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
+    path, _, text = target.partition("?")
+    query = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
+    bucket, _, key = path.lstrip("/").partition("/")
+    bucket, key = unquote(bucket), unquote(key)
+    return Request(method, operation(method, key, query), bucket, key, query, headers)
 
 
 class Answers:

@@ -122,10 +122,14 @@ class MemoryObjects:
 
 
 class FileObjects:
-    """``root/<bucket>/<key>`` files; the ETag follows size and mtime."""
+    """``root/<bucket>/<key>`` files; the ETag follows size and mtime.
+
+    A listing goes on in what its first page found: a store does not read all its keys again for every page.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._listed: dict[str, list[tuple[bytes, str]]] = {}
 
     def buckets(self) -> list[str]:
         """Return the names."""
@@ -161,8 +165,19 @@ class FileObjects:
 
     def page(self, bucket: str, prefix: str, after: str, count: int) -> tuple[list[tuple[str, Stored]], bool]:
         """Return up to ``count`` objects behind ``after`` in byte order, and whether there are more."""
-        top = self._root / bucket
-        names = (str(path.relative_to(top)) for path in top.rglob("*") if path.is_file() and path.suffix != ".part")
-        found, more = _page(sorted((name.encode(), name) for name in names), prefix, after, count)
+        names = self._listed.get(bucket) if after else None
+        if names is None:
+            names = self._listed[bucket] = _names(self._root / bucket)
+        found, more = _page(names, prefix, after, count)
         objects = ((key, self.find(bucket, key)) for _, key in found)
         return [(key, stored) for key, stored in objects if stored is not None], more
+
+
+def _names(top: Path) -> list[tuple[bytes, str]]:
+    """Return all keys below a folder, in the order of a listing."""
+    found = []
+    for folder, _, files in os.walk(top):
+        start = os.path.relpath(folder, top)
+        base = "" if start == "." else f"{start}/"
+        found += [base + name for name in files if not name.endswith(".part")]
+    return sorted((name.encode(), name) for name in found)

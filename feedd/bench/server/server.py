@@ -23,11 +23,11 @@ import struct
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
-from urllib.parse import parse_qs, unquote
 
-from feedd.bench.server.answers import Answers, Reply, Request, operation
+from feedd.bench.server.answers import Answers, Reply, Request, parse_head
 from feedd.bench.server.checksums import Checksums, Kept
 from feedd.bench.server.faults import NO_FAULT, Fault, Script
 from feedd.bench.server.gate import Gate
@@ -285,16 +285,11 @@ async def _turns(count: int) -> None:
 
 async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
     try:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return None
-    first, *rest = head[:-4].split("\r\n")
-    method, target, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
-    path, _, text = target.partition("?")
-    query = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
-    bucket, _, key = path.lstrip("/").partition("/")
-    bucket, key = unquote(bucket), unquote(key)
+    request = parse_head(head)
+    headers = request.headers
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     if headers.get("transfer-encoding", "").lower() == "chunked":
@@ -306,7 +301,7 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
         inner.feed_data(body)
         inner.feed_eof()
         body = await _read_chunks(inner)
-    return Request(method, operation(method, key, query), bucket, key, query, headers, body)
+    return replace(request, body=body)
 
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:

@@ -24,9 +24,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, unquote
 
-from feedd.bench.server.answers import Answers, Reply, Request, operation
+from feedd.bench.server.answers import Answers, Reply, Request, parse_head
 from feedd.bench.server.draws import Draws, Odds
 from feedd.bench.server.faults import NO_FAULT, Fault
 from feedd.bench.server.objects import FileObjects
@@ -158,14 +157,7 @@ def _read(connection: socket.socket) -> Request | None:
         if not piece or len(head) > _HEAD_BYTES:
             return None
         head += piece
-    first, *rest = head[:-4].decode("latin-1").split("\r\n")
-    method, target, _ = first.split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
-    path, _, text = target.partition("?")
-    query = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
-    bucket, _, key = path.lstrip("/").partition("/")
-    bucket, key = unquote(bucket), unquote(key)
-    return Request(method, operation(method, key, query), bucket, key, query, headers)
+    return parse_head(head)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,6 +31,9 @@ class Tier(ShardCache, Protocol):
     def entries(self) -> list[CacheEntry]:
         """Return the whole entries, in no order."""
 
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether an object is here whole."""
+
     def knows(self, ref: ObjectRef) -> bool:
         """Whether it has an entry for the object, or a fill of it under way."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from feedd.decode.codecs.varint import count_varints, unpack_varints
+from feedd.decode.narrow import item_bytes, widened
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX, NpyParams, canonical
 from feedd.errors import BadSample
 from feedd.values import FieldKind
@@ -54,6 +55,35 @@ class RawCodec:
             raise BadSample(f"expected {out.nbytes} bytes for {out.dtype}{list(out.shape)}, got {len(data)}")
         little_endian = np.frombuffer(data, out.dtype.newbyteorder("<"))
         out[...] = little_endian.reshape(out.shape)
+
+
+class NarrowCodec(RawCodec):
+    """``float``, ``tensor`` and ``array`` over numbers that become float32.
+
+    Args:
+        params: of the field.
+        narrow: their type, one of ``decode.narrow``.
+    """
+
+    def __init__(self, params: Params, narrow: str) -> None:
+        super().__init__(params)
+        self._narrow, self._item = narrow, item_bytes(narrow)
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:
+        """Return the shape the recipe says, or how many numbers there are."""
+        spec = self._params.spec("")
+        return spec.shape if spec.kind is FieldKind.DENSE else (len(data) // self._item,)
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the numbers into ``out``.
+
+        Raises:
+            BadSample: another length than ``out`` takes.
+        """
+        if len(data) != out.size * self._item:
+            expected = f"{out.size * self._item} bytes for {self._narrow}{list(out.shape)}"
+            raise BadSample(f"expected {expected}, got {len(data)}")
+        out[...] = widened(np.frombuffer(data, np.uint8), self._narrow).reshape(out.shape)
 
 
 class TokensCodec(RawCodec):

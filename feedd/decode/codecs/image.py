@@ -107,23 +107,10 @@ class FittedImageCodec:
 
     def _decode_scaled(self, data: memoryview, height: int, width: int, box: Box, out: NDArray[Any]) -> None:
         """Decode at the smallest scale at which the box still has every pixel the result needs."""
-        scale = 1
-        for candidate in jpeg.SCALES:
-            if box.height >= self._height * candidate and box.width >= self._width * candidate:
-                scale = candidate
-                break
-        rows, columns = -(-height // scale), -(-width // scale)
-        image = jpeg.decode(
-            data,
-            fastdct=True,
-            fastupsample=True,
-            min_height=rows if scale > 1 else 0,
-            min_width=columns if scale > 1 else 0,
-            min_factor=scale,
-            buffer=jpeg.scratch.of(rows * columns * 3),
-        )
+        scale = jpeg.scale_for(box, self._height, self._width)
+        image = jpeg.decode_scaled(data, height, width, scale)
         if scale > 1:
-            box = shrunk(box, scale, rows, columns)
+            box = shrunk(box, scale, *image.shape[:2])
         self._resize(image, box, out)
 
     def _resize(self, image: NDArray[np.uint8], box: Box, out: NDArray[Any]) -> None:

@@ -19,12 +19,12 @@ from feedd.errors import BadSample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SCALES: Final = (8, 4, 2)
-"""Denominators at which the inverse DCT itself shrinks, by SIMD code."""
+    from feedd.decode.codecs.crop import Box
 
 INK: Final = frozenset({"CMYK", "YCCK"})
 """Colour spaces of four channels."""
 
+_SCALES: Final = (8, 4, 2)  # at which the inverse DCT itself shrinks, by SIMD code
 _SCRATCH_KEPT_BYTES: Final = 64 << 20
 
 
@@ -71,6 +71,43 @@ def decode(data: memoryview, **options: Any) -> NDArray[np.uint8]:  # noqa: ANN4
     except ValueError as error:
         raise BadSample(f"expected an intact JPEG, got {len(data)} bytes: {error}") from error
     return image
+
+
+def scale_for(box: Box, height: int, width: int) -> int:
+    """Return the largest denominator at which a box still has every pixel that a size needs."""
+    for scale in _SCALES:
+        if box.height >= height * scale and box.width >= width * scale:
+            return scale
+    return 1
+
+
+def decode_scaled(
+    data: memoryview, height: int, width: int, scale: int, *, grey: bool = False, fast: bool = True
+) -> NDArray[np.uint8]:
+    """Return the pixels of a JPEG of that size at ``1 / scale`` of it, sides rounded up; good until the next call.
+
+    Args:
+        data: the file.
+        height: as its header says.
+        width: likewise.
+        scale: 1, or of ``scale_for``.
+        grey: one channel instead of three.
+        fast: by the faster, less exact inverse DCT and upsampling.
+
+    Raises:
+        BadSample: not intact.
+    """
+    rows, columns = -(-height // scale), -(-width // scale)
+    return decode(
+        data,
+        colorspace="GRAY" if grey else "RGB",
+        fastdct=fast,
+        fastupsample=fast,
+        min_height=rows if scale > 1 else 0,
+        min_width=columns if scale > 1 else 0,
+        min_factor=scale,
+        buffer=scratch.of(rows * columns * (1 if grey else 3)),
+    )
 
 
 def cmyk_to_rgb(data: memoryview) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from feedd.values import TensorSpec
 
 _DIGITS_MAX: Final = 64
+_BLANKS_MAX: Final = 64
 _INT64: Final = 1 << 63
 
 
@@ -92,17 +93,43 @@ class IntCodec(_NumberCodec):
         try:
             value = int(text)
         except ValueError as error:
-            raise BadSample(f"expected an integer, got {text[:24]!r}") from error
+            what = ': words are "str", or numbered by "classes"' if text[:1].isalpha() else ""
+            raise BadSample(f"expected an integer, got {text[:24]!r}{what}") from error
         if not -_INT64 <= value < _INT64:
             raise BadSample(f"expected an integer of 64 bits, got {value}")
         out[()] = value
 
 
-class FloatCodec(_NumberCodec):
-    """``float``: float32."""
+class ClassCodec(_NumberCodec):
+    """``int`` of text: its place among the ``classes`` that the recipe names; white space around it is none of it."""
+
+    def __init__(self, params: IntParams) -> None:
+        super().__init__(params)
+        self._places = {name.encode(): place for place, name in enumerate(params.classes)}
+        self._bytes_max = max(map(len, self._places)) + _BLANKS_MAX
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the number into ``out`` (float32, no dimensions); overflow becomes infinity, as IEEE rounds.
+        """Write the place into ``out`` (int64, no dimensions).
+
+        Raises:
+            BadSample: none of the classes.
+        """
+        place = self._places.get(bytes(data).strip()) if len(data) <= self._bytes_max else None
+        if place is None:
+            raise BadSample(f"expected one of the {len(self._places)} classes, got {bytes(data[:_DIGITS_MAX])!r}")
+        out[()] = place
+
+
+def int_codec(params: IntParams) -> SampleCodec:
+    """Return what reads an integer, or a class, from text."""
+    return ClassCodec(params) if params.classes else IntCodec(params)
+
+
+class FloatCodec(_NumberCodec):
+    """``float``: float32, or float64."""
+
+    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the number into ``out`` (no dimensions); overflow becomes infinity, as IEEE rounds.
 
         Raises:
             BadSample: not a number.
@@ -112,7 +139,8 @@ class FloatCodec(_NumberCodec):
             value = float(text)
         except ValueError as error:
             raise BadSample(f"expected a number, got {text[:24]!r}") from error
-        if abs(value) >= 3.4028235677973366e38:  # float32's largest plus half a step; numpy would warn
+        # float32's largest plus half a step; numpy would warn
+        if out.dtype == np.float32 and abs(value) >= 3.4028235677973366e38:
             value *= float("inf")
         out[()] = value
 

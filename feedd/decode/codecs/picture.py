@@ -137,12 +137,13 @@ class PictureCodec:
         return _Part(box, result.height, result.width, self._first.interpolation)
 
     def _decoded(self, data: memoryview, source: _Source, part: _Part | None) -> NDArray[Any]:
+        scale = 1
         if source.header is None:
-            scale = 1 if source.colours in jpeg.INK else _scale(part)
+            if part is not None and source.colours not in jpeg.INK:
+                scale = jpeg.scale_for(part.box, part.height, part.width)
             # What is resized anyway may be a step off here and there, as in ``image``; what is not, may not.
             image = self._jpeg(data, source, scale, fast=part is not None)
         else:
-            scale = 1
             image = self._other(data, source.header, source.channels)
         if part is None:
             return orient.applied(image, source.tag)
@@ -153,22 +154,13 @@ class PictureCodec:
         return geometry.resize(image, part.height, part.width, part.how)
 
     def _jpeg(self, data: memoryview, source: _Source, scale: int, *, fast: bool) -> NDArray[Any]:
-        rows, columns = -(-source.height // scale), -(-source.width // scale)
         if source.colours in jpeg.INK:
             image: NDArray[Any] = jpeg.cmyk_to_rgb(data)
             if source.channels == 1:
                 image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
         else:
-            image = jpeg.decode(
-                data,
-                colorspace="GRAY" if source.channels == 1 else "RGB",
-                fastdct=fast,
-                fastupsample=fast,
-                min_height=rows if scale > 1 else 0,
-                min_width=columns if scale > 1 else 0,
-                min_factor=scale,
-                buffer=jpeg.scratch.of(rows * columns * source.channels),
-            )
+            grey = source.channels == 1
+            image = jpeg.decode_scaled(data, source.height, source.width, scale, grey=grey, fast=fast)
         if self._params.dtype == "uint16":
             image = image.astype(np.uint16) * np.uint16(257)
         return image
@@ -180,15 +172,3 @@ class PictureCodec:
         if grey:
             return image if image.shape[2] == 1 else cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)[:, :, None]
         return cv2.cvtColor(image, cv2.COLOR_BGRA2RGBA if channels == 4 else cv2.COLOR_BGR2RGB)
-
-
-def _scale(part: _Part | None) -> int:
-    """Return the largest scale at which a JPEG still has every pixel that is wanted."""
-    if part is None:
-        return 1
-    wanted = (
-        scale
-        for scale in jpeg.SCALES
-        if part.box.height >= part.height * scale and part.box.width >= part.width * scale
-    )
-    return next(wanted, 1)

@@ -6,31 +6,35 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feedd.decode import plugins
 from feedd.decode.audio_params import AudioParams
-from feedd.decode.codecs.array import NpyCodec, RawCodec, TokensCodec, VarintsCodec
+from feedd.decode.codecs.array import NarrowCodec, NpyCodec, RawCodec, TokensCodec, VarintsCodec
 from feedd.decode.codecs.boxed import header_reader
-from feedd.decode.codecs.number import FloatCodec, IntCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec
+from feedd.decode.codecs.keyed import (
+    KeyedArrayCodec,
+    KeyedJsonCodec,
+    KeyedNumberCodec,
+    KeyedStrCodec,
+    KeyedTensorCodec,
+)
+from feedd.decode.codecs.number import FloatCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec, int_codec
 from feedd.decode.codecs.pil import PixelsCodec
 from feedd.decode.codecs.steps import StepsCodec
 from feedd.decode.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.decode.extras import require
 from feedd.decode.params import (
     ArrayParams,
-    BytesParams,
     FloatParams,
     ImageParams,
     InstalledParams,
     IntParams,
-    JsonParams,
     NpyParams,
     Params,
-    StrParams,
     TensorParams,
     TokensParams,
     params_of,
 )
 from feedd.decode.ready import PIXELS, prefix_of
 from feedd.decode.stored import parse_stored
-from feedd.decode.text_params import TokenizeParams
+from feedd.decode.text_params import BytesParams, JsonParams, StrParams, TokenizeParams
 from feedd.errors import Internal
 
 if TYPE_CHECKING:
@@ -44,11 +48,20 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     ArrayParams: RawCodec,
     BytesParams: BytesCodec,
     FloatParams: FloatCodec,
-    IntParams: IntCodec,
+    IntParams: int_codec,
     JsonParams: JsonCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
     TokensParams: TokensCodec,
+}
+
+_KEYED: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
+    ArrayParams: KeyedArrayCodec,
+    FloatParams: KeyedNumberCodec,
+    IntParams: KeyedNumberCodec,
+    JsonParams: KeyedJsonCodec,
+    StrParams: KeyedStrCodec,
+    TensorParams: KeyedTensorCodec,
 }
 
 
@@ -87,6 +100,8 @@ def _extra(params: AudioParams | TokenizeParams) -> SampleCodec:
 
 
 def _plain(params: Params) -> SampleCodec:
+    if getattr(params, "key", None) is not None:
+        return _KEYED[type(params)](params)
     codec = _CODECS[type(params)](params)
     if isinstance(params, (IntParams, FloatParams)) and params.transforms:
         return TransformedNumberCodec(params, codec)
@@ -96,10 +111,15 @@ def _plain(params: Params) -> SampleCodec:
 def _over(params: Params, stored: Stored) -> SampleCodec:
     """Return the codec that reads numbers which are stored as numbers."""
     if isinstance(params, (IntParams, FloatParams)):
-        codec = VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
+        if stored.narrow:
+            codec: SampleCodec = NarrowCodec(params, stored.narrow)
+        else:
+            codec = VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
         return TransformedNumberCodec(params, codec) if params.transforms else codec
     if stored.steps and not isinstance(params, BytesParams):
         return StepsCodec(params, stored)
+    if stored.narrow and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == stored.dtype:
+        return NarrowCodec(params, stored.narrow)
     if stored.varint and not isinstance(params, BytesParams):
         return VarintsCodec(params)
     return _CODECS[type(params)](params)

@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers as library
 
 from feedd.decode import tokenizers
+from feedd.decode.codecs.keyed import Way
 from feedd.errors import BadRecipe, BadSample
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class TokenizeCodec:
 
     def __init__(self, params: TokenizeParams) -> None:
         self._params = params
+        self._way = Way(params.key) if params.key else None  # the empty way: documents as they lie there
         data = tokenizers.read(params.tokenizer)
         if params.digest and tokenizers.digest_of(data) != params.digest:
             raise BadRecipe(
@@ -40,7 +42,7 @@ class TokenizeCodec:
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
             if params.max_length is not None:
-                self._tokenizer.enable_truncation(params.max_length)
+                self._tokenizer.enable_truncation(params.max_length - (params.end is not None))
         except Exception as error:  # the library raises no narrower class
             raise BadRecipe(
                 f"expected {params.tokenizer!r} to be a tokenizer, got {str(error)[:120]}", stage="decode"
@@ -60,6 +62,14 @@ class TokenizeCodec:
             return self.spec("").shape
         return (len(self._ids(data)),)
 
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return all ids, as many as there are: what is measured so need not be decoded.
+
+        Raises:
+            BadSample: as ``measure``.
+        """
+        return self._ids(data).astype(self._params.dtype, copy=False)
+
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Write the ids into ``out``, and the padding behind them.
 
@@ -76,12 +86,20 @@ class TokenizeCodec:
     def _ids(self, data: memoryview) -> NDArray[np.uint32]:
         if len(data) > _TEXT_BYTES_MAX:
             raise BadSample(f"expected at most {_TEXT_BYTES_MAX} bytes of text, got {len(data)}")
+        text = _utf8(data) if self._way is None else self._way.text(data)
         try:
-            text = str(data, "utf-8")
-        except UnicodeDecodeError as error:
-            raise BadSample(f"expected UTF-8 text, got byte {data[error.start]:#04x} at {error.start}") from error
-        try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=self._params.special)
+            # Nobody asks where in the text a token stands: a sixth less work.
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self._params.special)
         except Exception as error:  # the library raises no narrower class
             raise BadSample(f"expected text that can be tokenized, got {str(error)[:120]}") from error
-        return np.array(encoding.ids, np.uint32)
+        ids = encoding.ids
+        if self._params.end is not None:
+            ids.append(self._params.end)
+        return np.array(ids, np.uint32)
+
+
+def _utf8(data: memoryview) -> str:
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadSample(f"expected UTF-8 text, got byte {data[error.start]:#04x} at {error.start}") from error

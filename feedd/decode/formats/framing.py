@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CELLS_MAX: Final = 1 << 26
+_FIELDS_MAX: Final = 4096
 _DIGITS: Final = 8
 _BLOCK: Final = 10**4  # ordinals of the same first four digits
+
+_Name = TypeVar("_Name", str, bytes)
 
 
 class ShardReader:
@@ -71,6 +74,46 @@ class Cells:
             starts[cell] = self.start
             sizes[cell] = self.size
         return starts, sizes
+
+
+@dataclass(slots=True)
+class NamedCells(Cells, Generic[_Name]):
+    """Cells of fields that are found by name, sample by sample, each stored in one way.
+
+    Attributes:
+        names: of the columns, each with its number, in that order.
+        stored: how each is stored, see ``decode.stored``.
+    """
+
+    names: dict[_Name, int] = field(default_factory=dict)
+    stored: list[str] = field(default_factory=list)
+
+    def add(self, reader: ShardReader, sample: int, name: _Name, stored: str, place: tuple[int, int]) -> None:
+        """Add where a field of a sample begins and ends.
+
+        Raises:
+            BadShard: too many different fields, or one that was stored in another way before.
+        """
+        column = self.names.get(name)
+        if column is None:
+            if len(self.names) == _FIELDS_MAX:
+                reader.fail(place[0], f"at most {_FIELDS_MAX} different fields", "one more")
+            column = self.names[name] = len(self.names)
+            self.stored.append(stored)
+        elif self.stored[column] != stored:
+            reader.fail(place[0], f"field {name!r} as {self.stored[column] or 'bytes'}", stored or "bytes")
+        self.column.append(column)
+        self.sample.append(sample)
+        self.start.append(place[0])
+        self.size.append(place[1] - place[0])
+
+    def forget(self, entries: int, names: int) -> None:
+        """Forget what came after so many entries and names: their sample is bad."""
+        for one in (self.column, self.sample, self.start, self.size):
+            del one[entries:]
+        del self.stored[names:]
+        while len(self.names) > names:
+            self.names.popitem()
 
 
 def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:

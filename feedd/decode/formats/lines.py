@@ -1,15 +1,18 @@
 """Lines as samples: text, and JSON Lines.
 
 A line ends with a line feed, or a carriage return and one; the last may end with the file. Blank lines are no samples.
+A byte order mark in front of the first line is no part of it.
 """
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from feedd.decode.formats.framing import numbered
+from feedd.decode.formats.refused import refuse_packed
 from feedd.errors import BadShard
 from feedd.values import ShardIndex
 
@@ -46,8 +49,9 @@ class LinesFormat:
             url: named in errors.
 
         Raises:
-            BadShard: more lines than anybody has.
+            BadShard: more lines than anybody has, or something compressed.
         """
+        refuse_packed(data, url, self._name)
         starts, sizes = _lines(data)
         if len(starts) > _LINES_MAX:
             raise BadShard(f"expected at most {_LINES_MAX} lines, got {len(starts)}", object=url, stage="decode")
@@ -61,7 +65,8 @@ def _lines(data: memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         np.flatnonzero(raw[at : at + _PIECE_BYTES] == _LF) + at for at in range(0, len(raw), _PIECE_BYTES)
     ]  # piece by piece: a comparison of all would take as much memory as the shard
     feeds = np.concatenate([*found, np.array([len(raw)] if len(raw) and raw[-1] != _LF else [], np.int64)])
-    starts = np.concatenate(([0], feeds[:-1] + 1)) if len(feeds) else feeds
+    first = len(BOM_UTF8) if bytes(data[: len(BOM_UTF8)]) == BOM_UTF8 else 0
+    starts = np.concatenate(([first], feeds[:-1] + 1)) if len(feeds) else feeds
     ends = feeds.copy()
     returned = (ends > starts) & (raw[np.maximum(ends - 1, 0)] == _CR) if len(raw) else ends > starts
     ends[returned] -= 1

@@ -32,8 +32,8 @@ class MessageReader(ShardReader):
             if number == wanted:
                 yield low, high
 
-    def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield number and place of the value of each field of a message; of a varint its place is empty.
+    def fields(self, start: int, end: int, *, varints: bool = False) -> Iterator[tuple[int, int, int]]:
+        """Yield number and place of the value of each field of a message; of a varint, unless asked for, it is empty.
 
         Raises:
             NotAMessage: as named.
@@ -42,7 +42,7 @@ class MessageReader(ShardReader):
         while at < end:
             tag, at = self.varint(at, end)
             number, low, at = self._field(tag, at, end)
-            yield number, at if tag & 7 == _VARINT else low, at
+            yield number, low if varints or tag & 7 != _VARINT else at, at
 
     def values(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
         """Yield the place of each value of one number, that of a varint, too.
@@ -50,12 +50,26 @@ class MessageReader(ShardReader):
         Raises:
             NotAMessage: as named.
         """
-        at = start
-        while at < end:
-            tag, at = self.varint(at, end)
-            number, low, at = self._field(tag, at, end)
+        for number, low, high in self.fields(start, end, varints=True):
             if number == wanted:
-                yield low, at
+                yield low, high
+
+    def entry(self, start: int, end: int) -> tuple[bytes, tuple[int, int, int]]:
+        """Return one entry of a map whose values hold one of several fields: its name, and number and place of that.
+
+        The last one counts, as protobuf has it; number 0: it has none.
+
+        Raises:
+            NotAMessage: as named.
+        """
+        name, last = b"", (0, start, start)
+        for number, low, high in self.fields(start, end):
+            if number == 1:
+                name = bytes(self._data[low:high])
+            elif number == 2:
+                for one in self.fields(low, high):
+                    last = one
+        return name, last
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
         """Return a number and where it ends.

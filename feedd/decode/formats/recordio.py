@@ -16,6 +16,7 @@ before the URL say it instead. Images are the fields ``label`` (one float32, or 
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -122,6 +123,16 @@ class PartsReader(ShardReader):
             at = end + (-end % 4)
         if open_at >= 0:
             self.fail(open_at, "a last part of the record", f"end of data after {total} bytes")
+
+
+def records_end(data: memoryview) -> int:
+    """Return where the last whole record ends of a shard's first bytes; 0: there is none."""
+    end = 0
+    with suppress(BadShard):
+        for kind, _, stop in PartsReader(data, "").parts():
+            if kind in {0, _LAST}:
+                end = stop + (-stop % 4)
+    return end if end <= len(data) else 0
 
 
 class RecordIoFormat:

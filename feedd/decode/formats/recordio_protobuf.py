@@ -8,12 +8,11 @@ and where the record tells it, ``NAME.shape``. A Bytes value is that value. ``ui
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.formats.framing import Cells, field_names, numbered
+from feedd.decode.formats.framing import NamedCells, field_names, numbered
 from feedd.decode.formats.protobuf import MessageReader, NotAMessage
 from feedd.decode.formats.recordio import PartsReader
 from feedd.values import ShardIndex
@@ -27,15 +26,8 @@ _TENSORS: Final = {2: "float32[]", 3: "float64[]", 7: "varint[]"}
 _BYTES: Final = 9
 _WIDTHS: Final = {"float32[]": 4, "float64[]": 8}
 _PARTS: Final = {2: "keys", 3: "shape"}
-_FIELDS_MAX: Final = 4096
 _FRAME_BYTES_MAX: Final = 4096
 _COMPARED_BYTES: Final = 1 << 20  # at a time: each takes eight more to say where it is
-
-
-@dataclass(slots=True)
-class _Columns(Cells):
-    names: dict[str, int] = field(default_factory=dict)
-    stored: list[str] = field(default_factory=list)
 
 
 class RecordIoProtobufFormat:
@@ -65,7 +57,7 @@ class _Reader(PartsReader, MessageReader):
 
     def __init__(self, data: memoryview, url: str) -> None:
         super().__init__(data, url)
-        self._columns = _Columns()
+        self._columns = NamedCells[str]()
 
     def read(self) -> ShardIndex:
         """Read all records."""
@@ -127,14 +119,8 @@ class _Reader(PartsReader, MessageReader):
 
     def _entry(self, sample: int, start: int, end: int, prefix: str, seen: set[str]) -> None:
         """Add one entry of the map of features, or of labels."""
-        name, last = "", (0, start, start)
-        for number, low, high in self.fields(start, end):
-            if number == 1:
-                name = bytes(self._data[low:high]).decode("utf-8", "replace")
-            elif number == 2:
-                for one in self.fields(low, high):
-                    last = one  # which counts, as protobuf has it
-        kind, low, high = last
+        raw, (kind, low, high) = self.entry(start, end)
+        name = raw.decode("utf-8", "replace")
         if kind in _TENSORS:
             self._tensor(sample, prefix + name, _TENSORS[kind], (low, high), seen)
         elif kind == _BYTES:
@@ -164,19 +150,7 @@ class _Reader(PartsReader, MessageReader):
                 self._add(sample, f"{name}.{part}", "varint[]", values[number], seen)
 
     def _add(self, sample: int, name: str, stored: str, place: tuple[int, int], seen: set[str]) -> None:
-        columns = self._columns
         if name in seen:
             raise NotAMessage(f"two values {name!r}")
         seen.add(name)
-        column = columns.names.get(name)
-        if column is None:
-            if len(columns.names) == _FIELDS_MAX:
-                self.fail(place[0], f"at most {_FIELDS_MAX} different fields", "one more")
-            column = columns.names[name] = len(columns.names)
-            columns.stored.append(stored)
-        elif columns.stored[column] != stored:
-            self.fail(place[0], f"{name!r} as {columns.stored[column] or 'bytes'}", stored or "bytes")
-        columns.column.append(column)
-        columns.sample.append(sample)
-        columns.start.append(place[0])
-        columns.size.append(place[1] - place[0])
+        self._columns.add(self, sample, name, stored, place)

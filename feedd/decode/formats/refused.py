@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from feedd.errors import Unsupported
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, INFLATE, UNXZ, UNZSTD, ending_of, head_says
+from feedd.errors import BadShard, Unsupported
 
 
 class Refusal(NamedTuple):
@@ -24,7 +25,10 @@ class Refusal(NamedTuple):
     hint: str
 
 
-_NAME: Final = "give it an ending that says so, such as .tar.gz, .jsonl.zst or .parquet: it is read then"
+_NAME: Final = (
+    "say so before its URL, parquet+s3://bucket/ or tar.gz+s3://bucket/, or by an ending, such as .tar.gz, "
+    ".jsonl.zst or .parquet: it is read then"
+)
 _TORCH: Final = "name it .pt if it holds plain tensors: it is read then, without unpickling"
 _PICKLE: Final = (
     "nothing is unpickled here: save tensors as safetensors, as .npy members of tar shards, or with torch.save"
@@ -53,7 +57,10 @@ REFUSED: Final = (
 )
 """In this order: the first that fits says it."""
 
+WHAT: Final = {GUNZIP: "gzip", UNZSTD: "zstd", BUNZIP2: "bzip2", UNXZ: "xz", INFLATE: "a zlib stream"}
+_PACKED: Final = "it begins like"
 _HEAD_BYTES: Final = 512
+_MAGIC_BYTES: Final = 8
 
 
 def refuse_name(file_name: str, url: str, known: str) -> None:
@@ -81,6 +88,38 @@ def refuse_bytes(head: bytes, url: str, known: str) -> None:
     for refusal in REFUSED:
         if refusal.magic and re.match(refusal.magic, head[:_HEAD_BYTES]):
             raise _unsupported(refusal, url, known)
+
+
+def say_packed(error: BadShard, head: bytes, format_name: str) -> None:
+    """Have an error about a shard say that it begins like something compressed, where it does.
+
+    Args:
+        error: that it is not what it was taken for.
+        head: its first bytes.
+        format_name: what it was taken for.
+    """
+    form = head_says(head)
+    if form and not error.hint.startswith(_PACKED):
+        ending = ending_of(form)
+        name = format_name.partition(":")[0]
+        error.hint = (
+            f"{_PACKED} {WHAT[form]}: if that is so, name it before the URL, {name}.{ending}+s3://bucket/prefix/, "
+            f"or end its name in .{ending}"
+        )
+
+
+def refuse_packed(data: memoryview, url: str, format_name: str) -> None:
+    """Refuse what begins like something compressed, where what it should be never does.
+
+    Raises:
+        BadShard: it does.
+    """
+    head = bytes(data[:_MAGIC_BYTES])
+    form = head_says(head)
+    if form and form != INFLATE:  # two bytes that may be text
+        error = BadShard(f"expected {format_name}, got {WHAT[form]}", object=url, stage="decode")
+        say_packed(error, head, format_name)
+        raise error
 
 
 def _unsupported(refusal: Refusal, url: str, known: str) -> Unsupported:

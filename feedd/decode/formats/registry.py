@@ -11,6 +11,7 @@ from feedd.decode.formats.lines import LinesFormat
 from feedd.decode.formats.litdata import LitDataFormat
 from feedd.decode.formats.lmdb import LmdbFormat
 from feedd.decode.formats.mds import MdsFormat
+from feedd.decode.formats.megatron import MEGATRON, MegatronFormat
 from feedd.decode.formats.recordio import RecordIoFormat
 from feedd.decode.formats.recordio_protobuf import RecordIoProtobufFormat
 from feedd.decode.formats.refused import refuse_name
@@ -41,6 +42,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     LinesFormat("text", "text", "text"),
     LinesFormat("jsonl", "json", "json"),
     *(TokensFormat(kind) for kind in (RAW, LLMC, NPY)),
+    MegatronFormat(),
     TableFormat(),
     FilesFormat(),
     LmdbFormat(),
@@ -48,7 +50,9 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     SafetensorsFormat(),
     TorchFormat(),
 )
-_AUTO: Final = "auto"
+AUTO: Final = "auto"
+"""In the place of a format: the first bytes must tell."""
+
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
     ".tar": "tar",
@@ -72,6 +76,7 @@ _BY_EXTENSION: Final = {
 _WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {
     "mds": MdsFormat,
     "litdata": LitDataFormat,
+    MEGATRON: MegatronFormat,
     **{kind: functools.partial(TokensFormat, kind) for kind in (RAW, LLMC, NPY)},
 }
 """Formats that take what lies beside a shard: ``NAME:JSON``."""
@@ -102,7 +107,7 @@ def format_for(url: str) -> str:
             hint="unpack it, or compress it with gzip, zstd, bzip2 or xz instead",
             stage="decode",
         )
-    return _AUTO
+    return AUTO
 
 
 def get(name: str) -> ShardFormat:
@@ -117,7 +122,7 @@ def get(name: str) -> ShardFormat:
     kind, _, params = name.partition(":")
     if params and kind in _WITH_PARAMS:
         return _with_params(kind, params)
-    if name == _AUTO:
+    if name == AUTO:
         return SniffedFormat(get, _known())
     try:
         return _FORMATS[name]

@@ -17,6 +17,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
+    """Return a shard of those rows that are whole in a shard's first bytes, as its head and its rows.
+
+    Both are empty where none is.
+    """
+    count = int.from_bytes(data[:4], "little")
+    table_end = 8 + 4 * count
+    if len(data) < 8 or table_end > len(data):
+        return b"", data[:0]
+    offsets = np.frombuffer(data, "<u4", count + 1, 4).astype(np.int64)
+    whole = int(np.flatnonzero(offsets[1:] > len(data)).min(initial=count))
+    first, end = int(offsets[0]), int(offsets[whole])
+    if not whole or not table_end <= first <= end:
+        return b"", data[:0]
+    moved = offsets[: whole + 1] - 4 * (count - whole)
+    head = whole.to_bytes(4, "little") + moved.astype("<u4").tobytes() + bytes(data[table_end:first])
+    return head, data[first:end]
+
+
 class RowsReader(ShardReader):
     """The columns of one shard, all samples at a time."""
 

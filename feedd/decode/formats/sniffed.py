@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from feedd.decode.formats.recordio import MAGIC
 from feedd.decode.formats.refused import refuse_bytes
 from feedd.decode.formats.tfrecord import masked_crc
+from feedd.decode.formats.tokens import SAY_HOW, kind_of
 from feedd.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex
 
 _BLOCK: Final = 512
+_HINT: Final = "name a prefix that holds shards, or their format before the URL: tfrecord+s3://bucket/prefix/"
 _MDS_HEADER: Final = b'"column_encodings"'
 _MDS_LOOK_BYTES: Final = 64 << 10
 
@@ -69,6 +71,6 @@ class SniffedFormat:
         raise Unsupported(
             f"expected a shard ending in {self._known}, got {url.rsplit('/', 1)[-1]!r} that begins with {head[:12]!r}",
             object=url,
-            hint="name a prefix that holds shards, or their format before the URL: tfrecord+s3://bucket/prefix/",
+            hint=f"if it is one of tokens, {SAY_HOW}" if kind_of("", url) else _HINT,
             stage="decode",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ import numpy as np
 
 from feedd.decode.codecs.array import read_npy_head
 from feedd.decode.formats.framing import ShardReader, field_names, numbered
+from feedd.decode.narrow import item_bytes
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 from feedd.errors import BadSample
 from feedd.values import ShardIndex
@@ -37,9 +39,9 @@ _DTYPES: Final = {
     "F16": "float16",
     "F32": "float32",
     "F64": "float64",
-    "BF16": "uint16",  # numbers that NumPy does not know: their bits, to be viewed as what they are
-    "F8_E4M3": "uint8",
-    "F8_E5M2": "uint8",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
 }
 
 
@@ -68,7 +70,7 @@ class StridedArray:
     @property
     def row_bytes(self) -> int:
         """Of a sample."""
-        return math.prod(self.inner) * np.dtype(self.dtype).itemsize
+        return math.prod(self.inner) * item_bytes(self.dtype)
 
     @property
     def stored(self) -> str:
@@ -99,11 +101,31 @@ class NpyFormat:
         return _NpyReader(data, url).npy()
 
 
+def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
+    """Return a .npy file of those rows that are whole in a file's first bytes, as its header and its rows.
+
+    Both are empty where none is.
+    """
+    try:
+        header = read_npy_head(data, DTYPES)
+    except BadSample:
+        return b"", data[:0]
+    shape, start = header.shape, header.data_at
+    row_bytes = math.prod(shape[1:]) * header.dtype.itemsize
+    count = min(shape[0], (len(data) - start) // row_bytes) if shape and row_bytes else 0
+    if not count:
+        return b"", data[:0]
+    head = io.BytesIO()
+    told = {"descr": header.dtype.str, "fortran_order": header.fortran_order, "shape": (count, *shape[1:])}
+    np.lib.format.write_array_header_1_0(head, told)
+    return head.getvalue(), data[start : start + count * row_bytes]
+
+
 class SafetensorsFormat:
     """``protocols.ShardFormat`` of safetensors: every tensor is a field, its first dimension the samples'; stateless.
 
-    Of tensors without dimensions nothing is a sample's: they are left out. ``bfloat16`` comes as ``uint16``, the types
-    of 8 bits as ``uint8``: view them as what they are.
+    Of tensors without dimensions nothing is a sample's: they are left out. ``bfloat16`` and the floats of 8 bits become
+    ``float32``.
     """
 
     @property
@@ -198,6 +220,6 @@ class _SafetensorsReader(StridedReader):
             self.fail(8, f"one of the types {', '.join(_DTYPES)}", f"{name!r} of {tensor.dtype}")
         if len(shape) > DIMS_MAX + 1 or any(side < 0 for side in shape) or not 0 <= start <= end:
             self.fail(8, "a shape and a place", f"{name!r} of {shape} at {start} to {end}")
-        if end - start != math.prod(shape) * np.dtype(dtype).itemsize or base + end > len(self._data):
+        if end - start != math.prod(shape) * item_bytes(dtype) or base + end > len(self._data):
             self.fail(8, f"the bytes of a tensor within {len(self._data)}", f"{name!r} of {shape} at {start} to {end}")
         return StridedArray(name, dtype, tuple(shape[1:]), base + start) if shape else None

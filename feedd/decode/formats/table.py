@@ -7,7 +7,7 @@
 
 The foot comes last, so that columns are written as they come. A column of fixed width is rows x width bytes. Any other
 is its values back to back and int64 ends[rows], counted from its start. Where rows lack the column, a map of one byte a
-row tells which have it. All numbers are little-endian.
+row tells which have it, and why others do not (see ``decode.absent``). All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+from feedd.decode.absent import HAS, places_of
 from feedd.decode.formats.framing import ShardReader, field_names, numbered
 from feedd.decode.stored import parse_stored
 from feedd.values import ShardIndex
@@ -28,6 +29,9 @@ MAGIC: Final = b"feeddtbl"
 ALIGN_BYTES: Final = 64
 NOWHERE: Final = -1
 """A buffer that a column does not have."""
+
+NOTES_MAX: Final = 16
+NOTE_CHARS_MAX: Final = 80
 
 _END_BYTES: Final = 4 + len(MAGIC)
 _FOOT_BYTES_MAX: Final = 16 << 20
@@ -66,11 +70,16 @@ class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableFoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a table says of itself; without keys they are the rows' numbers."""
+    """What a table says of itself; without keys they are the rows' numbers.
+
+    Attributes:
+        notes: see ``ShardIndex``.
+    """
 
     rows: int
     columns: tuple[TableColumn, ...]
     keys: TableKeys | None = None
+    notes: tuple[tuple[int, int, str], ...] = ()
 
 
 class TableFormat:
@@ -111,7 +120,8 @@ class _Reader(ShardReader):
         names = field_names([column.name for column in columns], self._url)
         stored = tuple(column.stored for column in columns)
         keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
-        return ShardIndex(names, starts, sizes, *keys, stored=stored)
+        notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
+        return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes)
 
     def _foot(self) -> tuple[TableFoot, int]:
         """Return the foot and where it begins."""
@@ -129,13 +139,8 @@ class _Reader(ShardReader):
 
     def _keys(self, keys: TableKeys, rows: int, end: int) -> tuple[bytes, NDArray[np.int64]]:
         """Return ``key_blob`` and ``key_ends``."""
-        self._check("__key__", keys.ends_at, rows * 8, end)
-        ends = np.frombuffer(self._data, "<i8", rows, keys.ends_at).astype(np.int64)
-        if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):
-            self.fail(keys.ends_at, "ascending ends of keys", "others")
-        size = int(ends[-1]) if rows else 0
-        self._check("__key__", keys.at, size, end)
-        return bytes(self._data[keys.at : keys.at + size]), ends
+        ends, size = self._ends("__key__", keys.ends_at, keys.at, rows, end)
+        return bytes(self._data[keys.at : keys.at + size]), ends.astype(np.int64)
 
     def _column(
         self, column: TableColumn, rows: int, end: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]
@@ -150,17 +155,26 @@ class _Reader(ShardReader):
             starts[:] = column.at + np.arange(rows, dtype=np.int64) * column.width
             sizes[:] = column.width
         else:
-            self._check(column.name, column.ends_at, rows * 8, end)
-            ends = np.frombuffer(self._data, "<i8", rows, column.ends_at)
-            if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):  # a difference might overflow
-                self.fail(column.ends_at, f"ascending ends of column {column.name!r}", "others")
+            ends, _ = self._ends(column.name, column.ends_at, column.at, rows, end)
             starts[1:] = ends[:-1]
             np.subtract(ends, starts, out=sizes)
-            self._check(column.name, column.at, int(ends[-1]) if rows else 0, end)
             starts += column.at
         if column.valid_at != NOWHERE:
             self._check(column.name, column.valid_at, rows, end)
-            sizes[np.frombuffer(self._data, np.uint8, rows, column.valid_at) == 0] = -1
+            marks = np.frombuffer(self._data, np.uint8, rows, column.valid_at)
+            sizes[marks != HAS] = -1
+            why = marks > HAS
+            starts[why] = places_of(marks[why])
+
+    def _ends(self, name: str, ends_at: int, at: int, rows: int, end: int) -> tuple[NDArray[np.int64], int]:
+        """Return where each of the values at ``at`` ends, borrowed, and how many bytes they are."""
+        self._check(name, ends_at, rows * 8, end)
+        ends = np.frombuffer(self._data, "<i8", rows, ends_at)
+        if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):  # a difference might overflow
+            self.fail(ends_at, f"ascending ends of column {name!r}", "others")
+        size = int(ends[-1]) if rows else 0
+        self._check(name, at, size, end)
+        return ends, size
 
     def _check(self, name: str, at: int, size: int, end: int) -> None:
         if at < 0 or at + size > end:

@@ -20,10 +20,14 @@ from typing import Final
 import numpy as np
 
 from feedd.decode.formats.framing import Cells, ShardReader
+from feedd.errors import BadShard
 from feedd.values import ShardIndex
 
 _BLOCK: Final = 512
 _ZERO_BLOCK: Final = bytes(_BLOCK)
+END: Final = 2 * _ZERO_BLOCK
+"""Ends an archive."""
+
 _NAME_BYTES_MAX: Final = 1 << 20
 _FIELDS_MAX: Final = 256
 _EXTENSION_BYTES_MAX: Final = 255
@@ -77,6 +81,21 @@ class TarFormat:
         return _Reader(data, url).read()
 
 
+def samples_end(data: memoryview) -> int:
+    """Return where the last sample ends that is whole for sure, of a shard's first bytes; 0: none is.
+
+    It is where another one begins behind it, or the archive ends.
+    """
+    reader = _Reader(data, "")
+    try:
+        return len(data) if reader.read().sample_count else 0
+    except BadShard:
+        index = reader.found()
+    ends = index.starts[:, :-1] + index.sizes[:, :-1]
+    end = int(ends[index.sizes[:, :-1] >= 0].max(initial=0))
+    return -(-end // _BLOCK) * _BLOCK
+
+
 class _Reader(ShardReader):
     """One pass over the headers of one shard."""
 
@@ -94,7 +113,7 @@ class _Reader(ShardReader):
             if len(header) < _BLOCK:
                 self.fail(at, "a tar header of 512 bytes", f"end of data after {end} bytes")
             if header == _ZERO_BLOCK:
-                return self._columns.index(self)
+                return self.found()
             self._check(header, at)
             kind = header[156]
             size = self._number(header, at)
@@ -111,6 +130,10 @@ class _Reader(ShardReader):
             if body + size > end:
                 self.fail(body, f"{size} bytes of member data", f"end of data after {end} bytes")
             at = body + (size + _BLOCK - 1) // _BLOCK * _BLOCK
+
+    def found(self) -> ShardIndex:
+        """Return the samples so far."""
+        return self._columns.index(self)
 
     def _check(self, header: bytes, at: int) -> None:
         # adler32's low half is 1 + the sum of the bytes modulo 65521, and 256 bytes sum up to 65280 at most:

@@ -11,6 +11,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
+from feedd.decode.narrow import item_bytes
+
 DTYPES: Final = {
     "BoolStorage": "bool",
     "ByteStorage": "uint8",
@@ -21,12 +23,17 @@ DTYPES: Final = {
     "HalfStorage": "float16",
     "FloatStorage": "float32",
     "DoubleStorage": "float64",
-    "BFloat16Storage": "uint16",  # numbers that NumPy does not know: their bits, to be viewed as what they are
+    "BFloat16Storage": "bfloat16",
 }
+_LATER: Final = frozenset({"uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"})
+"""Types that have no storage of their own: the tensor says it."""
+
+_UNTYPED: Final = ("torch.storage", "UntypedStorage")
 PICKLE_BYTES_MAX: Final = 16 << 20
 _Kind = TypeVar("_Kind")
 _MARK: Final = object()
 _TENSOR: Final = ("torch._utils", "_rebuild_tensor_v2")
+_TENSOR_OF: Final = ("torch._utils", "_rebuild_tensor_v3")
 _PARAMETER: Final = ("torch._utils", "_rebuild_parameter")
 _DICT: Final = ("collections", "OrderedDict")
 
@@ -37,7 +44,7 @@ class Storage:
 
     Attributes:
         key: name of the member in ``data/``.
-        numel: how many there are.
+        numel: how many there are; of no type: bytes.
     """
 
     dtype: str
@@ -169,11 +176,12 @@ class _Machine:
             self._refuse("what is no storage")
         module, kind = told[1].where
         key, numel = told[2], told[4]
-        if module != "torch" or kind not in DTYPES:
+        untyped = told[1].where == _UNTYPED
+        if not untyped and (module != "torch" or kind not in DTYPES):
             self._refuse(f"numbers of type {module}.{kind}")
         if not isinstance(key, str) or not _is_count(numel):
             self._refuse("a storage without name or length")
-        return Storage(DTYPES[kind], key, numel)
+        return Storage("" if untyped else DTYPES[kind], key, numel)
 
     def _called(self, named: object, arguments: object) -> object:
         if not isinstance(named, _Name) or not isinstance(arguments, tuple):
@@ -182,13 +190,26 @@ class _Machine:
             return {}
         if named.where == _PARAMETER and arguments and isinstance(arguments[0], TensorView):
             return arguments[0]
-        if named.where != _TENSOR:
+        if named.where not in {_TENSOR, _TENSOR_OF}:
             self._refuse(".".join(named.where))
         storage, offset, shape, strides = arguments[:4]
+        if named.where == _TENSOR_OF:
+            storage = self._typed(storage, arguments[6])
+        elif isinstance(storage, Storage) and not storage.dtype:
+            self._refuse("a tensor of no type")
         counts = (offset, *shape, *strides) if isinstance(shape, tuple) and isinstance(strides, tuple) else (None,)
         if not isinstance(storage, Storage) or not all(map(_is_count, counts)) or len(shape) != len(strides):
             self._refuse("a tensor without a place or a shape")
         return TensorView(storage, offset, shape, strides)
+
+    def _typed(self, storage: object, dtype: object) -> Storage:
+        """Return bytes as numbers of a type."""
+        module, kind = dtype.where if isinstance(dtype, _Name) else ("", "")
+        if module != "torch" or kind not in _LATER:
+            self._refuse(f"numbers of type {module}.{kind}")
+        if not isinstance(storage, Storage) or storage.dtype:
+            self._refuse("a tensor without a place")
+        return Storage(kind, storage.key, storage.numel // item_bytes(kind))
 
     def _last(self, kind: type[_Kind]) -> _Kind:
         last = self._stack[-1]

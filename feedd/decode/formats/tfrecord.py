@@ -1,12 +1,13 @@
 """TFRecord: framed records; those that are tf.train.Example become fields, others are one field as they are.
 
 A record is ``u64 length, u32 masked CRC-32C of it, data, u32 masked CRC-32C of those`` [TensorFlow,
-core/lib/io/record_writer.h]. Both checksums are verified: there is no marker to find the next record by, so a wrong
-length ends the shard.
+core/lib/io/record_writer.h]. Both checksums are verified. There is no marker to find the next record by, so a wrong
+length ends the shard; where only data are damaged their sample is bad, and all others are where they were.
 
 Of an Example every feature is a field: a float list where it lies (``float32[]``), an integer list as it is packed
 (``varint[]``), a bytes list of one value as that value. What cannot be told from its place is an error: lists that are
-not packed (no writer of TensorFlow's makes them), and bytes lists of several values.
+not packed (no writer of TensorFlow's makes them), and bytes lists of several values. A record in which that is met, or
+whose features differ in type from those before, is a bad sample too, unless the shard has no other.
 
 A SequenceExample's context is read the same way. Each of its feature lists is two fields: ``name`` has the values of
 all steps one after another (bytes: those of all values), and ``name.lengths`` how many each step has (bytes: how long
@@ -15,18 +16,21 @@ each value is). A list without steps is missing: nothing tells what it would hol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from awscrt import checksums
 
-from feedd.decode.formats.framing import Cells, field_names, numbered
+from feedd.decode.absent import Why, place_of
+from feedd.decode.formats.framing import NamedCells, field_names, numbered
 from feedd.decode.formats.protobuf import MessageReader, NotAMessage
+from feedd.errors import BadShard
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
 DATA: Final = "data"
 """The field of records that are no Examples."""
@@ -34,7 +38,6 @@ DATA: Final = "data"
 _HEAD_BYTES: Final = 12
 _FOOT_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 30
-_FIELDS_MAX: Final = 4096
 _MASK_DELTA: Final = 0xA282EAD8
 _STORED: Final = {1: "", 2: "float32[]", 3: "varint[]"}  # by the number of the list in a Feature
 _STEPS: Final = {1: "bytes[][]", 2: "float32[][]", 3: "varint[][]"}  # the same in each step of a feature list
@@ -47,12 +50,15 @@ def masked_crc(data: bytes | memoryview) -> int:
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
-@dataclass(slots=True)
-class _Columns(Cells):
-    """The index while it grows: one entry per feature of a record."""
-
-    names: dict[bytes, int] = field(default_factory=dict)
-    stored: list[str] = field(default_factory=list)
+def records_end(data: memoryview) -> int:
+    """Return where the last whole record ends of a shard's first bytes; 0: there is none."""
+    at = 0
+    while at + _HEAD_BYTES <= len(data):
+        end = at + _HEAD_BYTES + int.from_bytes(data[at : at + 8], "little") + _FOOT_BYTES
+        if end > len(data):
+            break
+        at = end
+    return at
 
 
 class TfRecordFormat:
@@ -71,7 +77,7 @@ class TfRecordFormat:
             url: named in errors.
 
         Raises:
-            BadShard: broken framing, a wrong checksum, or Examples whose features differ in type.
+            BadShard: broken framing, a length with a wrong checksum, or Examples of which none can be read.
         """
         return _Reader(data, url).read()
 
@@ -81,28 +87,52 @@ class _Reader(MessageReader):
 
     def __init__(self, data: memoryview, url: str) -> None:
         super().__init__(data, url)
-        self._columns = _Columns()
+        self._columns = NamedCells[bytes]()
+        self._bad: dict[int, int] = {}  # by sample: what is said of where it starts, see decode.absent
 
     def read(self) -> ShardIndex:
         """Read all records."""
         spans = list(self._records())
         if not spans:
             return self._index(0)
-        try:
-            self._example(0, *spans[0])
-        except NotAMessage:
+        first = next((sample for sample in range(len(spans)) if sample not in self._bad), None)
+        if first is None or not self._is_example(*spans[first]):
             starts, ends = np.array(spans, np.int64).T
-            return _whole(starts, ends - starts)
-        for sample, (start, end) in enumerate(spans[1:], 1):
-            try:
-                self._example(sample, start, end)
-            except NotAMessage as error:
-                self.fail(start, "a tf.train.Example, as the shard's first record is", str(error))
+            return self._whole(starts, ends - starts)
+        error: Exception | None = None
+        for sample, (start, end) in enumerate(spans):
+            if sample not in self._bad:
+                error = self._read_example(sample, start, end) or error
+        if isinstance(error, BadShard) and len(self._bad) == len(spans):
+            raise error  # nothing of it can be read: it is of another kind
         return self._index(len(spans))
 
+    def _is_example(self, start: int, end: int) -> bool:
+        try:
+            self._example(0, start, end)
+        except NotAMessage:
+            return False
+        except BadShard:
+            return True  # which cannot be read
+        finally:
+            self._columns.forget(0, 0)
+        return True
+
+    def _read_example(self, sample: int, start: int, end: int) -> Exception | None:
+        """Add the features of one record; return why that cannot be done."""
+        columns = self._columns
+        entries, names = len(columns.column), len(columns.names)
+        try:
+            self._example(sample, start, end)
+        except (NotAMessage, BadShard) as error:
+            columns.forget(entries, names)
+            self._bad[sample] = int(place_of(Why.RECORD, start))
+            return error
+        return None
+
     def _records(self) -> Iterator[tuple[int, int]]:
-        """Yield where each record's data begin and end."""
-        data, at, total = self._data, 0, len(self._data)
+        """Yield where each record's data begin and end, and note those that are damaged."""
+        data, at, total, sample = self._data, 0, len(self._data), 0
         while at < total:
             head = bytes(data[at : at + _HEAD_BYTES])
             if len(head) < _HEAD_BYTES:
@@ -116,9 +146,10 @@ class _Reader(MessageReader):
             if end + _FOOT_BYTES > total:
                 self.fail(start, f"{length} bytes of record and their checksum", f"end of data after {total} bytes")
             if int.from_bytes(data[end : end + _FOOT_BYTES], "little") != masked_crc(data[start:end]):
-                self.fail(start, f"{length} bytes of record with their checksum", "bytes with another")
+                self._bad[sample] = int(place_of(Why.CHECKSUM, start))
             yield start, end
             at = end + _FOOT_BYTES
+            sample += 1
 
     # ------------------------------------------------------------------ Examples
 
@@ -132,13 +163,7 @@ class _Reader(MessageReader):
 
     def _feature(self, sample: int, start: int, end: int, seen: set[bytes]) -> None:
         """Add one entry of the map: a name and its list."""
-        name, last = b"", (0, start, start)
-        for number, low, high in self.fields(start, end):
-            if number == 1:
-                name = bytes(self._data[low:high])
-            elif number == 2:
-                for one in self.fields(low, high):
-                    last = one  # which counts, as protobuf has it
+        name, last = self.entry(start, end)
         kind = last[0]
         if not kind:
             return  # a feature without a list: missing
@@ -148,9 +173,8 @@ class _Reader(MessageReader):
         if name in seen:
             raise NotAMessage(f"two features {name!r}")
         seen.add(name)
-        if value is None:
-            return
-        self._add(sample, self._column(name, _STORED[kind], start), value)
+        if value is not None:
+            self._columns.add(self, sample, name, _STORED[kind], value)
 
     def _steps(self, sample: int, start: int, end: int, seen: set[bytes]) -> None:
         """Add one feature list: its values, and beside them how many each step has."""
@@ -169,16 +193,9 @@ class _Reader(MessageReader):
                 continue  # a step without a list
             if kind not in _STEPS:
                 raise NotAMessage(f"a feature {name!r} of kind {kind}")
-            self._add(sample, self._column(name, _STEPS[kind], start), steps)
-            self._add(sample, self._column(name + b".lengths", _LENGTHS, start), steps)
+            self._columns.add(self, sample, name, _STEPS[kind], steps)
+            self._columns.add(self, sample, name + b".lengths", _LENGTHS, steps)
             return  # the other steps are looked at when they are decoded
-
-    def _add(self, sample: int, column: int, place: tuple[int, int]) -> None:
-        columns = self._columns
-        columns.column.append(column)
-        columns.sample.append(sample)
-        columns.start.append(place[0])
-        columns.size.append(place[1] - place[0])
 
     def _value(self, kind: int, start: int, end: int) -> tuple[int, int] | None:
         """Return where a list's values lie: one after another, without anything between; None: it is empty."""
@@ -194,24 +211,21 @@ class _Reader(MessageReader):
             self.fail(start, "floats of 4 bytes", f"{values[0][1] - values[0][0]} bytes of them")
         return values[0]
 
-    def _column(self, name: bytes, stored: str, at: int) -> int:
-        columns = self._columns
-        column = columns.names.get(name)
-        if column is None:
-            if len(columns.names) == _FIELDS_MAX:
-                self.fail(at, f"at most {_FIELDS_MAX} different features", "one more")
-            column = columns.names[name] = len(columns.names)
-            columns.stored.append(stored)
-        elif columns.stored[column] != stored:
-            self.fail(at, f"feature {name!r} as {columns.stored[column] or 'bytes'}", stored or "bytes")
-        return column
-
     def _index(self, samples: int) -> ShardIndex:
         columns = self._columns
         starts, sizes = columns.tables(self, len(columns.names), samples)
+        self._mark(starts, sizes)
         names = field_names([name.decode("utf-8", "replace") for name in columns.names], self._url)
         return ShardIndex(names, starts, sizes, *numbered(samples), stored=tuple(columns.stored))
 
+    def _whole(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
+        """Return an index of records as they are."""
+        self._mark(starts[None], sizes[None])
+        return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
 
-def _whole(starts: np.ndarray, sizes: np.ndarray) -> ShardIndex:
-    return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
+    def _mark(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Say of bad samples why they are."""
+        if self._bad:
+            samples = np.fromiter(self._bad, np.intp, len(self._bad))
+            starts[:, samples] = np.fromiter(self._bad.values(), np.int64, len(self._bad))
+            sizes[:, samples] = -1

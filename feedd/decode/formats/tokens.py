@@ -33,7 +33,11 @@ _BY_EXTENSION: Final = {".bin": RAW}  # a .npy file that nobody named is a sampl
 _OTHERS: Final = re.compile(r"chunk-\d+-\d+\.bin|.*\.zstd\.bin")  # LitData's
 _HEAD_BYTES: Final = {RAW: 0, LLMC: 1024, NPY: 128}
 _LLMC_DTYPES: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # by magic and version
-_HOW: Final = 'say how many tokens a sample has: fields={"tokens": "tokens:uint16:2049"}'
+SAY_HOW: Final = (
+    'say how many tokens a sample has: fields={"tokens": "tokens:uint16:2049"}; or put megatron+ in front of the URL '
+    "where each .bin has an .idx beside it, and samples are its documents"
+)
+"""What to do about a file of tokens of which nobody said what its samples are."""
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +120,7 @@ class TokensFormat:
             BadShard: the file is not what its name or the recipe says, or has more windows than anybody has.
         """
         if self._cut is None:
-            raise BadShard("expected a recipe that cuts tokens, got none", object=url, hint=_HOW, stage="decode")
+            raise BadShard("expected a recipe that cuts tokens, got none", object=url, hint=SAY_HOW, stage="decode")
         return _Reader(data, url, self._kind, self._cut).read()
 
 

@@ -7,11 +7,10 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from feedd.decode.formats.strided import FIELD, StridedArray, StridedReader
 from feedd.decode.formats.tensor_pickle import PICKLE_BYTES_MAX, NotPlainError, TensorView, load
 from feedd.decode.forms.array_pieces import ViewFile
+from feedd.decode.narrow import item_bytes
 from feedd.decode.params import DIMS_MAX
 from feedd.errors import BadShard
 
@@ -34,7 +33,7 @@ class TorchFormat:
     """``protocols.ShardFormat`` of what torch.save wrote since 1.6: tensors in a dict, a list or alone; stateless.
 
     Every tensor with dimensions is a field, its first dimension the samples'. What else a dict holds is left out.
-    ``bfloat16`` comes as ``uint16``: view it as what it is.
+    ``bfloat16`` and the floats of 8 bits become ``float32``.
     """
 
     @property
@@ -119,7 +118,7 @@ class _Reader(StridedReader):
     def _array(self, name: str, tensor: TensorView, info: zipfile.ZipInfo | None) -> StridedArray:
         if info is None:
             self.fail(0, f"the numbers of {name!r}", "none")
-        shape, item = tensor.shape, np.dtype(tensor.storage.dtype).itemsize
+        shape, item = tensor.shape, item_bytes(tensor.storage.dtype)
         if len(shape) > DIMS_MAX + 1:
             self.fail(0, f"at most {DIMS_MAX + 1} dimensions", f"{name!r} of {shape}")
         dense = 1

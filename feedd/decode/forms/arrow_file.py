@@ -11,34 +11,78 @@ from pyarrow import ipc
 from feedd.decode.forms.arrow_pieces import ColumnReader
 from feedd.decode.forms.arrow_types import kept
 from feedd.decode.forms.columns import chosen, refusing
-from feedd.decode.forms.table_writer import TableWriter
+from feedd.decode.forms.table_writer import TableWriter, write_outline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from feedd.decode.forms.table_writer import Piece
+    from feedd.decode.forms.table_writer import Kept, Piece
     from feedd.protocols import Out
 
 Reader: TypeAlias = "ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader"
 
 _WHAT: Final = "Arrow IPC, a file or a stream"
 _FILE_MAGIC: Final = b"ARROW1"
+_FILE_START: Final = 8  # the magic, and what brings it to a multiple of 8
 
 
 def write(data: memoryview, url: str, params: str, out: Out) -> str:
     """Write the wanted columns as a table; return the name of its format."""
     with refusing(_WHAT, url):
-        schema = _open(data, None).schema
-        usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
-        names = [one.name for one in schema if usable[one.name][1] is not None]
-        others = [one.name for one in schema if usable[one.name][1] is None]
-        writer = TableWriter(out, None, url)
-        for name in chosen(params, dict.fromkeys(names), others, url):
-            number, how = usable[name]
-            assert how is not None, "only columns that can be fields are chosen"
+        columns = _columns(_open(data, None).schema, params, url)
+        writer = TableWriter(out, None if columns else _count(data), url)
+        for name, (number, how) in columns.items():
             pieces = _pieces(data, number, ColumnReader(name, how, url), out.limit_bytes)
             writer.add(name, how, pieces)
         return writer.finish()
+
+
+def write_head(data: memoryview, url: str, params: str, out: Out) -> str:
+    """Write which of the wanted columns there are, and whether there are rows, by an object's first bytes."""
+    with refusing(_WHAT, url):
+        reader = _open_start(data)
+        columns = ((name, how) for name, (_, how) in _columns(reader.schema, params, url).items())
+        return write_outline(columns, rows=_has_rows(reader), out=out, url=url)
+
+
+def tells_columns(data: memoryview) -> bool:
+    """Whether the first bytes of an object are enough for ``write_head``."""
+    try:
+        _open_start(data)
+    except Exception:  # noqa: BLE001 - whatever it is, the whole object meets it again, or does not
+        return False
+    return True
+
+
+def _open_start(data: memoryview) -> ipc.RecordBatchStreamReader:
+    """Return a reader of what an object begins with: a file is a stream between its magic and its footer."""
+    start = _FILE_START if bytes(data[: len(_FILE_MAGIC)]) == _FILE_MAGIC else 0
+    return ipc.open_stream(pa.py_buffer(data[start:]), options=ipc.IpcReadOptions(use_threads=False))
+
+
+def _has_rows(reader: ipc.RecordBatchStreamReader) -> bool:
+    try:
+        return any(batch.num_rows for batch in reader)
+    except (pa.ArrowInvalid, OSError):
+        return True  # values that are cut off: there are some
+
+
+def _columns(schema: pa.Schema, params: str, url: str) -> dict[str, tuple[int, Kept]]:
+    """Return the number of each wanted column, and how it is kept."""
+    usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
+    names = [one.name for one in schema if usable[one.name][1] is not None]
+    others = [one.name for one in schema if usable[one.name][1] is None]
+    found: dict[str, tuple[int, Kept]] = {}
+    for name in chosen(params, dict.fromkeys(names), others, url):
+        number, how = usable[name]
+        assert how is not None, "only columns that can be fields are chosen"
+        found[name] = number, how
+    return found
+
+
+def _count(data: memoryview) -> int:
+    """Return how many rows there are."""
+    return sum(batch.num_rows for batch in _batches(_open(data, 0)))
 
 
 def _open(data: memoryview, column: int | None) -> Reader:

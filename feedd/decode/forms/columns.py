@@ -20,6 +20,8 @@ ROWS_ONLY: Final = "rows"
 """Parameters of a form that makes no column at all: how many rows there are is all that is asked for."""
 
 _NAMES_SHOWN: Final = 60
+_STORED: Final = {"float": "float32", "double": "float64", "string": "text", "binary": "", "null": ""}
+_TIMES: Final = ("date32", "time32", "timestamp")
 
 
 class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,15 +30,26 @@ class Typed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     Attributes:
         types: names of types as Arrow has them, by the columns' names in lower case.
         other: the type of columns that are not in ``types``; empty: their values tell it.
+        delimiter: between values, where it is not the form's own.
+        strict: whether an object that lacks a column is refused; else its rows lack it, too.
+        head: whether the object's beginning, or what it says of its columns, is all that is made: see ``head_params``.
     """
 
     columns: Asked = ()
     types: dict[str, str] = {}
     other: str = ""
+    delimiter: str = ""
+    strict: bool = False
+    head: bool = False
 
     def type_of(self, name: str) -> str:
         """Return the type of a column; empty: its values tell it."""
         return self.types.get(name.lower(), self.other)
+
+
+def stored_of(type_name: str) -> str:
+    """Return how a column of text of that type is stored, see ``decode.stored``, as ``arrow_types.kept`` has it."""
+    return "int64" if type_name.startswith(_TIMES) else _STORED.get(type_name, type_name)
 
 
 def params_of(asked: Iterable[Iterable[str]]) -> str:
@@ -44,10 +57,28 @@ def params_of(asked: Iterable[Iterable[str]]) -> str:
     return msgspec.json.encode(sorted({tuple(sorted(names)) for names in asked})).decode()
 
 
-def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], other: str = "") -> str:
+def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], other: str = "", delimiter: str = "") -> str:
     """Return parameters that say the types of columns, too; see ``Typed``. Nothing asked for: all columns."""
     columns = tuple(sorted({tuple(sorted(names)) for names in asked}))
-    return msgspec.json.encode(Typed(columns, dict(sorted(types.items())), other)).decode()
+    return msgspec.json.encode(Typed(columns, dict(sorted(types.items())), other, delimiter)).decode()
+
+
+def strict_params(params: str) -> str:
+    """Return the parameters of the same form for who must know why an object lacks a column that is asked for."""
+    return _text(msgspec.structs.replace(typed_by(params), strict=True))
+
+
+def head_params(params: str) -> str:
+    """Return the parameters of the same form of which a shard is made that tells columns, and whether there are rows.
+
+    Of text it has the first rows. Of others it has one row without values, where the object has any.
+    """
+    return _text(msgspec.structs.replace(typed_by(params), head=True))
+
+
+def is_head(params: str) -> bool:
+    """Whether parameters are those of ``head_params``."""
+    return params.startswith("{") and typed_by(params).head
 
 
 def typed_by(params: str) -> Typed:
@@ -64,6 +95,10 @@ def typed_by(params: str) -> Typed:
         raise Internal(f"expected names of columns, got {params[:80]!r}", stage="decode") from error
 
 
+def _text(typed: Typed) -> str:
+    return msgspec.json.encode(typed).decode()
+
+
 def asked_by(params: str) -> Asked:
     """Return which columns are asked for; see ``typed_by``."""
     return typed_by(params).columns
@@ -72,6 +107,9 @@ def asked_by(params: str) -> Asked:
 def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str) -> list[str]:
     """Return those of an object's columns that are asked for, in the object's order.
 
+    One that the object lacks, or has as what cannot be a field, its rows lack: they are bad samples then, in their
+    places. A recipe that no shard can serve is refused before, where it is asked strictly.
+
     Args:
         params: of the form.
         usable: columns that can be fields.
@@ -79,13 +117,14 @@ def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str
         url: named in errors.
 
     Raises:
-        BadRecipe: there is none of the names that a field may have; lists those there are.
-        Unsupported: there is, but it cannot be a field.
+        BadRecipe: asked strictly, there is none of the names that a field may have; lists those there are.
+        Unsupported: likewise, there is, but it cannot be a field.
         BadShard: two columns that are asked for differ by case only.
     """
     if params == ROWS_ONLY:
         return []
-    asked = asked_by(params)
+    typed = typed_by(params)
+    asked = typed.columns
     by_name = _by_lower(usable, url, {name for names in asked for name in names} if asked else None)
     if not asked:
         return list(usable)
@@ -95,6 +134,8 @@ def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str
         found = [by_name[name] for name in names if name in by_name]
         if found:
             wanted.update(found)
+            continue
+        if not typed.strict:
             continue
         got, hint = " or ".join(names), f"there are {_some(usable)}"
         if not refused.isdisjoint(names):

@@ -1,7 +1,7 @@
 """Datasets of an HDF5 file as columns of a table.
 
 Only what lies in the file itself is read: a file may name other files as the place of its values, or of whole groups,
-and those would be this machine's.
+and those would be this machine's. What is asked for and lies there, or all of it, is refused with that reason.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import h5py
 import numpy as np
 
 from feedd.decode.forms.array_pieces import PIECE_BYTES, ViewFile, kept_array, piece, same_count, step_rows
-from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.columns import asked_by, chosen, refusing, strict_params
 from feedd.decode.forms.memory import check_room, room_of
 from feedd.decode.forms.table_writer import Kept, Piece, TableWriter
 from feedd.decode.params import DTYPES
-from feedd.errors import BadShard
+from feedd.errors import BadShard, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from feedd.protocols import Out
 
@@ -29,6 +29,7 @@ _OBJECTS_MAX: Final = 16384
 _ROWS_FIRST: Final = 64  # of variable length: how many to read at a time is told by those before
 _ROW_BYTES_LEAST: Final = 64  # what a row takes beside its values
 _GROWTH_MAX: Final = 4
+_SHOWN: Final = 10
 _ROWS_MAX: Final = 64 << 10
 _CACHE_SLOTS_MAX: Final = 1 << 20
 
@@ -51,24 +52,49 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
     with refusing("an HDF5 file", url), h5py.File(ViewFile(data), "r") as file:
         usable: dict[str, _Column] = {}
         others: list[str] = []
-        for name, dataset in _datasets(file, url):
+        elsewhere: dict[str, str] = {}
+        for name, dataset in _datasets(file, url, elsewhere):
             column = _column(dataset)
-            if column is None:
-                others.append(name)
-            else:
+            if column is not None:
                 usable[name] = column
-        names = chosen(params, usable, others, url)
+                continue
+            others.append(name)
+            if dataset.is_virtual or dataset.external:
+                elsewhere[name] = "a virtual dataset" if dataset.is_virtual else "whose values are in other files"
+        _check_here(params, usable, elsewhere, url)
+        names = chosen(params if usable else strict_params(params), usable, others, url)  # else nothing counts rows
         for name in names:
             _check_size(usable[name], out.limit_bytes)
-        rows = same_count({name: usable[name].dataset.shape[0] for name in names}, url)
+        rows = same_count({name: usable[name].dataset.shape[0] for name in names or usable}, url)
         writer = TableWriter(out, rows, url)
         for name in names:
             writer.add(name, usable[name].how, _pieces(usable[name], out, url))
         return writer.finish()
 
 
-def _datasets(file: h5py.File, url: str) -> Iterator[tuple[str, h5py.Dataset]]:
+def _check_here(params: str, usable: Mapping[str, _Column], elsewhere: Mapping[str, str], url: str) -> None:
+    """Make sure that what is asked for is not in other files.
+
+    Raises:
+        Unsupported: it is; or all datasets are.
+    """
+    here, lost = {name.lower() for name in usable}, {name.lower(): name for name in elsewhere}
+    asked = [[lost[name] for name in names if name in lost] for names in asked_by(params) if here.isdisjoint(names)]
+    got = next((names for names in asked if names), [] if params or usable else list(elsewhere))
+    if got:
+        raise Unsupported(
+            "expected datasets with their values in the file itself, got "
+            + ", ".join(f"{name}, {elsewhere[name]}" for name in got[:_SHOWN]),
+            object=url,
+            hint="write their values into the file, as file.create_dataset(name, data=other[...]) does",
+            stage="decode",
+        )
+
+
+def _datasets(file: h5py.File, url: str, elsewhere: dict[str, str]) -> Iterator[tuple[str, h5py.Dataset]]:
     """Yield the datasets that lie in the file, by their path; each once, by whatever path it is met first.
+
+    Names that are links to something else are put into ``elsewhere``.
 
     What of a name is no UTF-8 is spelled as Python does: a backslash, x, two digits.
     """
@@ -78,9 +104,11 @@ def _datasets(file: h5py.File, url: str) -> Iterator[tuple[str, h5py.Dataset]]:
         prefix, group = groups.pop(0)
         for link in group:
             raw = link if isinstance(link, bytes) else link.encode()
-            if group.id.links.get_info(raw).type != h5py.h5l.TYPE_HARD:
-                continue  # to another file, or to a name that may be anything
             name = raw.decode("utf-8", "backslashreplace")
+            if group.id.links.get_info(raw).type != h5py.h5l.TYPE_HARD:
+                if len(elsewhere) < _OBJECTS_MAX:  # to another file, or to a name that may be anything
+                    elsewhere[prefix + name] = "a link by name"
+                continue
             one = group[link]
             info = h5py.h5o.get_info(one.id)
             place = (info.fileno, info.addr)

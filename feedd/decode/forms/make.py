@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.refused import say_packed
 from feedd.decode.forms.making import FileOut, HeldObject
 from feedd.decode.forms.memory import at_most
-from feedd.decode.forms.registry import get, split
+from feedd.decode.forms.registry import get, is_unpacked, split
 from feedd.decode.messages import Made, NeedRanges
 from feedd.errors import BadShard
 from feedd.values import ByteRange
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.decode.messages import MakeRequest
+
+_HEAD_BYTES: Final = 8
 
 
 def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
@@ -33,14 +36,19 @@ def make_shard(request: MakeRequest, fds: Sequence[int]) -> Made | NeedRanges:
     with HeldObject(source, request.size_bytes, spans) as held:
         limits = request.limit_bytes, request.room_bytes
         out = FileOut(target, request.out_at, *limits, request.url, request.entry_bytes)
-        with at_most(out.beside_bytes, request.url):
-            wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
-        if wanted:
-            _check(wanted, request)
-            spans_wanted = tuple((span.start, span.end) for span in wanted)
-            return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
-        with at_most(out.beside_bytes, request.url):
-            format_name = form.make(held, request.url, params, out)
+        try:
+            with at_most(out.beside_bytes, request.url):
+                wanted = [span for span in form.wanted(held, params) if not held.holds(span)]
+            if wanted:
+                _check(wanted, request)
+                spans_wanted = tuple((span.start, span.end) for span in wanted)
+                return NeedRanges(request.id, time.perf_counter() - began_s, spans_wanted)
+            with at_most(out.beside_bytes, request.url):
+                format_name = form.make(held, request.url, params, out)
+        except BadShard as error:
+            if is_unpacked(name):
+                say_packed(error, bytes(held.data[:_HEAD_BYTES]), name)
+            raise
     return Made(request.id, time.perf_counter() - began_s, out.at, format_name)
 
 

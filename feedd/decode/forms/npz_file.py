@@ -11,7 +11,7 @@ import numpy as np
 
 from feedd.decode.codecs.array import NpyHeader, read_npy_head
 from feedd.decode.forms.array_pieces import ViewFile, kept_array, piece, same_count, step_rows
-from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.columns import chosen, refusing, strict_params
 from feedd.decode.forms.memory import check_room
 from feedd.decode.forms.table_writer import TableWriter
 from feedd.errors import BadSample, BadShard
@@ -49,8 +49,8 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
                 others.append(name)
             else:
                 usable[name] = member
-        names = chosen(params, usable, others, url)
-        rows = same_count({name: usable[name].header.shape[0] for name in names}, url)
+        names = chosen(params if usable else strict_params(params), usable, others, url)  # else nothing counts rows
+        rows = same_count({name: usable[name].header.shape[0] for name in names or usable}, url)
         writer = TableWriter(out, rows, url)
         for name in names:
             member = usable[name]

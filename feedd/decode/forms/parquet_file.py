@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from feedd.decode.forms.arrow_pieces import ColumnReader
 from feedd.decode.forms.arrow_types import file_of, kept, leaf_count, plain
-from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.columns import chosen, is_head, refusing
 from feedd.decode.forms.parquet_footer import read_dictionary, read_footer
-from feedd.decode.forms.table_writer import Kept, TableWriter
+from feedd.decode.forms.table_writer import Kept, TableWriter, write_outline
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 
@@ -56,6 +56,8 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
     """
     with refusing(_WHAT, ""):
         file = _File(data, footer, "")
+        if is_head(params):
+            return []
         return list(file.places(file.columns(params)))
 
 
@@ -64,6 +66,9 @@ def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) 
     with refusing(_WHAT, url):
         file = _File(data, footer, url)
         columns = file.columns(params)
+        if is_head(params):
+            outline = ((column.name, column.how) for column in columns)
+            return write_outline(outline, rows=file.footer.rows > 0, out=out, url=url)
         list(file.places(columns))  # where one is wrong, pyarrow would read anything, or end the process
         writer = TableWriter(out, file.footer.rows, url)
         for column in columns:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from feedd.decode.formats import registry as formats
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, MADE, UNXZ, UNZSTD, endings, uncompressed
+from feedd.decode.forms.columns import head_params
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, INFLATE, MADE, UNXZ, UNZSTD, endings, uncompressed
 from feedd.decode.ready import RowsParams, rows_text
 from feedd.errors import Unsupported
 
@@ -21,11 +23,14 @@ _FORMS: Final = {
     GUNZIP: ("feedd.decode.forms.streams", "GUNZIP_FORM"),
     BUNZIP2: ("feedd.decode.forms.streams", "BUNZIP2_FORM"),
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
+    INFLATE: ("feedd.decode.forms.streams", "INFLATE_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
     "join": ("feedd.decode.forms.join", "JOIN_FORM"),
     "litdata-arrow": ("feedd.decode.forms.litdata_arrow", "LITDATA_ARROW_FORM"),
     "arrow": ("feedd.decode.forms.arrow", "ARROW_FORM"),
     "csv": ("feedd.decode.forms.arrow", "CSV_FORM"),
+    "csv-pipe": ("feedd.decode.forms.arrow", "PIPE_FORM"),
+    "csv-semicolon": ("feedd.decode.forms.arrow", "SEMICOLON_FORM"),
     "hdf5": ("feedd.decode.forms.arrays", "HDF5_FORM"),
     "libsvm": ("feedd.decode.forms.libsvm", "LIBSVM_FORM"),
     "npz": ("feedd.decode.forms.arrays", "NPZ_FORM"),
@@ -37,7 +42,17 @@ _FORMS: Final = {
 READY: Final = "rows"
 """The form of images made ready: asked for, and never by what an object is."""
 
-_OWN: Final = {READY: ("feedd.decode.forms.rows", "ROWS_FORM")}
+HEAD: Final = "head"
+"""The form of a shard's first samples: likewise."""
+
+HEAD_BYTES: Final = (4 << 20, 32 << 20)
+"""How much of an object they are looked for in: the second where the first holds none. What is no longer than the first
+has no need of it."""
+
+_OWN: Final = {READY: ("feedd.decode.forms.rows", "ROWS_FORM"), HEAD: ("feedd.decode.forms.first_samples", "HEAD_FORM")}
+_RECORDIO: Final = ("recordio", "recordio-image", "recordio-raw", "recordio-protobuf")
+_WITH_HEADS: Final = frozenset(("auto", "tar", "tfrecord", "text", "jsonl", "mds", "litdata", "npy", *_RECORDIO))
+_PARAMS_BYTES_MAX: Final = 4096
 
 _BY_FORMAT: Final = {
     "litdata-arrow": "litdata-arrow",
@@ -50,17 +65,21 @@ _BY_FORMAT: Final = {
 THEN: Final = "+"
 """Between the form that unpacks an object and the one that makes a shard of what was packed."""
 
-_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD)
-_TEXT: Final = ("csv", "tsv")
-_COLUMNAR: Final = ("arrow", "csv", "hdf5", "litdata-arrow", "npz", "parquet", "tsv")
+_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD, INFLATE)
+_TEXT: Final = ("csv", "csv-pipe", "csv-semicolon", "tsv")
+_OUTLINED: Final = frozenset(("arrow", "parquet", *_TEXT))
+_COLUMNAR: Final = ("arrow", "hdf5", "litdata-arrow", "npz", "parquet", *_TEXT)
 COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
 """Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+
+_ARRAYS: Final = frozenset(("hdf5", "npz"))
 
 DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
 """Those whose parameters may say the types of columns, too, see ``columns.typed_params``: text does not."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(MADE)
+_NAMED: Final = frozenset((*MADE.values(), *_TEXT))
 
 
 def form_for(url: str) -> str:
@@ -84,15 +103,78 @@ def form_for(url: str) -> str:
     return form
 
 
-def form_named(name: str) -> str:
-    """Return the form that a URL names in the place of a format; empty: that is no form."""
-    return _BY_FORMAT.get(name, "")
+def form_named(name: str, url: str = "") -> str:
+    """Return the form that a URL names in the place of a format; empty: that is no form.
+
+    Args:
+        name: as it stands there: ``csv``, ``tfrecord.gz``, or only ``gz``.
+        url: of the object: its ending may say that it is compressed besides.
+    """
+    if name in _BY_FORMAT:
+        return _BY_FORMAT[name]
+    inside, said = uncompressed(f".{name}")
+    inner = inside[1:]
+    packed = said or (packing_of(url) if url else "")
+    if inner in _NAMED:
+        return f"{packed}{THEN}{inner}" if packed else inner
+    if said and not inner:
+        own = form_for(url) if url else ""
+        return f"{said}{THEN}{own}" if own in _NAMED else said
+    return f"{said}:{inner}" if said and inner in formats.extensions() else ""
+
+
+def packing_of(url: str) -> str:
+    """Return the form that unpacks an object, by the end of its name; empty: it is not compressed."""
+    return uncompressed(_PART_OF.sub("", url.rsplit("/", 1)[-1].lower()))[1]
+
+
+def form_of(name: str, url: str) -> str:
+    """Return the form in which a shard is read.
+
+    Args:
+        name: of the format that somebody named for it; empty: nobody did.
+        url: of the object.
+    """
+    if not name:
+        return form_for(url)
+    return form_named(name, url) or packing_of(url)
+
+
+def check_named(name: str) -> None:
+    """Check what a URL names in the place of a format.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name; the message lists those there are.
+    """
+    if form_named(name):
+        return
+    try:
+        formats.get(name)
+    except Unsupported as error:
+        known = ", ".join(sorted({*formats.extensions(), *_NAMED, *_BY_FORMAT} - {"table"}))
+        raise Unsupported(
+            f"expected one of the formats {known}, got {name!r}",
+            object=name,
+            hint="of what is compressed: tfrecord.gz, csv.zst",
+            stage="decode",
+        ) from error
 
 
 def split(form: str) -> tuple[str, str]:
     """Return name and parameters of a form."""
     name, _, params = form.partition(":")
     return name, params
+
+
+def counts_apart(form: str) -> bool:
+    """Whether a form makes some of an object's arrays: others may have another number of rows."""
+    name, params = split(form)
+    return bool(params) and name.rpartition(THEN)[2] in _ARRAYS
+
+
+def is_unpacked(name: str) -> bool:
+    """Whether a form takes objects as they are, and unpacks none."""
+    return name.partition(THEN)[0] not in _PACKED
 
 
 def is_ready(form: str) -> bool:
@@ -105,11 +187,29 @@ def ready_form(form: str, params: str) -> str:
 
     Args:
         form: of the shard as it is; empty where it is the object.
-        params: see ``rows.rows_params``.
+        params: see ``ready.rows_params``.
     """
     if not form:
         return f"{READY}:{params}"
     return f"{form}{THEN}{READY}:{params}" if form in _PACKED else ""
+
+
+def head_form(form: str, format_name: str) -> str:
+    """Return the form of what an object's first bytes, or its footer, tell of it; empty: only the whole of it does.
+
+    Args:
+        form: of the shard; empty where it is the object.
+        format_name: of the object, where it has no form.
+    """
+    name, params = split(form)
+    if not form and format_name.partition(":")[0] in _WITH_HEADS and len(format_name.encode()) <= _PARAMS_BYTES_MAX:
+        return f"{HEAD}:{format_name}"
+    return f"{name}:{head_params(params)}" if name in _OUTLINED else ""
+
+
+def only_unpacks(form: str) -> bool:
+    """Whether what is made in it is the object that was packed, in a format that the object's name tells."""
+    return form in _PACKED
 
 
 def undecoded(form: str) -> str:
@@ -145,6 +245,8 @@ def names() -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
     for extension, name in MADE.items():
         found[name] = (*found[name], extension)
+    for name in _NAMED - set(MADE.values()):
+        found[name] = (f"{name}+",)
     for name, form in _BY_FORMAT.items():
         found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
     return found | endings()

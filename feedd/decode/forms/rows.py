@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from feedd.decode.absent import HAS, mark_of
 from feedd.decode.codecs.registry import make_prefix
 from feedd.decode.formats import registry as formats
 from feedd.decode.forms.registry import READY
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     Cell: TypeAlias = list[memoryview | bytes]
 
-_ABSENT: Final = -1
 _PIECE_BYTES: Final = 16 << 20
 _CELL_BYTES: Final = 9  # of an end and a mark
 _FOOT_BYTES: Final = 64 << 10
@@ -98,7 +98,8 @@ class _Making:
             starts[lacking], sizes[lacking] = self._index.starts[column][lacking], self._index.sizes[column][lacking]
         codec, places = make_prefix(params), zip(starts.tolist(), sizes.tolist(), strict=True)
         cells = (
-            None if size < 0 else self._cell(codec, prefix, self._data[start : start + size]) for start, size in places
+            mark_of(start) if size < 0 else self._cell(codec, prefix, self._data[start : start + size])
+            for start, size in places
         )
         self._writer.variable(field.sources[0], PIXELS, _pieces(cells))
 
@@ -106,7 +107,7 @@ class _Making:
         """Write a field as it is."""
         index = self._index
         places = zip(index.starts[column].tolist(), index.sizes[column].tolist(), strict=True)
-        cells = (None if size < 0 else [self._data[start : start + size]] for start, size in places)
+        cells = (mark_of(start) if size < 0 else [self._data[start : start + size]] for start, size in places)
         self._writer.variable(index.fields[column], index.stored_as(column), _pieces(cells))
 
     def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> Cell:
@@ -135,26 +136,28 @@ class _Making:
         return row
 
 
-def _pieces(cells: Iterable[Sequence[memoryview | bytes] | None]) -> Iterator[Piece]:
-    """Yield a column's cells, many at a time; None: the sample lacks the field."""
+def _pieces(cells: Iterable[Sequence[memoryview | bytes] | int]) -> Iterator[Piece]:
+    """Yield a column's cells, many at a time; a number: the sample lacks the field, see ``decode.absent``."""
     parts: Cell = []
     sizes: list[int] = []
+    marks = bytearray()
     held_bytes = 0
     for cell in cells:
-        size = _ABSENT if cell is None else sum(map(len, cell))
-        parts.extend(cell or ())
+        mark, values = (cell, ()) if isinstance(cell, int) else (HAS, cell)
+        size = sum(map(len, values))
+        parts.extend(values)
         sizes.append(size)
-        held_bytes += max(size, 0)
+        marks.append(mark)
+        held_bytes += size
         if held_bytes >= _PIECE_BYTES:
-            yield _piece(parts, sizes)
-            parts, sizes, held_bytes = [], [], 0
-    yield _piece(parts, sizes)
+            yield _piece(parts, sizes, marks)
+            parts, sizes, marks, held_bytes = [], [], bytearray(), 0
+    yield _piece(parts, sizes, marks)
 
 
-def _piece(parts: Cell, given: Sequence[int]) -> Piece:
-    sizes = np.array(given, np.int64)
+def _piece(parts: Cell, sizes: Sequence[int], marks: bytes | bytearray) -> Piece:
     values = np.frombuffer(b"".join(parts), np.uint8)
-    return Piece(values, np.maximum(sizes, 0), sizes >= 0)
+    return Piece(values, np.array(sizes, np.int64), np.frombuffer(marks, np.uint8))
 
 
 ROWS_FORM: Final = RowsForm()

@@ -1,4 +1,4 @@
-"""Compressed with gzip, bzip2 or xz: one stream, or several after one another."""
+"""Compressed with gzip, zlib, bzip2 or xz: one stream, or several after one another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, cast
 
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, UNXZ, uncompressed
+from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, INFLATE, UNXZ, uncompressed
 from feedd.decode.forms.whole import WholeObject
 from feedd.errors import BadShard
 
@@ -45,8 +45,8 @@ class Decompressor(Protocol):
 class _Zlib:
     """``zlib`` with the interface of the others."""
 
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=31)
+    def __init__(self, wbits: int = 31) -> None:
+        self._inner = zlib.decompressobj(wbits=wbits)
 
     @property
     def eof(self) -> bool:
@@ -85,9 +85,8 @@ class UnpackingForm(WholeObject, ABC):
     """``protocols.ShardForm`` of what is only packed; stateless."""
 
     def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Unpack; see ``ShardForm.make``."""
-        del params
-        format_name = inner_format(url)
+        """Unpack; see ``ShardForm.make``. The parameters are the format of what was packed; none: its name tells."""
+        format_name = params or inner_format(url)
         self.unpack(held, url, out)
         return format_name
 
@@ -180,6 +179,7 @@ def inner_format(url: str) -> str:
 
 
 GUNZIP_FORM: Final = StreamForm(GUNZIP, _gzip, _gzip_errors, padding=1)
+INFLATE_FORM: Final = StreamForm(INFLATE, lambda: _Zlib(wbits=15), lambda: (zlib.error,), padding=0)
 BUNZIP2_FORM: Final = StreamForm(BUNZIP2, bz2.BZ2Decompressor, lambda: (OSError, ValueError, EOFError), padding=0)
 UNXZ_FORM: Final = StreamForm(
     UNXZ, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY_BYTES), lambda: (lzma.LZMAError,), padding=4

@@ -8,6 +8,7 @@ GUNZIP: Final = "gunzip"
 UNZSTD: Final = "unzstd"
 BUNZIP2: Final = "bunzip2"
 UNXZ: Final = "unxz"
+INFLATE: Final = "inflate"
 
 _COMPRESSED: Final = {
     ".gz": ("", GUNZIP),
@@ -21,6 +22,7 @@ _COMPRESSED: Final = {
     ".tbz": (".tar", BUNZIP2),
     ".xz": ("", UNXZ),
     ".txz": (".tar", UNXZ),
+    ".zlib": ("", INFLATE),
 }
 MADE: Final[dict[str, str]] = {
     ".arrow": "arrow",
@@ -37,6 +39,12 @@ MADE: Final[dict[str, str]] = {
 }
 """Form by the end of a lower-case file name, for what is not compressed."""
 
+_MAGIC: Final = {
+    b"\x1f\x8b\x08": GUNZIP,
+    b"\x28\xb5\x2f\xfd": UNZSTD,
+    b"BZh": BUNZIP2,
+    b"\xfd7zXZ\x00": UNXZ,
+}
 _REFUSED: Final = (".lz4", ".br", ".snappy", ".sz", ".z", ".lzma", ".7z", ".zip", ".rar", ".lzo")
 _ENDINGS: Final = tuple(_COMPRESSED)
 
@@ -61,3 +69,21 @@ def endings() -> dict[str, tuple[str, ...]]:
     for ending, (_, form) in _COMPRESSED.items():
         found[form] = (*found.get(form, ()), ending)
     return found
+
+
+def head_says(head: bytes) -> str:
+    """Return the form that unpacks what begins so; empty: it does not begin like anything compressed.
+
+    Two bytes are all that zlib's streams begin with: of what may be text they say little.
+    """
+    for magic, form in _MAGIC.items():
+        if head.startswith(magic):
+            return form
+    if len(head) > 1 and head[0] & 15 == 8 and head[0] >> 4 <= 7 and not int.from_bytes(head[:2]) % 31:
+        return INFLATE
+    return ""
+
+
+def ending_of(form: str) -> str:
+    """Return the usual ending of what a form unpacks, without its dot."""
+    return next(ending for ending, (_, its) in _COMPRESSED.items() if its == form)[1:].replace("zstd.bin", "zst")

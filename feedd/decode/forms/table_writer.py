@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 
-from feedd.decode.formats.table import ALIGN_BYTES, MAGIC, NOWHERE, TableColumn, TableFoot, TableKeys
+from feedd.decode.absent import ALL, HAS
+from feedd.decode.formats.table import (
+    ALIGN_BYTES,
+    MAGIC,
+    NOTE_CHARS_MAX,
+    NOTES_MAX,
+    NOWHERE,
+    TableColumn,
+    TableFoot,
+    TableKeys,
+)
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
@@ -44,12 +55,12 @@ class Piece:
     Attributes:
         values: their bytes, back to back, in C order and little-endian.
         sizes: int64[rows], bytes of each; None where the column has a fixed width.
-        valid: bool[rows], which have the column; None: all.
+        valid: bool[rows], which have the column; None: all. Or uint8[rows]: why others lack it, see ``decode.absent``.
     """
 
     values: NDArray[np.generic]
     sizes: NDArray[np.int64] | None = None
-    valid: NDArray[np.bool_] | None = None
+    valid: NDArray[np.bool_] | NDArray[np.uint8] | None = None
 
 
 class TableWriter:
@@ -66,6 +77,7 @@ class TableWriter:
         self._check_count(rows or 0)
         self._columns: list[TableColumn] = []
         self._keys: TableKeys | None = None
+        self._notes: list[tuple[int, int, str]] = []
         out.write(MAGIC)
 
     def add(self, name: str, how: Kept, pieces: Iterable[Piece]) -> None:
@@ -130,10 +142,16 @@ class TableWriter:
         self._out.write(_bytes(np.asarray(ends, "<i8")))
         self._keys = TableKeys(at, ends_at)
 
+    def note(self, notes: Iterable[tuple[int, str]], *, whole: bool = False) -> None:
+        """Keep what rows have in the place of a value of the last column, or of all; of the first such rows only."""
+        column = ALL if whole else len(self._columns) - 1
+        for row, text in itertools.islice(notes, NOTES_MAX - len(self._notes)):
+            self._notes.append((column, row, text[:NOTE_CHARS_MAX]))
+
     def finish(self) -> str:
         """Write the foot; return the name of the format."""
         self._align()
-        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns), self._keys))
+        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes)))
         self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
         return "table"
 
@@ -165,15 +183,25 @@ class TableWriter:
         return BadShard(f"expected {expected} of column {name!r}, got {got}", object=self._url, stage="decode")
 
 
+def write_outline(columns: Iterable[tuple[str, Kept]], *, rows: bool, out: Out, url: str) -> str:
+    """Write a table that says which columns there are: of one row without values, where there are ``rows`` at all."""
+    count = int(rows)
+    writer = TableWriter(out, count, url)
+    for name, how in columns:
+        nothing = Piece(np.zeros(0, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.bool_))
+        writer.variable(name, how.stored, (nothing,))
+    return writer.finish()
+
+
 class _Marks:
     """Which rows have a column: only what differs from all."""
 
     def __init__(self) -> None:
-        self.holes: list[tuple[int, NDArray[np.bool_]]] = []
+        self.holes: list[tuple[int, NDArray[np.bool_] | NDArray[np.uint8]]] = []
 
-    def add(self, valid: NDArray[np.bool_] | None, at: int, count: int) -> None:
+    def add(self, valid: NDArray[np.bool_] | NDArray[np.uint8] | None, at: int, count: int) -> None:
         """Take note of a piece."""
-        if valid is not None and not valid.all():
+        if valid is not None and not (valid == HAS).all():
             assert len(valid) == count, f"{len(valid)} marks for {count} rows"
             self.holes.append((at, valid))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from feedd.batch.layout import lay_out, write_tables
 from feedd.batch.pack import Packed
 from feedd.batch.padding import own_lengths, write_lengths, write_mask
 from feedd.decode.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
-from feedd.decode.recipe import needs_measure
+from feedd.decode.recipe import keeps, needs_measure
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
@@ -21,6 +21,9 @@ from feedd.flow.tasks import off_loop, run_all
 from feedd.metrics import PIPELINE_FILTERED
 from feedd.pipeline.batches.failures import failure_of
 from feedd.pipeline.batches.filtering import Filters
+from feedd.pipeline.batches.kept import Kept
+from feedd.pipeline.batches.packing import as_long
+from feedd.pipeline.batches.parts import Part, lay_kept, shares
 from feedd.pipeline.batches.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
 from feedd.pipeline.batches.together import Together
 from feedd.pipeline.dataset.lost import bad_rows
@@ -32,18 +35,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.batch.gather import Gathered, Text
+    from feedd.batch.gather import Text
     from feedd.batch.layout import Layout
     from feedd.decode.filters import Filter
     from feedd.decode.work import BadRow, DecodeResult
     from feedd.pipeline.batches.failures import Failure
-    from feedd.pipeline.recipes import Recipe, Recipes
+    from feedd.pipeline.batches.parts import Share
+    from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import Stages
     from feedd.plan.reader import BatchRows, Several
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 _FITTED_BYTES: Final = 1 << 10  # a pass over so much takes as long as finding room for a document: a microsecond
 
 
@@ -65,24 +68,6 @@ class AssemblerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows that one recipe is for: nearly always all.
-
-    Attributes:
-        at: int[n], their numbers in the batch; None: all of them, in order.
-    """
-
-    recipe: Recipe
-    at: NDArray[np.intp] | None
-    shard_no: NDArray[np.int32]
-    gathered: Gathered
-
-    def of(self, column: NDArray[_Scalar]) -> NDArray[_Scalar]:
-        """Return a batch's column for these rows."""
-        return column if self.at is None else column[self.at]
-
-
-@dataclass(frozen=True, slots=True)
 class _Work:
     """A batch ready to be decoded.
 
@@ -93,18 +78,20 @@ class _Work:
         bad: what is known to be bad before anything is decoded, by row: field and reason.
         filtered: samples that were left out before.
         packed: where samples go in rows of several; None: each is a row.
+        early: nobody asked for the batch yet.
     """
 
     rows: BatchRows
     indexes: Sequence[ShardIndex]
     files: tuple[ShardFile, ...]
-    parts: Sequence[_Part]
+    parts: Sequence[Part]
     shapes: Mapping[str, NDArray[np.int64]]
     dims: Mapping[str, tuple[int, ...]]
     texts: Mapping[str, Text]
     bad: Mapping[int, tuple[str, str]]
     filtered: int
     packed: Packed | None = None
+    early: bool = False
 
 
 class Assembler:
@@ -142,32 +129,38 @@ class Assembler:
         return await self._together.fill(several, slots, indexes, files, lost)
 
     async def fill(
-        self, rows: BatchRows, indexes: Sequence[ShardIndex], files: tuple[ShardFile, ...], slot: SlotRef
+        self,
+        rows: BatchRows,
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        slot: SlotRef,
+        *,
+        early: bool = False,
     ) -> BatchReady:
-        """Decode a batch whose shards are pinned.
+        """Decode a batch whose shards are pinned; ``early``: nobody asked for it yet, and perhaps nobody will.
 
         Raises:
-            BadSample: a sample beyond the failure budget; names shard, key and reason.
+            BadSample: a sample beyond the failure budget; names shard, key and reason. Any bad one in an early batch:
+                they are named and counted when somebody asks for it.
             ResourceExhausted: a batch too large for memory.
         """
         indexes, lost = await self._stages.lost.without(indexes, files)
         judged = await self._filters.judge(rows, indexes, files)
         rows = judged.rows
-        bad = (
-            judged.bad | bad_rows(lost, rows.shard_no.tolist(), rows.ordinal.tolist(), self._sources)
-            if lost
-            else judged.bad
-        )
-        if judged.filtered:
+        bad = judged.bad | bad_rows(lost, rows.shard_no, rows.ordinal, self._sources)
+        if judged.filtered and not early:
             self._stages.recorder.count(PIPELINE_FILTERED, judged.filtered)
         parts = self._parts(rows, indexes)
         for part in parts:
-            _blank(part, bad)
+            part.blank(bad)
         texts = self._texts(rows, indexes, files)
         shapes = await self._shapes(len(rows.ordinal), files, parts)
-        packed = await self._packed(shapes)
+        packed = await self._packed(shapes, bad)
+        if packed is not None:
+            for part in parts:
+                part.blank(bad)
         dims = self._dims(shapes)
-        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, judged.filtered, packed)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, judged.filtered, packed, early)
         lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
         if packed is not None:
             layout = packed.layout(self._specs)
@@ -196,19 +189,19 @@ class Assembler:
         urls = shard_urls([file.ref.url for file in files], rows.shard_no)
         return {"__key__": keys(indexes, rows.shard_no, rows.ordinal), "__url__": urls}
 
-    def _parts(self, rows: BatchRows, indexes: Sequence[ShardIndex]) -> list[_Part]:
+    def _parts(self, rows: BatchRows, indexes: Sequence[ShardIndex]) -> list[Part]:
         """Return the rows of each recipe, and where their fields lie."""
         distinct = self._recipes.distinct
         if len(distinct) == 1:
             gathered = gather(indexes, rows.shard_no, rows.ordinal, distinct[0])
-            return [_Part(distinct[0], None, rows.shard_no, gathered)]
+            return [Part(distinct[0], None, rows.shard_no, gathered)]
         return [
-            _Part(recipe, at, rows.shard_no[at], gather(indexes, rows.shard_no[at], rows.ordinal[at], recipe))
+            Part(recipe, at, rows.shard_no[at], gather(indexes, rows.shard_no[at], rows.ordinal[at], recipe))
             for recipe, at in self._recipes.rows(rows.shards, rows.shard_no)
         ]
 
     async def _shapes(
-        self, row_count: int, files: Sequence[ShardFile], parts: Sequence[_Part]
+        self, row_count: int, files: Sequence[ShardFile], parts: Sequence[Part]
     ) -> dict[str, NDArray[np.int64]]:
         """Return the decoded sizes of all fields that are not DENSE: known from the index, or measured."""
         shapes: dict[str, NDArray[np.int64]] = {}
@@ -224,13 +217,16 @@ class Assembler:
                 whole[part.at] = sizes.reshape(-1, whole.shape[1])
         return shapes
 
-    async def _measured(self, files: Sequence[ShardFile], part: _Part, number: int) -> NDArray[np.int64]:
+    async def _measured(self, files: Sequence[ShardFile], part: Part, number: int) -> NDArray[np.int64]:
         recipe, span = part.recipe[number], part.gathered.spans[number]
         if not needs_measure(recipe):
             return span.size // np.dtype(self._kinds[number].dtype).itemsize  # -1, of one that is missing, stays so
-        return await self._stages.pool.measure(
-            files, FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
-        )
+        work = FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
+        if not keeps(recipe):
+            return await self._stages.pool.measure(files, work)
+        shapes, pieces = await self._stages.pool.produce(files, work)
+        part.kept[number] = Kept(shapes[:, 0], pieces)
+        return shapes
 
     def _dims(self, shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, tuple[int, ...]]:
         """Return what the rows of padded fields, and of their masks, are as large as."""
@@ -243,12 +239,17 @@ class Assembler:
                 dims[spec.name + MASK_SUFFIX] = dims[spec.name][: mask_ndim(spec.ndim)]
         return dims
 
-    async def _packed(self, shapes: Mapping[str, NDArray[np.int64]]) -> Packed | None:
-        """Return where samples go in rows of several, where they are packed."""
+    async def _packed(self, shapes: Mapping[str, NDArray[np.int64]], bad: dict[int, tuple[str, str]]) -> Packed | None:
+        """Return where samples go in rows of several, where they are packed; add to ``bad`` what is not even."""
         packing = self._packing
         if packing is None:
             return None
-        lengths = shapes[self._kinds[0].name]
+        names = [spec.name for spec in self._kinds]
+        sizes = [shapes[name].reshape(-1) for name in names]
+        uneven = as_long(names, sizes)
+        bad |= {row: what for row, what in uneven.items() if row not in bad}
+        lengths = np.minimum.reduce(sizes)  # negative where any is bad
+        lengths[list(uneven)] = -1
         work_bytes = len(lengths) * _FITTED_BYTES if packing.how == "bins" else lengths.nbytes
         return await off_loop(lambda: Packed.of(lengths, packing), work_bytes)
 
@@ -265,24 +266,38 @@ class Assembler:
 
     async def _decode(self, work: _Work, layout: Layout, arena_id: int, slot_at: int, view: memoryview) -> BatchReady:
         rows = work.rows
-        tasks = [DecodeTask(work.files, arena_id, slot_at, *self._fields(work, part, layout)) for part in work.parts]
+        divided = [
+            shares(part, *self._fields(work, part, layout), packed=work.packed is not None) for part in work.parts
+        ]
+        kept_bytes = sum(
+            piece.values.nbytes for part in work.parts for one in part.kept.values() for piece in one.pieces
+        )
+        if kept_bytes:
+            await off_loop(partial(lay_kept, view, layout, work.parts, divided, self._pads), layout.size_bytes)
+        decoded = [share for one in divided for share in one.decoded]
+        tasks = [DecodeTask(work.files, arena_id, slot_at, share.fields, share.seeds) for share in decoded]
         if len(tasks) == 1:
             results = [await self._stages.pool.decode(tasks[0])]
         else:
             results = await run_all(self._stages.pool.decode(task) for task in tasks)
+        self._stages.pool.produced(sum(one.done for one in divided))
         masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
         await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
-        failures = [_failure(work, bad) for bad in _bad_rows(work.parts, results)]
-        await self._remedy.charge(rows.cursor, failures)
+        failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
+        failures = await self._stages.lost.told(failures, work.files)
+        if not work.early:
+            await self._remedy.charge(rows.cursor, failures)
+        elif failures:
+            raise failures[0].error("it is met again when the batch is asked for")
         ready = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, filtered=work.filtered)
         if work.packed is not None:  # rows are not samples: none can stand in for another
             finish = partial(work.packed.finish, view, layout, [one.row for one in failures])
             await off_loop(finish, layout.size_bytes)
-            return replace(ready, bad_samples=len(failures))
+            return replace(ready, bad_samples=len(failures), samples=len(rows.ordinal) - len(failures))
         ready = replace(ready, again=b"" if rows.again is None else rows.again.tobytes())
         return await self._remedy.applied(view, layout, ready, failures) if failures else ready
 
-    def _fields(self, work: _Work, part: _Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
+    def _fields(self, work: _Work, part: Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
         """Return what is to be decoded of a part's rows, and their seeds."""
         fields = tuple(
             FieldWork(
@@ -324,15 +339,6 @@ class Assembler:
             arena.close()  # what was mapped lives as long as the batch's view of it
 
 
-def _blank(part: _Part, bad: Mapping[int, tuple[str, str]]) -> None:
-    """Have nothing decoded of the rows that are known to be bad: as if they lacked every field."""
-    if bad:
-        here = np.arange(len(part.shard_no)) if part.at is None else part.at
-        known = np.isin(here, list(bad))
-        for span in part.gathered.spans:
-            span.size[known] = -1
-
-
 def _failure(work: _Work, bad: BadRow) -> Failure:
     """Return what is wrong with a row: what was known before counts more."""
     known = work.bad.get(bad.row)
@@ -342,10 +348,10 @@ def _failure(work: _Work, bad: BadRow) -> Failure:
     return failure_of(work.rows, work.indexes, work.files, recipe, bad, told=known is not None)
 
 
-def _bad_rows(parts: Sequence[_Part], results: Sequence[DecodeResult]) -> list[BadRow]:
+def _bad_rows(decoded: Sequence[Share], results: Sequence[DecodeResult]) -> list[BadRow]:
     """Return the bad rows of a batch, in order."""
     return sorted(
-        bad if part.at is None else replace(bad, row=int(part.at[bad.row]))
-        for part, result in zip(parts, results, strict=True)
+        bad if share.at is None else replace(bad, row=int(share.at[bad.row]))
+        for share, result in zip(decoded, results, strict=True)
         for bad in result.bad
     )

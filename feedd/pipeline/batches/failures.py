@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.batch.gather import reads_as
+from feedd.decode.absent import why_absent
+from feedd.decode.labels import is_label, unlabelled
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ class Failure:
     row: int = -1
     ordinal: int = -1
     offset: int = -1
+
+    def error(self, hint: str) -> BadSample:
+        """Return it as an error."""
+        said = f"sample {self.key!r}, field {self.field!r}: {self.reason}"
+        return BadSample(said, object=self.url, hint=hint, stage="decode")
 
 
 class FailureBudget:
@@ -93,12 +100,7 @@ class FailureBudget:
             self._steps.clear()
 
     def _beyond(self, failure: Failure) -> BadSample:
-        return BadSample(
-            f"sample {failure.key!r}, field {failure.field!r}: {failure.reason}",
-            object=failure.url,
-            hint=f"repair it, or allow more bad samples than {self._samples_max} per epoch",
-            stage="decode",
-        )
+        return failure.error(f"repair it, or allow more bad samples than {self._samples_max} per epoch")
 
 
 def failure_of(
@@ -124,10 +126,15 @@ def failure_of(
     index, ref, reason = indexes[number], files[number].ref, bad.reason
     field = next((one for one in recipe if one.name == bad.field), None)
     sources = (bad.field,) if field is None else field.sources
-    held = [index.fields.index(source) for source in sources if source in index.fields]
-    held = [column for column in held if index.sizes[column, ordinal] >= 0]
+    known = [index.fields.index(source) for source in sources if source in index.fields]
+    held = [column for column in known if index.sizes[column, ordinal] >= 0]
+    absent = None if held else why_absent(index, known, ordinal)
+    if absent is not None:
+        return Failure(ref.url, index.key(ordinal), bad.field, absent.reason, bad.row, ordinal, absent.at)
     if held and field is not None and not reads_as(index.stored_as(held[0]), field.stored) and not told:
         reason = f"expected it stored as {field.stored or 'a file'}, got {index.stored_as(held[0]) or 'a file'}"
+    if not held and not told and is_label(sources[0]):
+        reason = f"expected a label, got none: {unlabelled(sources[0])}"
     columns = held[:1] or np.flatnonzero(index.sizes[:, ordinal] >= 0).tolist()
     offset = min((int(index.starts[column, ordinal]) for column in columns), default=-1)
     return Failure(ref.url, index.key(ordinal), bad.field, reason, bad.row, ordinal, offset)

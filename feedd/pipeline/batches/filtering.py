@@ -27,7 +27,11 @@ _MISSING = "expected the field, which the samples are filtered by, got a sample 
 _UNREADABLE = {
     "image": "expected an image's header, which the samples are filtered by, got none that can be read",
     "float": "expected a number, which the samples are filtered by, got none",
+    "str": "expected text at the key, which the samples are filtered by, got none",
+    "json": "expected a value at the key, which the samples are filtered by, got none",
 }
+_INSIDE = frozenset({"str", "json"})
+"""Codecs that read values inside documents, whose size is not the stored one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,23 @@ class _Verdict:
     bad: dict[int, tuple[str, str]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Where the samples of a batch lie."""
+
+    rows: BatchRows
+    indexes: Sequence[ShardIndex]
+    files: Sequence[ShardFile]
+
+
 class Filters:
     """The filters of one session."""
 
     def __init__(self, filters: Sequence[Filter], recipes: Sequence[Recipe], pool: DecodePool) -> None:
         decoded = [field for recipe in recipes for field in recipe]
         # What the index tells goes first: nothing need be read of the samples it leaves out.
-        self._filters = [(one, one.sources(decoded)) for one in sorted(filters, key=lambda one: bool(one.codecs))]
+        judged = [(one, one.sources(decoded), one.readers(decoded)) for one in filters]
+        self._filters = sorted(judged, key=lambda one: bool(one[2]))
         self._pool = pool
 
     async def judge(self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]) -> Judged:
@@ -78,33 +92,33 @@ class Filters:
         if not self._filters:
             return Judged(rows, {}, 0)
         verdict = _Verdict(np.ones(len(rows.ordinal), np.bool_), {})
-        for one, sources in self._filters:
-            await self._apply(one, sources, rows, indexes, files, verdict)
+        for one, sources, readers in self._filters:
+            await self._apply(one, sources, readers, _Batch(rows, indexes, files), verdict)
         return _left(rows, verdict)
 
     async def _apply(
         self,
         one: Filter,
         sources: tuple[str, ...],
-        rows: BatchRows,
-        indexes: Sequence[ShardIndex],
-        files: Sequence[ShardFile],
+        readers: tuple[FieldRecipe, ...],
+        batch: _Batch,
         verdict: _Verdict,
     ) -> None:
+        rows, indexes = batch.rows, batch.indexes
         missing = np.ones(len(rows.ordinal), np.bool_)
         for stored in _ways_of_storing(indexes, sources):
             recipe = FieldRecipe(one.field, sources, "bytes", stored=stored)
             (span,) = gather(indexes, rows.shard_no, rows.ordinal, [recipe]).spans
             missing &= span.size < 0
-            verdict.fits &= (span.size < 0) | within(span.size, one.bytes)
-            for codec in one.codecs:
+            if not any(reader.codec in _INSIDE for reader in readers):
+                verdict.fits &= (span.size < 0) | within(span.size, one.bytes)
+            for reader in readers:
                 at = np.flatnonzero((span.size >= 0) & verdict.fits)
                 start = span.start[at]
-                reader = replace(recipe, codec=codec)
-                work = FieldWork(reader, rows.shard_no[at], start, span.size[at], start)
-                fits, known = await self._read(one, files, work)
+                work = FieldWork(replace(reader, stored=stored), rows.shard_no[at], start, span.size[at], start)
+                fits, known = await self._read(one, batch.files, work)
                 verdict.fits[at] = fits | ~known  # what is bad stays, to be counted as that
-                verdict.bad |= dict.fromkeys(at[~known].tolist(), (one.field, _UNREADABLE[codec]))
+                verdict.bad |= dict.fromkeys(at[~known].tolist(), (one.field, _UNREADABLE[reader.codec]))
         for row in np.flatnonzero(missing).tolist():
             verdict.bad.setdefault(row, (one.field, _MISSING))
 
@@ -116,6 +130,8 @@ class Filters:
             values, known = await self._pool.numbers(files, work)
             return within(values, one.number), known
         shapes = await self._pool.measure(files, work)
+        if work.recipe.codec in _INSIDE:
+            return within(shapes[:, 0], one.bytes), shapes[:, 0] >= 0
         fits = within(shapes[:, 0], one.height) & within(shapes[:, 1], one.width)
         return fits, shapes[:, 0] >= 0
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from feedd.batch.pack import Packing
-from feedd.decode.params import ArrayParams, params_of
+from feedd.decode.pack_params import PackParams
+from feedd.decode.params import params_of
 from feedd.errors import BadRecipe, BadRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from feedd.values import FieldRecipe, OpenSpec
 
@@ -18,17 +23,41 @@ def packing_of(recipe: Sequence[FieldRecipe]) -> Packing | None:
     """Return how a recipe packs; None: it does not.
 
     Raises:
-        BadRecipe: there are other fields: rows are not samples any more.
+        BadRecipe: some fields are not packed, or otherwise: rows are not samples any more.
     """
-    for field in recipe:
-        params = params_of(field)
-        if isinstance(params, ArrayParams) and params.pack is not None:
-            if len(recipe) > 1:
-                raise BadRecipe(
-                    f"expected the packed field {field.name!r} alone, got {len(recipe)} fields", stage="decode"
-                )
-            return Packing(params.pack.length, params.pack.how, params.pack.fill)
-    return None
+    packs = [getattr(params_of(field), "pack", None) for field in recipe]
+    told = [pack for pack in packs if isinstance(pack, PackParams)]
+    if not told:
+        return None
+    if len(told) < len(packs):
+        alone = next(field.name for field, pack in zip(recipe, packs, strict=True) if pack is None)
+        raise BadRecipe(
+            f"expected all fields packed where one is, got {alone!r} as it is",
+            object=alone,
+            hint='give it the same "pack" (its samples are then as long as the others\'), or leave it out',
+            stage="decode",
+        )
+    first, *others = told
+    if any((other.length, other.how) != (first.length, first.how) for other in others):
+        raise BadRecipe(
+            f"expected all fields packed to rows of {first.length} by {first.how!r}, got others too", stage="decode"
+        )
+    return Packing(first.length, first.how, first.fill, tuple(other.fill for other in others))
+
+
+def as_long(names: Sequence[str], sizes: Sequence[NDArray[np.int64]]) -> dict[int, tuple[str, str]]:
+    """Return the samples whose fields are not all as long as the first: by row, which field, and what is wrong.
+
+    Args:
+        names: of the fields that are packed alike.
+        sizes: int64[rows], of each; negative ones are bad for another reason.
+    """
+    bad: dict[int, tuple[str, str]] = {}
+    for name, its in zip(names[1:], sizes[1:], strict=True):
+        for row in np.flatnonzero((its != sizes[0]) & (its >= 0) & (sizes[0] >= 0)).tolist():
+            what = f"expected as many values as {names[0]!r} has, {sizes[0][row]}, got {its[row]}"
+            bad.setdefault(row, (name, what))
+    return bad
 
 
 def check_packing(spec: OpenSpec, wanted: Sequence[Sequence[FieldRecipe]]) -> None:

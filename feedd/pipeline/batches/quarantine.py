@@ -34,9 +34,9 @@ class Line(msgspec.Struct, frozen=True):
     """One bad sample.
 
     Attributes:
-        url: its shard.
+        url: its shard, or the object that it is.
         key: its key.
-        ordinal: its number in the shard, from 0.
+        ordinal: its number in the shard, from 0; 0 of an object that is a sample.
         offset: first byte of the field in the shard, or of the sample where it lacks the field.
         field: the first field that failed.
         reason: why.

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from feedd.decode.labels import NUMBER_BYTES, NUMBER_STORED, is_label, number_at, table_of, versioned
+from feedd.decode.labels import (
+    NUMBER_BYTES,
+    NUMBER_STORED,
+    classes_of,
+    is_label,
+    number_at,
+    table_of,
+    unlabelled,
+    versioned,
+)
+from feedd.decode.params import params_of
 from feedd.errors import BadRequest
 from feedd.flow.lru import WeightedLru
+from feedd.pipeline.batches.policy import BadSamples
 from feedd.plan.mixed import mix_facts
-from feedd.plan.objects.labels import TABLE_BYTES_MAX, folder_labels, parse_table, table_labels
+from feedd.plan.objects.labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
 from feedd.source.urls import FILE_ROOT, parse_url
 
 if TYPE_CHECKING:
@@ -28,6 +39,8 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, ObjectRef, ShardIndex
 
 _LABELLED_BYTES: Final = 64 << 20
+_NAMES_CHARS: Final = 64 << 20
+_ROWS_HINT: Final = "rows are matched by path below the URL's folder"
 
 
 async def with_tables(sources: Sources, request: Request) -> Request:
@@ -51,38 +64,112 @@ async def with_tables(sources: Sources, request: Request) -> Request:
     return replace(request, wanted=wanted, mix=mix_facts(request.spec, wanted) if request.spec.sources else None)
 
 
-async def label(sources: Sources, listing: Listing, request: Request) -> None:
-    """Have a listing know the labels that a request wants; takes a microsecond or two per sample, once.
+class Labelling:
+    """Labels of listings, and what their numbers stand for."""
 
-    Raises:
-        BadRequest: labels that the data or the table does not tell.
-        NotFound, PermissionDenied, StoreUnavailable: as the store answered about a table.
-    """
-    for number, recipe in enumerate(request.wanted):
-        for source in _labels(recipe):
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._known: WeightedLru[tuple[bytes, tuple[int, ...], int, str], _Known] = WeightedLru(_NAMES_CHARS)
+
+    async def label(self, listing: Listing, request: Request) -> dict[str, tuple[str, ...]]:
+        """Have a listing know the labels that a request wants; takes a microsecond or two per sample, once.
+
+        Returns:
+            The names of classes, in the order of their numbers, by field; of fields whose labels are names.
+
+        Raises:
+            BadRequest: labels that the data or the table does not tell; of all samples, or of one where none may be
+                bad. Tables of several sources that number names in different ways.
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered about a table.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for number, recipe in enumerate(request.wanted):
             shards = listing.shards_of(number)
-            if len(shards) and shards[0] not in listing.labels.get(source, {}):
-                values = await _values(sources, listing, shards, source)
-                listing.labels[source] = {**listing.labels.get(source, {}), **values}  # others may have come meanwhile
+            for field in recipe if len(shards) else ():
+                url = listing.refs[shards.start].url
+                classes = getattr(params_of(field), "classes", ())
+                for source in filter(is_label, field.sources):
+                    known = await self._of(listing, shards, source)
+                    _check_labelled(known, url, source, request)
+                    classes = known.classes
+                if found.setdefault(field.name, classes) != classes:
+                    raise _disagree(field.name, url)
+        return {name: classes for name, classes in found.items() if classes}
+
+    async def _of(self, listing: Listing, shards: range, source: str) -> _Known:
+        key = (listing.digest, listing.firsts, shards.start, source)
+        known = self._known.get(key)
+        if known is None or shards[0] not in listing.labels.get(source, {}):
+            values, known = await _values(self._sources, listing, shards, source)
+            listing.labels[source] = {**listing.labels.get(source, {}), **values}  # others may have come meanwhile
+            self._known.put(key, known, sum(map(len, known.classes), 64))
+        return known
 
 
-async def _values(sources: Sources, listing: Listing, shards: range, source: str) -> dict[int, NDArray[np.int64]]:
+class _Known(NamedTuple):
+    """What is known of a column of labels.
+
+    Attributes:
+        classes: see ``plan.objects.labels.Labels``.
+        missing: samples without a label.
+        first_missing: the first of them.
+        total: samples.
+    """
+
+    classes: tuple[str, ...]
+    missing: int
+    first_missing: str
+    total: int
+
+
+async def _values(
+    sources: Sources, listing: Listing, shards: range, source: str
+) -> tuple[dict[int, NDArray[np.int64]], _Known]:
     owners = await asyncio.to_thread(_owners, listing, shards)
     packs = list(dict.fromkeys(one for one, _ in owners.values()))
     table = table_of(source)
     try:
         if table is None:  # of all sources: a folder is the same class in each, whoever asks
             packs = list(listing.packs)
-            columns = await asyncio.to_thread(folder_labels, packs)
+            labels = await asyncio.to_thread(folder_labels, packs, classes_of(source))
         else:
             data = await _read(sources, table)
-            rows = await asyncio.to_thread(parse_table, table.file, data, table.column)
-            columns = await asyncio.to_thread(table_labels, packs, rows)
+            rows = await asyncio.to_thread(parse_table, table.file, data, table.column, table.classes)
+            labels = await asyncio.to_thread(table_labels, packs, rows)
     except ValueError as error:
         where = listing.refs[shards.start].url if table is None else table.file
         raise BadRequest(str(error), object=where, stage="plan") from error
-    by_packs = dict(zip(packs, columns, strict=True))
-    return {shard: by_packs[one][one.samples(number)] for shard, (one, number) in owners.items()}
+    by_packs = dict(zip(packs, labels.values, strict=True))
+    values = {shard: by_packs[one][one.samples(number)] for shard, (one, number) in owners.items()}
+    return values, _Known(labels.classes, labels.missing, labels.first_missing, sum(map(len, labels.values)))
+
+
+def _check_labelled(known: _Known, url: str, source: str, request: Request) -> None:
+    """Refuse at once what would end the run later: labels of none of the samples, or not of all where none may be bad.
+
+    Where there are filters, they may leave out samples without a label: others are told of as they come.
+    """
+    strict = not request.filters and (request.policy is BadSamples.ERROR or not request.spec.bad_samples_max)
+    if not known.missing or (known.missing < known.total and not strict):
+        return
+    table = table_of(source)
+    others = f" and {known.missing - 1} others of {known.total}" if known.missing > 1 else ""
+    some = known.missing < known.total
+    raise BadRequest(
+        f"expected a label for every sample, got none for {known.first_missing!r}{others}: {unlabelled(source)}",
+        object=url if table is None else table.file,
+        hint="say bad_samples='skip' to leave them out" if some else _ROWS_HINT if table is not None else "",
+        stage="plan",
+    )
+
+
+def _disagree(name: str, url: str) -> BadRequest:
+    return BadRequest(
+        "expected the same classes in every dataset that is mixed, got others in one",
+        object=url,
+        hint=f'name those of {name!r} in fields: "classes": ["cat", "dog"] in the order that is to number them',
+        stage="plan",
+    )
 
 
 async def _read(sources: Sources, table: TableLabel) -> bytes:
@@ -106,7 +193,8 @@ def _owners(listing: Listing, shards: range) -> dict[int, tuple[Packs, int]]:
             raise BadRequest(
                 "expected samples that are objects of their own, got a shard of many",
                 object=ref.url,
-                hint="labels by folder or table are of plain objects; a shard's samples have theirs inside",
+                hint="labels by folder or table are of plain objects; a shard's samples have theirs inside, "
+                'as int, str or {"decode": "int", "classes": ["cat", "dog"]}',
                 stage="plan",
             )
         found[shard] = place
@@ -133,8 +221,10 @@ class LabelledIndexes:
 
 
 def _labelled(index: ShardIndex, columns: Mapping[str, NDArray[np.int64]]) -> ShardIndex:
-    starts = np.vstack([index.starts, *(number_at(values) for values in columns.values())])
-    sizes = np.vstack([index.sizes, np.full((len(columns), index.sample_count), NUMBER_BYTES, np.int64)])
+    known = [values != UNLABELLED for values in columns.values()]
+    numbers = [np.where(one, values, 0) for one, values in zip(known, columns.values(), strict=True)]
+    starts = np.vstack([index.starts, *map(number_at, numbers)])
+    sizes = np.vstack([index.sizes, *(np.where(one, np.int64(NUMBER_BYTES), np.int64(-1)) for one in known)])
     stored = (*(index.stored or ("",) * len(index.fields)), *(NUMBER_STORED,) * len(columns))
     return replace(index, fields=(*index.fields, *columns), starts=starts, sizes=sizes, stored=stored)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from feedd.decode.forms.registry import counts_apart
 from feedd.errors import FeeddError
 from feedd.source.local import write_file
 
@@ -42,6 +43,8 @@ class Learned:
 
     def note(self, ref: ObjectRef, sample_count: int, reader: str = "") -> None:
         """Take note of what an object holds, as it is read: the same bytes by another format are other samples."""
+        if counts_apart(ref.form):
+            return  # what of it nobody else may read
         key = (ref.url, _version(ref, reader), ref.size_bytes)
         if self._counts.get(key) != sample_count:
             self._counts[key] = sample_count
@@ -82,6 +85,6 @@ class Learned:
 
 
 def _version(ref: ObjectRef, reader: str) -> str:
-    """Return an object's version and how it is read; columns do not matter, each has as many rows."""
+    """Return an object's version and how it is read; columns do not matter, where each has as many rows."""
     form = ref.form.partition(":")[0]
     return f"{ref.etag}\0{form}\0{reader}" if form or reader else ref.etag

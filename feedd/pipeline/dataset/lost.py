@@ -1,4 +1,4 @@
-"""Objects that did not come with their packs: samples without them are bad, whatever was listed."""
+"""Objects of packs by their own names: those that did not come, so that samples are bad; those of bad samples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from feedd.errors import CacheUnavailable
 from feedd.flow.lru import WeightedLru
 from feedd.plan.objects.kinds import split_name
@@ -16,6 +18,10 @@ from feedd.plan.objects.layout import HEAD_BYTES, head_bytes, is_pack, parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from feedd.pipeline.batches.failures import Failure
+    from feedd.plan.objects.layout import Table
     from feedd.values import ObjectRef, ShardFile, ShardIndex
 
 _KNOWN_MAX: Final = 1 << 16  # packs
@@ -62,7 +68,7 @@ class LostObjects:
         reasons: Reasons = {}
         found = indexes
         for number, file in enumerate(files):
-            if not is_pack(file.ref):
+            if not is_pack(file.ref) or file.arriving:  # what is waited for has come
                 continue
             lost = await self._of(file)
             if lost:
@@ -71,6 +77,20 @@ class LostObjects:
                 found = [*found[:number], _without(found[number], lost), *found[number + 1 :]]
                 reasons[number] = {one.sample: (one.extension, one.reason) for one in lost}
         return found, reasons
+
+    async def told(self, failures: Sequence[Failure], files: Sequence[ShardFile]) -> Sequence[Failure]:
+        """Return bad samples of pinned shards with those of packs told by their objects, which have names of their own.
+
+        Raises:
+            CacheUnavailable: a pack cannot be read, or is none.
+        """
+        packs = {file.ref.url: file for file in files if is_pack(file.ref)}
+        if not any(one.url in packs for one in failures):
+            return failures
+        try:
+            return await asyncio.to_thread(_told, failures, packs)
+        except (OSError, ValueError) as error:
+            raise CacheUnavailable(f"expected packs, got {error}", object=failures[0].url, stage="decode") from error
 
     async def _of(self, file: ShardFile) -> tuple[_Lost, ...]:
         try:
@@ -91,14 +111,14 @@ def _version(file: ShardFile) -> _Version:
 
 
 def bad_rows(
-    reasons: Reasons, shard_no: Sequence[int], ordinal: Sequence[int], wanted: frozenset[str]
+    reasons: Reasons, shard_no: NDArray[np.integer], ordinal: NDArray[np.integer], wanted: frozenset[str]
 ) -> dict[int, tuple[str, str]]:
     """Return the rows that lack an object of one of the extensions that are wanted: that, and what to say of it."""
     if not reasons:
         return {}
     found: Mapping[int, tuple[str, str] | None] = {
         row: reasons.get(number, {}).get(sample)
-        for row, (number, sample) in enumerate(zip(shard_no, ordinal, strict=True))
+        for row, (number, sample) in enumerate(zip(shard_no.tolist(), ordinal.tolist(), strict=True))
     }
     return {row: told for row, told in found.items() if told is not None and told[0] in wanted}
 
@@ -112,18 +132,11 @@ def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
 
 
 def _read(file: ShardFile) -> tuple[_Lost, ...]:
-    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size_bytes = file.ref.size_bytes
-        table_bytes = min(head_bytes(os.pread(fd, HEAD_BYTES, file.data_at)), size_bytes)
-        table = parse(memoryview(os.pread(fd, table_bytes, file.data_at)), size_bytes)
-    finally:
-        os.close(fd)
+    table = _table(file)
     if not table.lost:
         return ()
     names = table.names()
-    # A pack is called as its first object with all that is in front of it.
-    folder = file.ref.url.removesuffix(f"{names[0]}+{len(names) - 1}")
+    folder = _folder(file, names)
     return tuple(
         _Lost(
             int(table.sample[number]),
@@ -132,3 +145,34 @@ def _read(file: ShardFile) -> tuple[_Lost, ...]:
         )
         for number in table.lost
     )
+
+
+def _told(failures: Sequence[Failure], packs: Mapping[str, ShardFile]) -> list[Failure]:
+    tables = {url: _table(packs[url]) for url in {one.url for one in failures} & packs.keys()}
+    names = {url: table.names() for url, table in tables.items()}
+    found = []
+    for one in failures:
+        if one.url in tables:
+            table, its = tables[one.url], names[one.url]
+            objects = np.flatnonzero(table.sample == one.ordinal)
+            place = objects[table.starts()[objects] == one.offset]  # where the field that failed is one of them
+            name = its[int(place[0] if len(place) else objects[0])]
+            found.append(replace(one, url=_folder(packs[one.url], its) + name, ordinal=0, offset=0))
+        else:
+            found.append(one)
+    return found
+
+
+def _table(file: ShardFile) -> Table:
+    fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size_bytes = file.ref.size_bytes
+        table_bytes = min(head_bytes(os.pread(fd, HEAD_BYTES, file.data_at)), size_bytes)
+        return parse(memoryview(os.pread(fd, table_bytes, file.data_at)), size_bytes)
+    finally:
+        os.close(fd)
+
+
+def _folder(file: ShardFile, names: Sequence[str]) -> str:
+    """Return what is in front of the names: a pack is called as its first object with all of that."""
+    return file.ref.url.removesuffix(f"{names[0]}+{len(names) - 1}")

@@ -8,17 +8,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from feedd.decode.formats import registry as formats
 from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.registry import form_named, is_ready
+from feedd.decode.forms.registry import check_named, form_named, is_ready
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
-from feedd.flow.tasks import run_all
+from feedd.flow.tasks import off_loop, run_all
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
+from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.dataset.labels import LabelledIndexes
-from feedd.pipeline.dataset.megatron import check_types
+from feedd.pipeline.dataset.megatron import check_types, read_documents, told_by
+from feedd.pipeline.dataset.record_idx import idx_sizes, say_fewer
 from feedd.pipeline.dataset.told import read_told
 from feedd.pipeline.derived.columnar import counting
 from feedd.pipeline.derived.maker import formed
@@ -27,6 +28,7 @@ from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
 from feedd.plan.objects.layout import is_pack
+from feedd.plan.orders import NeedOrder
 from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
 
@@ -111,7 +113,7 @@ class Shelf:
         key = _key(listing, shard)
         index = self._indexes.get(key)
         if index is None:
-            index = await self._index_flight.do(key, lambda: self._read_index(listing, key))
+            index = await self._index_flight.do(key, lambda: self._read_index(listing, key, shard))
         self._learned.note(ref, index.sample_count, format_of(listing, shard))
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
@@ -132,13 +134,26 @@ class Shelf:
             return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
 
+    async def made(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
+        """Return the index of what is made of an object of a listing beside its shard, such as its first samples.
+
+        Raises:
+            BadShard, NotFound, ...: said by the object.
+        """
+        key = _Key(ref, "")
+        index = self._indexes.get(key)
+        return index or await self._index_flight.do(key, lambda: self._read_index(listing, key))
+
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
-        resolved = replace(found, refs=await asyncio.to_thread(counting, found.refs, found.named))
+        refs = await with_heads(self._stages.sources, found.refs, found.named)
+        resolved = replace(found, refs=await asyncio.to_thread(counting, refs, found.named))
         listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.packs, listing.named = resolved.packs, await asyncio.to_thread(_known_formats, resolved)
-        told = await read_told(self._stages.sources, resolved, claims=False)
+        listing.passed_over = resolved.passed_over
+        listing.idx_bytes = await asyncio.to_thread(idx_sizes, resolved.refs, resolved.beside)
+        told = await self._told(resolved, listing, claims=False)
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
         return listing
@@ -150,7 +165,10 @@ class Shelf:
 
     async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> Drawn | EpochEnd:
         """As ``rows``, with nothing worked out."""
-        while isinstance(drawn := reader.draw(at), NeedCounts):
+        while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
+            if isinstance(drawn, NeedOrder):
+                drawn.learn(await off_loop(drawn.sort, drawn.size_bytes))
+                continue
             indexes = await self.indexes(listing, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
@@ -168,9 +186,12 @@ class Shelf:
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
         whole = await asyncio.to_thread(_joined, resolved, firsts)
+        refs = await with_heads(self._stages.sources, whole.refs, whole.named, firsts, cuts)
+        whole = replace(whole, refs=refs)
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.packs, listing.named = whole.packs, await asyncio.to_thread(_known_formats, whole)
-        told = await read_told(self._stages.sources, whole)
+        listing.idx_bytes = await asyncio.to_thread(idx_sizes, whole.refs, whole.beside)
+        told = await self._told(whole, listing)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
         listing.formats = told.formats
@@ -179,17 +200,23 @@ class Shelf:
         await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
         held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
-        if (
-            held is not None
-            and held.firsts == firsts
-            and await asyncio.to_thread(held.contradicts, listing.counts) is None
-        ):
+        if held is not None and await asyncio.to_thread(_unchanged, held, listing):
             await asyncio.to_thread(held.renew, listing)
             listing = held
         self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
             del self._listings[next(iter(self._listings))]
         return listing
+
+    async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> Told:
+        """Return what lies beside the data tells; of documents the listing is told how they are read."""
+        documents = await read_documents(self._stages.sources, resolved)
+        told = await read_told(self._stages.sources, resolved, claims=claims)
+        if not documents.counts:
+            return told
+        listing.named = {**listing.named, **documents.readers}
+        claimed = {shard: count for shard, count in told.claimed.items() if shard not in documents.counts}
+        return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
 
     async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
         """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
@@ -204,19 +231,27 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, listing: Listing, key: _Key) -> ShardIndex:
+    async def _read_index(self, listing: Listing, key: _Key, shard: int = -1) -> ShardIndex:
         if is_pack(key.ref):
             index = await asyncio.to_thread(_index_of_pack, listing, key.ref)
         else:
             name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
             index = await with_pinned(
                 self._stages.cache,
-                [key.ref],
+                [told_by(key.ref, key.format)],
                 lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
             )
+        if shard in listing.idx_bytes:
+            await asyncio.to_thread(say_fewer, key.ref, listing.idx_bytes[shard], index)
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._indexes.put(key, index, weight)
         return index
+
+
+def _unchanged(held: Listing, newer: Listing) -> bool:
+    """Whether a listing of the same objects reads them, and counts them, as an earlier one."""
+    same = held.firsts == newer.firsts and held.named == newer.named
+    return same and held.contradicts(newer.counts) is None
 
 
 def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
@@ -255,8 +290,7 @@ def _known_formats(resolved: Resolved) -> Mapping[int, str]:
         Unsupported: there is no format, and no form, of that name.
     """
     for name in {name for name, _ in itertools.groupby(resolved.named.values())}:
-        if not form_named(name):
-            formats.get(name)
+        check_named(name)
     return resolved.named
 
 

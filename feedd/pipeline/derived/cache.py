@@ -128,6 +128,11 @@ class MadeCache:
         """Return the whole entries, in no order."""
         return self._inner.entries()
 
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether a shard is here whole."""
+        shard = self._maker.facts.made(ref) if ref.form else ref
+        return shard is not None and self._inner.holds(shard)
+
     def knows(self, ref: ObjectRef) -> bool:
         """Whether a shard is here, or a fill of it under way."""
         shard = self._maker.facts.made(ref) if ref.form else ref
@@ -145,9 +150,13 @@ class MadeCache:
         with self._awaiting((ref,)):
             yield await self._known(ref)
 
-    async def _held(self, plain: ObjectRef) -> PinnedShards | None:
-        """Pin an object that lies in the cache as it is, or is being fetched there: nobody waits for space for that."""
-        if self._closed or not self._inner.knows(plain):
+    async def _held(self, plain: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - a seam's
+        """Pin an object that lies in the cache as it is, or is being fetched there; or ``bring`` it there.
+
+        Nobody waits for space for the former. Who brings one waits as for any shard: it is as large as what is made of
+        it next, and is the first to go.
+        """
+        if self._closed or not (bring or self._inner.knows(plain)):
             return None
         try:
             return await self._inner.acquire([plain])

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms.columns import ROWS_ONLY, params_of
-from feedd.decode.forms.registry import COLUMNAR
+from feedd.decode.forms.registry import COLUMNAR, counts_apart
 from feedd.pipeline.derived.maker import formed
 from feedd.plan.listing import view_of
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from feedd.values import FieldRecipe, ObjectRef
 
 PARAMS_BYTES_MAX: Final = 4096
-"""Who names more columns than that gets all: a form is part of every entry's identity."""
+"""Most of a form's parameters, for it is part of every entry's identity: who names more columns gets all."""
 
 _CHEAP_TO_COUNT: Final = frozenset({"parquet"})
 
@@ -40,7 +40,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
         params = params_of(asked) if asked else ""
         view.append(params)
         refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
-    return view_of(listing, tuple(refs), tuple(view))
+    return view_of(listing, tuple(refs), tuple(view), apart=any(counts_apart(ref.form) for ref in refs))
 
 
 def asked_for(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:

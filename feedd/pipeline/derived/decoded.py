@@ -11,6 +11,7 @@ from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.registry import form_named, ready_form
 from feedd.decode.ready import ready_prefix, rows_params
 from feedd.errors import Unsupported
+from feedd.pipeline.derived.columnar import PARAMS_BYTES_MAX
 from feedd.plan.listing import format_of, view_of
 from feedd.plan.objects.layout import is_pack
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _SHARE: Final = 0.8  # of the cache, for what one dataset becomes
 _GROWTH_LEAST: Final = 2  # what may grow by less stays as it is
 _SHARD_BYTES_MAX: Final = 2 << 30
-_PARAMS_BYTES_MAX: Final = 4096  # a form is part of every entry's identity
 _URLS_TOLD: Final = 3
 _log = structlog.get_logger("feedd.pipeline")
 _WINDOWS: Final = 4  # so many must fit into the cache with all their shards
@@ -128,4 +128,4 @@ def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth:
         params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
     except Unsupported:
         return ""  # said where the shard is read
-    return ready_form(ref.form, params) if len(params.encode()) <= _PARAMS_BYTES_MAX else ""
+    return ready_form(ref.form, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms import registry
+from feedd.decode.forms.arrow import TYPES
 from feedd.decode.forms.making import HeldObject
 from feedd.decode.work import MadeShard, MakeTask
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
+from feedd.flow.tasks import within
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.derived.facts import MadeFact
 from feedd.pipeline.derived.memory_file import MemoryFile, copy_into, copy_spans, tell_landed
@@ -22,12 +24,14 @@ from feedd.values import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from feedd.pipeline.derived.facts import MadeFacts
     from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
     from feedd.values import ObjectRef
 
     Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]
+    Held = Callable[[ObjectRef, bool], Awaitable[PinnedShards | None]]
 
 _ROUNDS_MAX: Final = 16  # of asking for more of an object
 _RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
@@ -41,9 +45,8 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
         refs: as listed.
         named: what their URLs name in the place of a format, by their place.
     """
-    forms = (
-        registry.form_named((named or {}).get(at, "")) or registry.form_for(ref.key) for at, ref in enumerate(refs)
-    )
+    names = named or {}
+    forms = (registry.form_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
     return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
 
 
@@ -94,7 +97,8 @@ class Maker:
     Attributes:
         facts: what is known of shards made before.
         taken: called when a shard left memory.
-        held: returns a pin on an object that is in the cache as it is; None where it is not.
+        held: returns a pin on an object that is in the cache as it is, or where it is to be brought there, because
+            more than one thing is made of it; None where it is not, or cannot be.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class Maker:
     ) -> None:
         self.facts = facts
         self.taken: Callable[[], None] = lambda: None
-        self.held: Callable[[ObjectRef], Awaitable[PinnedShards | None]] = _nothing
+        self.held: Held = _nothing
         self._fetcher = fetcher
         self._make = make
         self._options = options
@@ -153,20 +157,11 @@ class Maker:
         async with self._in_time(ref):
             return await self._bring(ref, urgency)
 
-    @asynccontextmanager
-    async def _in_time(self, ref: ObjectRef) -> AsyncIterator[None]:
+    def _in_time(self, ref: ObjectRef) -> AbstractAsyncContextManager[object]:
         """End a making at its deadline."""
-        scope = asyncio.timeout(self._options.deadline_s)
-        try:
-            async with scope:
-                yield
-        except TimeoutError as error:
-            if not scope.expired():
-                raise
-            message = (
-                f"expected a shard to be made within {format_duration(self._options.deadline_s)}, got no end of it"
-            )
-            raise StoreUnavailable(message, object=ref.url, stage="cache") from error
+        deadline_s = self._options.deadline_s
+        message = f"expected a shard to be made within {format_duration(deadline_s)}, got no end of it"
+        return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
 
     async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
         async with self._place():
@@ -261,7 +256,7 @@ class Maker:
                 spans: tuple[ByteRange, ...] = ()
                 wanted = registry.get(name).wanted(HeldObject(-1, ref.size_bytes), params)
                 for _ in range(_ROUNDS_MAX):
-                    await self._fetch(plain, wanted, source, _Watch(urgency))
+                    await self._fetch(plain, wanted, source, _Watch(urgency), again=params == TYPES)
                     spans = joined((*spans, *wanted))
                     outcome = await self._asked(replace(task, spans=spans, source_fd=source.fd))
                     if isinstance(outcome, MadeShard):
@@ -287,19 +282,23 @@ class Maker:
         return await self._make(replace(task, form=form))
 
     async def _fetch(
-        self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch
+        self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch, *, again: bool
     ) -> None:
-        if not any(span.size_bytes for span in wanted) or await self._copied(plain, wanted, source):
+        """Fetch what is wanted; by way of the cache where all of it is, and will be ``again`` for something else."""
+        whole = any(span.size_bytes == plain.size_bytes for span in wanted)
+        if not any(span.size_bytes for span in wanted):
+            return
+        if await self._copied(plain, wanted, source, bring=whole and again):
             return
         with source.view() as view:
-            if any(span.size_bytes == plain.size_bytes for span in wanted):
+            if whole:
                 await self._fetcher.fetch(plain, view, watch)
             else:
                 await self._fetcher.fetch_spans(plain, wanted, view, watch)
 
-    async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile) -> bool:
+    async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, *, bring: bool) -> bool:
         """Take what is wanted of an object from the cache, where it is there; False: it is to be fetched."""
-        pins = await self.held(plain)
+        pins = await self.held(plain, bring)
         if pins is None:
             return False
         with pins:
@@ -356,8 +355,8 @@ def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
     return CacheUnavailable(message, object=shard.url, stage="cache")
 
 
-async def _nothing(ref: ObjectRef) -> PinnedShards | None:
-    del ref
+async def _nothing(ref: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - as its seam has it
+    del ref, bring
     return None
 
 

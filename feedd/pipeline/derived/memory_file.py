@@ -6,20 +6,19 @@ import asyncio
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from itertools import takewhile
+from typing import TYPE_CHECKING, Self
 
-from feedd.flow.mapping import FileMapping, file_of
+from feedd.flow.mapping import FileMapping, file_of, file_pieces
 from feedd.flow.tasks import to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from feedd.flow.mapping import FilePlace
     from feedd.values import ByteRange, ShardFile
 
     _Work = Callable[[threading.Event], None]
-
-_PIECE_BYTES: Final = 256 << 10  # stays in the processor's cache
 
 
 class MemoryFile:
@@ -96,51 +95,37 @@ async def _in_thread(work: _Work) -> None:
 
 
 def _copy(fd: int, target: memoryview, place: FilePlace | None, stop: threading.Event) -> None:
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    at, size_bytes = 0, target.nbytes
-    while at < size_bytes and not stop.is_set():
-        piece = buffer[: size_bytes - at]
-        count = _read(fd, piece, at)
+    for at, piece in _pieces(fd, 0, target.nbytes, stop):
         if place is None:
-            target[at : at + count] = piece[:count]
+            target[at : at + piece.nbytes] = piece
         else:
-            done = 0
-            while done < count:
-                done += os.pwrite(place.fd, piece[done:count], place.at + at + done)
+            _write(place.fd, piece, place.at + at)
             if place.landed is not None:
-                place.landed(place.at + at, piece[:count])
-        at += count
+                place.landed(place.at + at, piece)
 
 
 def _copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int, stop: threading.Event) -> None:
-    buffer = memoryview(bytearray(_PIECE_BYTES))
     source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for span in spans:
-            at = span.start
-            while at < span.end and not stop.is_set():
-                count = _read(source, buffer[: span.end - at], file.data_at + at)
-                done = 0
-                while done < count:
-                    done += os.pwrite(fd, buffer[done:count], at + done)
-                at += count
+            for at, piece in _pieces(source, file.data_at + span.start, span.size_bytes, stop):
+                _write(fd, piece, span.start + at)
     finally:
         os.close(source)
 
 
 def _tell(place: FilePlace, size_bytes: int, stop: threading.Event) -> None:
     assert place.landed is not None
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    at = 0
-    while at < size_bytes and not stop.is_set():
-        piece = buffer[: size_bytes - at]
-        count = _read(place.fd, piece, place.at + at)
-        place.landed(place.at + at, piece[:count])
-        at += count
+    for at, piece in _pieces(place.fd, place.at, size_bytes, stop):
+        place.landed(place.at + at, piece)
 
 
-def _read(fd: int, piece: memoryview, at: int) -> int:
-    count = os.preadv(fd, [piece], at)
-    if not count:
-        raise OSError(f"expected {piece.nbytes} more bytes at {at}, got the end of the file")
-    return count
+def _pieces(fd: int, start: int, size_bytes: int, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:
+    """Yield a range of a file as ``file_pieces`` does, until it is enough."""
+    return takewhile(lambda _: not stop.is_set(), file_pieces(fd, start, size_bytes))
+
+
+def _write(fd: int, piece: memoryview, at: int) -> None:
+    done = 0
+    while done < piece.nbytes:
+        done += os.pwrite(fd, piece[done:], at + done)

@@ -1,7 +1,7 @@
 """Which types the columns of text have: those of a dataset's first shard, or what a recipe says, in every shard.
 
-Text does not say them, and a guess per shard may differ from the last one's. What tells them is a pure function of the
-listing and the recipe, so that all nodes say the same.
+So it is with the sign between values. Text does not say them, and a guess per shard may differ from the last one's.
+What tells them is a pure function of the listing and the recipe, so that all nodes say the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from feedd.decode.forms.arrow import TYPES
+from feedd.decode.forms.arrow import DELIMITER, TYPES
 from feedd.decode.forms.columns import typed_params
 from feedd.decode.forms.registry import DELIMITED, split
 from feedd.decode.params import params_of
@@ -71,7 +71,7 @@ def type_of(told: str, recipes: Sequence[FieldRecipe]) -> str:
         told: by the dataset's first shard that has values of it.
         recipes: of the fields that read the column.
     """
-    codecs = {recipe.codec for recipe in recipes} - _ASIDE
+    codecs = {"str" if getattr(params_of(one), "classes", ()) else one.codec for one in recipes} - _ASIDE
     if codecs and codecs <= _TEXT:
         return "string"
     if told not in _NUMBERS:
@@ -108,8 +108,11 @@ async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence
         for source in field.sources:
             by_source.setdefault(source, []).append(field)
     types: dict[str, str] = {}
+    signs: list[str] = []
     for ref in refs:
         told = await with_pinned(cache, [ref], lambda files: asyncio.to_thread(_read, files[0]))
+        sign = told.pop(DELIMITER, "")
+        signs += [sign] if told else []
         for name, kind in told.items():
             if (name in by_source or not recipe) and types.get(name, _NULL) == _NULL:
                 types[name] = type_of(kind, by_source.get(name, ()))
@@ -124,17 +127,17 @@ async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence
             stage="decode",
         )
     types |= dict.fromkeys(unknown, "string")  # of which nobody asked anything: text is what every value can be
-    return _short(asked_for(recipe), types)
+    return _short(asked_for(recipe), types, "".join(signs[:1]))
 
 
-def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str]) -> str:
+def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str], sign: str) -> str:
     """Return parameters that every entry of the cache can bear: the commonest type is told once, where need be."""
     if not types:
         return ""
-    params = typed_params(asked, types)
+    params = typed_params(asked, types, delimiter=sign)
     if len(params.encode()) > PARAMS_BYTES_MAX:
         ((other, _),) = Counter(types.values()).most_common(1)
-        params = typed_params(asked, {name: kind for name, kind in types.items() if kind != other}, other)
+        params = typed_params(asked, {name: kind for name, kind in types.items() if kind != other}, other, sign)
     return params if len(params.encode()) <= PARAMS_BYTES_MAX else ""
 
 

@@ -2,6 +2,7 @@
 
 Objects that are called alike but for their extension are one sample (``a.jpg``, ``a.json``, ``a.txt``), as in a tar.
 Among samples, what is no shard and no part of one is left out: tables about them, notes, files that begin with a dot.
+Among shards that is what ``strays`` says.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from feedd.plan.objects.borders import borders
 from feedd.plan.objects.kinds import COMPANION, LINES, PRIMARY, SHARD, kind_of, split_name
 from feedd.plan.objects.packs import Members, Packs, packed_tag
+from feedd.plan.objects.strays import EXAMPLES_MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.plan.objects.strays import Strays
     from feedd.values import ObjectRef
 
 _MEMBERS = frozenset({PRIMARY, COMPANION, LINES})
@@ -35,14 +38,14 @@ class Grouped:
     Attributes:
         refs: shards, and packs among them, in order.
         packs: None: there are none.
-        left_out: objects that are no data, of which ``example`` is the first.
-        example: its key; empty: there is none.
+        left_out: objects that are no data.
+        examples: the keys of the first of them.
     """
 
     refs: tuple[ObjectRef, ...]
     packs: Packs | None = None
     left_out: int = 0
-    example: str = ""
+    examples: tuple[str, ...] = ()
 
 
 class Gathering:
@@ -51,11 +54,13 @@ class Gathering:
     Args:
         base: what keys are relative to; all begin with it.
         shards: every object is one, whatever its name: somebody named their format.
+        strays: tells what is no shard; None: each object was named by somebody.
     """
 
-    def __init__(self, base: str, *, shards: bool = False) -> None:
+    def __init__(self, base: str, *, shards: bool = False, strays: Strays | None = None) -> None:
         self._base = base
         self._shards = shards
+        self._strays = strays
         self._others: list[ObjectRef] = []
         self._places = array("q")  # so many objects of samples came before each of the others
         self._keys, self._key_ends = bytearray(), array("q")
@@ -109,7 +114,7 @@ class Gathering:
     def grouped(self) -> Grouped:
         """Return what has come, grouped; microseconds per pack. Called once, when all has come."""
         if not self._sizes:
-            return Grouped(tuple(self._others))
+            return self._of_shards(self._others)
         first = np.frombuffer(self._firsts, np.int64)
         # an object may come later than its sample's others, where a longer stem lies between
         order = np.argsort(first, kind="stable") if (np.diff(first) < 0).any() else np.arange(len(first))
@@ -118,10 +123,50 @@ class Gathering:
         kinds = np.frombuffer(self._kinds, np.uint8)[order]
         primary = np.logical_or.reduceat(kinds == PRIMARY, begins)
         if not primary.any():
-            if self._others or (counts.max() == 1 and (kinds == LINES).any()):
-                return Grouped(self._as_shards())
+            if self._has_shards() or (counts.max() == 1 and (kinds == LINES).any()):
+                return self._of_shards(self._as_shards())
             primary[:] = True  # nothing but text in several files to a sample, or JSON
+        hidden = self._hidden()[order[begins]]  # all objects of a sample are in one folder
+        if not hidden[primary].all():
+            primary &= ~hidden
         return self._packed(order, np.repeat(primary, counts))
+
+    def _of_shards(self, refs: Sequence[ObjectRef]) -> Grouped:
+        """Return objects as shards, but for strays."""
+        kept = refs if self._strays is None else self._strays.without(refs)
+        if len(kept) == len(refs):
+            return Grouped(tuple(refs))
+        left = iter(kept)
+        following = next(left, None)
+        lost: list[str] = []
+        for ref in refs:
+            if ref is following:
+                following = next(left, None)
+            else:
+                lost.append(ref.key)
+        return Grouped(tuple(kept), None, len(lost), tuple(lost[:EXAMPLES_MOST]))
+
+    def _has_shards(self) -> bool:
+        """Whether there is anything besides what may be of samples, and is no stray."""
+        strays = self._strays
+        return any(strays is None or not strays.is_stray(ref.key, ref.size_bytes) for ref in self._others)
+
+    def _hidden(self) -> NDArray[np.bool_]:
+        """Return which objects of samples lie in folders whose names begin with a dot."""
+        ends = np.frombuffer(self._key_ends, np.int64)
+        found = np.zeros(len(ends), np.bool_)
+        if self._strays is None:
+            return found
+        keys = np.frombuffer(self._keys, np.uint8)
+        dots = np.flatnonzero(keys == ord("."))
+        begins = np.concatenate(([0], ends[:-1]))
+        owners = np.searchsorted(ends, dots, "right")
+        # what begins a key is the name of a file or folder, too, unless the URL itself has that dot
+        inside = keys[np.maximum(dots - 1, 0)] == ord("/")
+        found[owners[((dots == begins[owners]) & self._strays.judges_first) | ((dots > begins[owners]) & inside)]] = (
+            True
+        )
+        return found
 
     def _as_shards(self) -> tuple[ObjectRef, ...]:
         """Return all objects as they came."""
@@ -145,11 +190,7 @@ class Gathering:
         first = np.frombuffer(self._firsts, np.int64)[order[kept]]
         members = self._members(order[kept])
         begins = np.flatnonzero(np.diff(first, prepend=-1))
-        shards = [
-            (ref, place)
-            for ref, place in zip(self._others, self._places, strict=True)
-            if kind_of(*split_name(ref.key)) == SHARD
-        ]
+        shards = [(ref, place) for ref, place in zip(self._others, self._places, strict=True) if self._is_shard(ref)]
         places = np.searchsorted(first[begins], [place for _, place in shards])  # in samples
         edges = np.unique(np.concatenate(([0], places, [len(begins)])))
         cuts = [self._borders(members, begins, order[kept], low, high) for low, high in itertools.pairwise(edges)]
@@ -163,7 +204,7 @@ class Gathering:
             refs.append(ref)
             at = end
         lost = len(order) - len(first) + len(self._others) - len(shards)
-        return Grouped((*refs, *packs.refs[at:]), packs, lost, self._example(order, kept) if lost else "")
+        return Grouped((*refs, *packs.refs[at:]), packs, lost, self._examples(order, kept))
 
     def _borders(
         self, members: Members, begins: NDArray[np.int64], numbers: NDArray[np.int64], low: int, high: int
@@ -188,11 +229,18 @@ class Gathering:
             columns = (*_taken(self._keys, key_ends, numbers), sizes[numbers], *_taken(self._tags, tag_ends, numbers))
         return Members(self._root, self._base, *columns, sample)
 
-    def _example(self, order: NDArray[np.int64], kept: NDArray[np.bool_]) -> str:
-        """Return the key of an object that is left out."""
-        if not kept.all():
-            return self._members(order[~kept][:1]).key(0)
-        return next(ref.key for ref in self._others if kind_of(*split_name(ref.key)) != SHARD)
+    def _is_shard(self, ref: ObjectRef) -> bool:
+        """Whether an object among samples is a shard."""
+        if kind_of(*split_name(ref.key)) != SHARD:
+            return False
+        return self._strays is None or not self._strays.is_stray(ref.key, ref.size_bytes)
+
+    def _examples(self, order: NDArray[np.int64], kept: NDArray[np.bool_]) -> tuple[str, ...]:
+        """Return the keys of the first objects that are left out."""
+        numbers = order[~kept][:EXAMPLES_MOST]
+        members = self._members(numbers)
+        others = (ref.key for ref in self._others if not self._is_shard(ref))
+        return tuple(itertools.islice(itertools.chain(map(members.key, range(len(numbers))), others), EXAMPLES_MOST))
 
 
 def _taken(blob: bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:

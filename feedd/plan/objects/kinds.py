@@ -25,7 +25,10 @@ _EXTENSIONS: Final = {
     "parquet npz h5 hdf5 lmdb mdb bin idx safetensors",
 }
 _KINDS: Final = {extension: kind for kind, names in _EXTENSIONS.items() for extension in names.split()}
-_COMPRESSED: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd"})
+_ALONE: Final = frozenset(
+    {"jsonl", "ndjson", "csv", "tsv", "svm", "libsvm", "pt", "pth", "zip"}
+)  # among samples no data
+_COMPRESSED: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd", "zlib"})
 _NUMBERED: Final = re.compile(r"(.+)-\d+-of-\d+")  # ``x.tfrecord-00000-of-00128``
 _MANY: Final = frozenset({SHARD, LINES})
 
@@ -51,3 +54,9 @@ def kind_of(stem: str, extension: str) -> int:
     if extension in _COMPRESSED:  # a packed table about samples is as little data as a plain one
         return SHARD if kind_of(*split_name(stem)) == SHARD else OTHER
     return _KINDS.get(extension, OTHER)
+
+
+def is_known(name: str) -> bool:
+    """Whether one of the extensions of a lower-case file name is that of something known, numbered or compressed."""
+    parts = re.split(r"[.-]", name)[1:]
+    return any(part in _KINDS or part in _ALONE or part in _COMPRESSED for part in parts)

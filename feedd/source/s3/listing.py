@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import Unsupported
+from feedd.source.s3 import contents
 from feedd.source.s3.client import S3Clients
 from feedd.source.threaded import iterate_in_thread
 from feedd.values import ObjectRef
@@ -44,8 +45,8 @@ async def _answers(
     bucket: str, asked: Asked, limits: SourceOptions, start_after: str
 ) -> AsyncGenerator[list[ObjectRef], None]:
     """Run in the thread: ask for page after page, with a client of this loop."""
-    s3 = limits.for_bucket(bucket)
-    prefix = asked.url.removeprefix(f"s3://{bucket}/")
+    s3, root = limits.for_bucket(bucket), f"s3://{bucket}"
+    prefix = asked.url.removeprefix(f"{root}/")
     query = {"Bucket": bucket, "Prefix": prefix}
     if s3.requester_pays:
         query["RequestPayer"] = "requester"
@@ -54,15 +55,16 @@ async def _answers(
     order = _Order(asked, start_after)
 
     async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
-        answer: Mapping[str, Any] = await client.list_objects_v2(**query)  # botocore undoes encoding-type=url
+        client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
+        answer: Mapping[str, Any] = await client.list_objects_v2(**query)
         return answer
 
     async with contextlib.aclosing(S3Clients(s3, limits)) as clients:
         while True:
             answer = await clients.call(ask, asked, limits.listing_deadline_s)
             refs = [
-                ObjectRef(f"s3://{bucket}", item["Key"], item["Size"], item["ETag"].removeprefix("W/").strip('"'))
-                for item in answer.get("Contents", ())
+                ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
+                for one in contents.objects_of(answer)
             ]
             wanted = order.keep(refs)
             if wanted:

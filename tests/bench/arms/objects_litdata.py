@@ -22,7 +22,7 @@ class _Indexer(BaseIndexer):  # type: ignore[misc]  # its base is not installed 
         self._settings = settings
 
     def discover_files(self, *_: Any) -> Any:
-        return [FileMetadata(f"s3://{self._settings['bucket']}/{key}", 60_000) for key in list_keys(self._settings)]
+        return [FileMetadata(f"s3://{self._settings['bucket']}/{key}", 100_000) for key in list_keys(self._settings)]
 
     def build_or_load_index(self, *_: Any, **__: Any) -> Any:
         return self.discover_files()

@@ -132,3 +132,10 @@ def test_ragged_fields_can_be_padded() -> None:
     assert Ragged(torch.empty(0), torch.tensor([0])).padded()[0].shape == (0, 0)
     with pytest.raises(ValueError, match="several"):
         Ragged(torch.empty(0), torch.tensor([0]), torch.empty(0, 2)).padded()
+
+
+def test_an_older_daemon_names_no_classes(bench: Bench) -> None:
+    """It is the daemon that is told to be too old, not the field to be wrong."""
+    server = bench.server(steps=1, minor=4)
+    with pytest.raises(DaemonVersionError, match=r"protocol 1\.5"):
+        bench.dataset(server).classes("cls")

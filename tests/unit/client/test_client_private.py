@@ -27,7 +27,7 @@ def both() -> Iterator[tuple[mmap.mmap, shm.Mapping]]:
         with mmap.mmap(fd, SIZE) as ours:
             ours[:] = b"\1" * SIZE
             theirs = shm._map([fd], SIZE, "socket", mmap.MAP_PRIVATE)
-            theirs.private, theirs.pid, theirs.lifeline, theirs.on_unmap = True, os.getpid(), None, []
+            theirs.private, theirs.pid, theirs.lifeline, theirs.on_unmap = True, os.getpid(), -1, []
             yield ours, theirs
             theirs.close()
     finally:

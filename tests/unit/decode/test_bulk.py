@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.decode import split
+from feedd.decode import bulk, split
 from feedd.decode.execute import Executor
 from feedd.decode.kept import REST_S, KeptFiles
 from feedd.decode.labels import number_at
@@ -37,6 +37,10 @@ RECIPES = {
     "int of uint64": replace(parse_field("x", "int"), stored="uint64"),
     "int of int16": replace(parse_field("x", "int"), stored="int16"),
     "float of float64": replace(parse_field("x", "float"), stored="float64"),
+    "float of bfloat16": replace(parse_field("x", "float"), stored="bfloat16"),
+    "tensor of bfloat16": replace(parse_field("x", "tensor:float32:3"), stored="bfloat16[3]"),
+    "bits of bfloat16": replace(parse_field("x", "tensor:uint16:3"), stored="bfloat16[3]"),
+    "tensor of float8": replace(parse_field("x", "tensor:float32:2,2"), stored="float8_e4m3fn[2,2]"),
     "int of bool": replace(parse_field("x", "int"), stored="bool"),
 }
 
@@ -112,7 +116,10 @@ def test_many_rows_at_once_are_as_one_by_one(
         os.ftruncate(fd, ARENA_BYTES)
         executor.attach(1, fd, ARENA_BYTES)
         if whole:
-            answer = run(executor, of, range(rows))
+            with pytest.MonkeyPatch.context() as patch:
+                if seed % 3 == 1:  # as rows are that are long
+                    patch.setattr(bulk, "_GATHERED_BYTES_MAX", 0)
+                answer = run(executor, of, range(rows))
             assert isinstance(answer, Decoded)
             bad = [(row, reason) for row, _, reason in answer.bad]
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.decode import columns, split
+from feedd.decode import columns, execute, split
 from feedd.decode.execute import Executor
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.messages import (
@@ -190,6 +190,16 @@ def test_an_arena_that_cannot_be_mapped_fails_decoding_not_the_worker(shard: Sha
     executor.attach(1, arena, 4096)
     assert isinstance(run(executor, split.decode_packet(task, range(5), 1)), Decoded)
     executor.detach(1)
+
+
+def test_kernels_that_do_not_map_by_madvise(shard: ShardFile, arena: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 5.14 they know no such advice; decoding is the same."""
+    monkeypatch.setattr(execute, "_MADV_POPULATE_WRITE", 9999)
+    executor = Executor()
+    executor.attach(1, arena, 4096)
+    task = DecodeTask((shard,), 1, 256, (work(shard, "int", "cls"),), np.zeros(5, np.uint64))
+    assert isinstance(run(executor, split.decode_packet(task, range(5), 9)), Decoded)
+    assert os.pread(arena, 40, 256) == np.arange(5).tobytes()
 
 
 def test_a_view_left_behind_does_not_keep_an_arena_attached(arena: int) -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.decode.formats.registry import format_for, get
-from feedd.decode.recipe import as_stored, default_fields
-from feedd.errors import BadShard
+from feedd.decode.recipe import as_stored, default_fields, parse_field
+from feedd.errors import BadRecipe, BadShard
 from feedd.plan.beside import parse_claims
 from tests.budget import budget
 
@@ -137,3 +137,19 @@ def test_no_bytes_do_harm(head: bytes, cut: int, flip: int) -> None:
             continue
         assert (index.sizes >= 0).all()
         assert (index.starts + index.sizes <= len(shard)).all()
+
+
+@pytest.mark.parametrize("encoding", ["jpeg_array", "jpegarray", "list[jpeg]", "list[png]", "list[pil]"])
+def test_several_images_a_sample_are_bytes_for_who_asks(encoding: str) -> None:
+    """Nothing takes them apart, and nobody gets them without a word."""
+    shard = mds({"label": "int", "views": encoding}, [{"label": bytes(8), "views": b"\1\0\0\0\1\0\0\0x"}])
+    index = get("mds").index(memoryview(shard), "s3://b/x.mds")
+    with pytest.raises(BadRecipe, match="several") as caught:
+        default_fields(index.fields, index.stored)
+    assert caught.value.object == "views"
+    for text in ("image", "image:8x8", "str", "npy"):
+        with pytest.raises(BadRecipe) as caught:
+            as_stored((parse_field("views", text),), index)
+        assert "take apart yourself" in caught.value.hint
+    (recipe,) = as_stored((parse_field("views", "bytes"),), index)
+    assert recipe.codec == "bytes"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode.absent import why_absent
 from feedd.decode.codecs.registry import make
 from feedd.decode.formats.registry import format_for, get
 from feedd.decode.formats.tfrecord import masked_crc
@@ -112,8 +113,11 @@ def test_records_that_are_no_examples_are_one_field() -> None:
     assert [index.key(n) for n in range(3)] == ["00000000", "00000001", "00000002"]
 
 
-def test_damage_is_an_error_that_says_where() -> None:
-    """Any flipped bit, and any cut that is not at a record's border, is told."""
+def test_damage_is_told() -> None:
+    """A cut that is not at a record's border, and a flipped bit of a length, is an error that says where.
+
+    Any other flipped bit is a bad sample that says where, and the other sample is as it was.
+    """
     shard = tfrecord(example(a=[1]), example(a=[2]))
     border = len(shard) // 2
     for cut in range(1, len(shard)):
@@ -123,15 +127,57 @@ def test_damage_is_an_error_that_says_where() -> None:
     for bit in range(0, len(shard) * 8, 7):
         flipped = bytearray(shard)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(BadShard, match="at byte"):
-            read(bytes(flipped))
+        if bit // 8 % border < 12:
+            with pytest.raises(BadShard, match="at byte"):
+                read(bytes(flipped))
+            continue
+        index = read(bytes(flipped))
+        bad = bit // 8 // border
+        assert index.fields == ("a",)
+        assert [field(shard, index, "a", sample) for sample in (bad, 1 - bad)] == [None, b"\x02\x01"[bad : bad + 1]]
+        told = why_absent(index, [0], bad)
+        assert told is not None
+        assert "checksum" in told.reason
+        assert told.at == 12 + border * bad
+        assert why_absent(index, [], bad) == told  # of a field that the shard does not know, too
+        assert why_absent(index, [0], 1 - bad) is None
 
 
-@pytest.mark.parametrize("second", [example(a=b"x"), example(a=[0.5]), b"\x0a\xff"])
+def test_records_that_are_all_damaged() -> None:
+    """Their places are known all the same; so are those of records that are no Examples."""
+    for records in ([example(a=[1])] * 2, [b"\xff raw"] * 3):
+        shard = bytearray(tfrecord(*records))
+        for at in range(len(shard) // len(records) - 1, len(shard), len(shard) // len(records)):
+            shard[at] ^= 1
+        index = read(bytes(shard))
+        assert (index.sample_count, index.fields) == (len(records), ("data",))
+        assert (index.sizes == -1).all()
+    shard = bytearray(tfrecord(b"\xff raw", b"\xff more"))
+    shard[-1] ^= 1
+    index = read(bytes(shard))
+    assert [field(bytes(shard), index, "data", n) for n in range(2)] == [b"\xff raw", None]
+
+
+OTHERS = [example(a=b"x"), example(a=[0.5]), b"\x0a\xff", example(z=[1], a=b"x")]
+
+
+@pytest.mark.parametrize("second", OTHERS, ids=["bytes", "floats", "none", "another field"])
 def test_one_schema_per_shard(second: bytes) -> None:
-    """A feature that changes its type, or a record that is no Example among Examples, is an error."""
-    with pytest.raises(BadShard):
-        read(tfrecord(example(a=[1]), second))
+    """A feature that changes its type, or a record that is no Example among Examples, makes a bad sample, no more."""
+    index = read(tfrecord(example(a=[1]), second, example(a=[3], b=[4])))
+    assert (index.sample_count, index.fields, index.stored) == (3, ("a", "b"), ("varint[]", "varint[]"))
+    assert index.sizes.tolist() == [[1, -1, 1], [-1, -1, 1]]
+    told = why_absent(index, [0], 1)
+    assert told is not None
+    assert "other types" in told.reason
+    assert why_absent(index, [1], 0) is None  # it lacks that, and that is all
+
+
+def test_a_shard_of_which_nothing_can_be_read() -> None:
+    """Examples in a way that nobody reads, in all records, are an error that says what they are."""
+    unpacked = bytes.fromhex("0a0d0a0b0a016112061a0408010802")  # two numbers, each a field
+    with pytest.raises(BadShard, match="packed"):
+        read(tfrecord(unpacked, unpacked))
 
 
 @settings(max_examples=budget(100), deadline=None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from feedd.decode import extras, tokenizers
 from feedd.decode.codecs.registry import make
@@ -74,6 +75,24 @@ def test_rows_are_cut_and_padded() -> None:
     assert decoded(b"one", max_length=3, fill=7).tolist() == [1, 7, 7]
     assert decoded(b"one two three four", max_length=3, fill=7).tolist() == [1, 2, 3]
     assert spec_of(parse_field("txt", recipe(max_length=3, fill=0))).shape == (3,)
+
+
+def test_an_end_is_put_behind_each_text() -> None:
+    """Within max_length, and behind the tokenizer's own special tokens."""
+    assert decoded(b"one two", end=9).tolist() == [1, 2, 9]
+    assert decoded(b"", end=9).tolist() == [9]
+    assert decoded(b"one two three", end=9, max_length=2).tolist() == [1, 9]
+    assert decoded(b"one", "marked.json", end=9).tolist() == [100, 1, 101, 9]
+    assert decoded(b"one two", end=9, max_length=4, fill=7).tolist() == [1, 2, 9, 7]
+    assert decoded(b"one two", end=9, max_length=1).tolist() == [9]
+
+
+def test_ids_are_the_librarys_own() -> None:
+    """What leaves positions out makes the same ids, cut and marked alike."""
+    for name in ("plain.json", "marked.json"):
+        library = Tokenizer.from_str(tokenizers.read(name).decode())
+        for text in ("one two", "", "four xyz three ü \U0001f600 one " * 9):
+            assert decoded(text.encode(), name).tolist() == library.encode(text).ids
 
 
 def test_what_is_no_text_is_a_bad_sample() -> None:

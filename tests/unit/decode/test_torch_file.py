@@ -35,7 +35,7 @@ def saved(held: Any, **options: Any) -> bytes:
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_tensors_of_every_type(protocol: int) -> None:
-    """Rows of all types that NumPy has, too, by every protocol of pickles; bfloat16 as its bits."""
+    """Rows of all types that NumPy has, too, by every protocol of pickles; bfloat16 is said to be that."""
     tensors = {str(kind).rpartition(".")[2]: (torch.arange(24).reshape(4, 3, 2) % 2).to(kind) for kind in KINDS}
     bits = torch.arange(4, dtype=torch.int16)
     data = saved(tensors | {"bf": bits.view(torch.bfloat16)}, pickle_protocol=protocol)
@@ -45,6 +45,7 @@ def test_tensors_of_every_type(protocol: int) -> None:
     assert found["bf"] == [[number] for number in bits.tolist()]
     index = get("torch").index(memoryview(data), "s3://b/a.pt")
     assert index.stored_as(index.fields.index("float32")) == "float32[3,2]"
+    assert index.stored_as(index.fields.index("bf")) == "bfloat16"
 
 
 def test_views_are_read_where_they_lie() -> None:

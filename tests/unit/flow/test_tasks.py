@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.errors import StoreUnavailable
-from feedd.flow.tasks import INLINE_BYTES, both, off_loop, run_all
+from feedd.flow.tasks import INLINE_BYTES, both, off_loop, run_all, within
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 
 async def _give(value: int) -> int:
@@ -93,3 +98,79 @@ async def test_memory_stays_borrowed_until_the_thread_is_done_with_it() -> None:
     may_end.set()
     await asyncio.wait((task,))
     assert task.cancelled()
+
+
+def _late() -> StoreUnavailable:
+    return StoreUnavailable("expected an end, got none")
+
+
+async def test_a_deadline_ends_the_body_with_an_error_of_ours() -> None:
+    """Past its deadline the body is cancelled and the error is ours, with the time-out as its cause."""
+    ended: list[str] = []
+
+    async def run() -> None:
+        async with within(0.01, _late):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("body")
+
+    with pytest.raises(StoreUnavailable, match="got none") as caught:
+        await run()
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert ended == ["body"]
+    me = asyncio.current_task()
+    assert me is not None
+    assert me.cancelling() == 0
+
+
+async def test_a_deadline_can_be_moved() -> None:
+    """Without a deadline a body has one from when it is given one; one that is taken away does not come."""
+
+    async def run() -> None:
+        async with within(None, _late) as scope:
+            scope.reschedule(asyncio.get_running_loop().time())
+            await asyncio.Event().wait()
+
+    with pytest.raises(StoreUnavailable, match="got none"):
+        await run()
+    async with within(0.0, _late) as scope:
+        scope.reschedule(None)
+        await asyncio.sleep(0.01)
+
+
+async def _time_out() -> None:
+    raise TimeoutError(errno.ETIMEDOUT, "timed out")
+
+
+async def _pass() -> None:
+    async with asyncio.timeout(0):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("body", [_time_out, _pass])
+async def test_a_time_out_of_the_body_stays_what_it_is(body: Callable[[], Awaitable[None]]) -> None:
+    """What timed out before the deadline is not said to be late: a system call, or a deadline of the body's own."""
+    with pytest.raises(TimeoutError):
+        async with within(10.0, _late):
+            await body()
+
+
+async def test_who_is_cancelled_within_a_deadline_is_not_late() -> None:
+    """Cancelled from outside a body ends cancelled; nobody is asked for an error."""
+    asked: list[str] = []
+
+    def late() -> StoreUnavailable:
+        asked.append("late")
+        return _late()
+
+    async def run() -> None:
+        async with within(10.0, late):
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(run())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait((task,))
+    assert task.cancelled()
+    assert not asked

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES
@@ -14,8 +17,6 @@ from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from feedd.pipeline.ahead import Ahead
     from feedd.pipeline.session import Session
@@ -35,15 +36,26 @@ def _waiting(session: Session) -> list[int]:
     return sorted(early.step for early in _ahead(session)._held if early.task.done())
 
 
+async def _made_ahead(session: Session) -> None:
+    """Wait until the next epoch's first batches lie ready."""
+    await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+
+
+async def _drained(session: Session) -> None:
+    """Take all batches of the first epoch, and wait for the next one's."""
+    await batches(session)
+    await _made_ahead(session)
+
+
 def _gated(session: Session, monkeypatch: pytest.MonkeyPatch, epoch: int) -> asyncio.Event:
     """Have batches of one epoch wait when they are written to their slots; return what lets them go on."""
     assembler, gate = session._parts.assembler, asyncio.Event()
     fill = assembler.fill
 
-    async def gated(rows: Any, indexes: Any, files: Any, slot: SlotRef) -> BatchReady:
+    async def gated(rows: Any, indexes: Any, files: Any, slot: SlotRef, **how: Any) -> BatchReady:
         if rows.cursor.epoch == epoch:
             await gate.wait()
-        return await fill(rows, indexes, files, slot)
+        return await fill(rows, indexes, files, slot, **how)
 
     monkeypatch.setattr(assembler, "fill", gated)
     return gate
@@ -72,8 +84,7 @@ async def test_they_take_no_memory_of_their_own(tmp_path: Path) -> None:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
         reserved = rig.pipeline._budget.reserved_bytes
-        await batches(session)
-        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        await _drained(session)
         assert rig.pipeline._budget.reserved_bytes == reserved
         assert len(rig.pool._arenas) == 1
 
@@ -100,7 +111,7 @@ async def test_behind_the_last_of_the_epoch(tmp_path: Path, monkeypatch: pytest.
         assert not _ahead(session)._held
         gate.set()
         assert isinstance(await last, Taken)
-        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        await _made_ahead(session)
 
 
 async def test_taken_side_by_side(tmp_path: Path) -> None:
@@ -108,8 +119,7 @@ async def test_taken_side_by_side(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
-        await batches(session)
-        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        await _drained(session)
         before = rig.recorder.total(DECODE_SAMPLES)
         made = await asyncio.gather(*[take(session, Cursor(1, step)) for step in range(3)])
         assert [batch.ints() for batch in made if isinstance(batch, Taken)] == [
@@ -175,7 +185,7 @@ async def test_slots_are_wanted_for_something_else(tmp_path: Path, monkeypatch: 
             [500, 501, 502, 503],
             [504, 505, 506, 507],
         ]
-        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        await _made_ahead(session)
 
 
 async def test_a_stream_that_ends_before_it_asks(tmp_path: Path) -> None:
@@ -183,8 +193,7 @@ async def test_a_stream_that_ends_before_it_asks(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
-        await batches(session)
-        await until(lambda: len(_waiting(session)) == AHEAD_BATCHES)
+        await _drained(session)
         before = rig.recorder.total(DECODE_SAMPLES)
         slot = session.slots.take(Cursor(1, 0))
         assert slot is not None
@@ -204,11 +213,11 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
         assembler, failed = session._parts.assembler, asyncio.Event()
         fill = assembler.fill
 
-        async def failing(rows: Any, indexes: Any, files: Any, slot: SlotRef) -> BatchReady:
+        async def failing(rows: Any, indexes: Any, files: Any, slot: SlotRef, **how: Any) -> BatchReady:
             if rows.cursor.epoch == 1 and not failed.is_set():
                 failed.set()
                 raise BadSample("expected a number, got none", stage="decode")
-            return await fill(rows, indexes, files, slot)
+            return await fill(rows, indexes, files, slot, **how)
 
         monkeypatch.setattr(assembler, "fill", failing)
         await batches(session)
@@ -218,6 +227,33 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
         first = await take(session, Cursor(1, 0))
         assert isinstance(first, Taken)
         assert first.ints() == [0, 1, 2, 3]
+
+
+async def test_bad_samples_of_an_epoch_nobody_asked_for_are_not_named(tmp_path: Path) -> None:
+    """A batch that would be made ahead and has one is made when it is asked for: then it is named, and counted."""
+    async with feeding(tmp_path) as rig:
+        rig.store.shard(0, [{"cls": b"broken" if number == 1 else str(number).encode()} for number in range(8)])
+        session = await rig.open(bad_samples="quarantine", bad_samples_max=1)
+        for epoch in range(3):
+            made = await batches(session, Cursor(epoch))
+            assert [batch.ints() for batch in made] == [[0, 2, 3], [4, 5, 6, 7]]
+            await until(lambda: not _ahead(session)._held)
+            lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+            assert [json.loads(line)["epoch"] for line in lines] == list(range(epoch + 1))
+
+
+async def test_the_next_epoch_leaves_the_budget_of_this_one(tmp_path: Path) -> None:
+    """What was met in an epoch is held against its last batches though batches of the next are made by then."""
+    async with feeding(tmp_path) as rig:
+        rig.store.shard(0, [{"cls": str(number).encode()} for number in range(4)])
+        rig.store.shard(1, [{"cls": b"broken" if number in {1, 5} else str(number).encode()} for number in range(8)])
+        session = await rig.open(bad_samples="skip", bad_samples_max=1)
+        for step in range(2):
+            assert isinstance(await take(session, Cursor(0, step)), Taken)
+        _ahead(session).begin(1)
+        await until(lambda: bool(_waiting(session)))
+        with pytest.raises(BadSample, match="'01005'"):
+            await take(session, Cursor(0, 2))
 
 
 async def test_closed_while_it_is_made(tmp_path: Path) -> None:

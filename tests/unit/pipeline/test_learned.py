@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,15 @@ def test_known_after_a_restart(tmp_path: Path) -> None:
     assert again.known(REFS) == {0: 5, 2: 7}
     assert again.known([ObjectRef("s3://b", "k0", 11, "e0"), ObjectRef("s3://b", "k2", 10, "other")]) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["counts"]
+
+
+def test_rows_of_some_arrays_say_nothing_of_others(tmp_path: Path) -> None:
+    """Of a file's arrays only what was counted of all of them is kept; columns of a table all have as many rows."""
+    learned = Learned(tmp_path / "counts")
+    for form, count in (('npz:[["x"]]', 2), ('gunzip+hdf5:[["x"]]', 2), ("npz", 5), ('csv:[["x"]]', 3)):
+        learned.note(replace(REFS[0], form=form), count)
+    refs = [replace(REFS[0], form=form) for form in ('npz:[["y"]]', "gunzip+hdf5", "npz", 'csv:[["y"]]')]
+    assert learned.known(refs) == {0: 5, 2: 5, 3: 3}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.fakes.feeding import ROOT, URL, Taken, batches, feeding, take
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.pipeline.session import Session
     from tests.fakes.feeding import Feeding
 
 COUNT = 20
@@ -39,6 +40,15 @@ def _bodies(made: list[Taken]) -> list[bytes]:
     return [body for batch in made for body in batch.texts("jpg")]
 
 
+async def _read_the_rest(rig: Feeding) -> Session:
+    """Read an epoch in which one object is lost."""
+    _store(rig)
+    await _lose(rig)
+    session = await rig.open(fields=BYTES, bad_samples_max=1)
+    assert _bodies(await batches(session)) == REST
+    return session
+
+
 async def test_a_lost_object_is_a_bad_sample(tmp_path: Path) -> None:
     """Left out, and named where bad samples are."""
     async with feeding(tmp_path) as rig:
@@ -50,8 +60,24 @@ async def test_a_lost_object_is_a_bad_sample(tmp_path: Path) -> None:
     assert sum(batch.ready.bad_samples for batch in made) == 1
     (line,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
     told = json.loads(line)
-    assert (told["key"], told["ordinal"], told["field"]) == (f"{LOST:03d}", LOST, "jpg")
+    assert (told["url"], told["ordinal"], told["field"]) == (f"{ROOT}/{KEY}", 0, "jpg")
     assert f"{ROOT}/{KEY}" in told["reason"]
+
+
+async def test_a_bad_object_is_named_as_itself(tmp_path: Path) -> None:
+    """Not as the pack it came with; of several that are one sample, the one that is bad."""
+    async with feeding(tmp_path) as rig:
+        for number in range(COUNT):
+            rig.store.put(f"train/x/{number:03d}.JPG", b"picture")
+            rig.store.put(f"train/x/{number:03d}.cls", b"broken" if number == LOST else b"" if number == 3 else b"1")
+        session = await rig.open(fields=(("cls", "int"),), bad_samples="quarantine", bad_samples_max=3)
+        await batches(session)
+        session = await rig.open(fields=(("jpg", "image"),), bad_samples="quarantine", bad_samples_max=COUNT)
+        await take(session, Cursor(0, 1))
+    told = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    names = ["003.cls", f"{LOST:03d}.cls", *(f"{number:03d}.JPG" for number in range(4, 8))]
+    assert [one["url"] for one in told] == [f"{ROOT}/train/x/{name}" for name in names]
+    assert {(one["ordinal"], one["offset"]) for one in told} == {(0, 0)}
 
 
 async def test_another_takes_its_place(tmp_path: Path) -> None:
@@ -88,10 +114,7 @@ async def test_what_nobody_asks_for_is_not_missed(tmp_path: Path) -> None:
 async def test_it_is_asked_for_again_by_who_opens_later(tmp_path: Path) -> None:
     """What is back comes back; whoever reads on meanwhile has it as well."""
     async with feeding(tmp_path) as rig:
-        _store(rig)
-        await _lose(rig)
-        session = await rig.open(fields=BYTES, bad_samples_max=1)
-        assert _bodies(await batches(session)) == REST
+        session = await _read_the_rest(rig)
         rig.store.put(KEY, ALL[LOST])
         later = await rig.open(fields=BYTES, bad_samples="error")
         assert _bodies(await batches(later)) == ALL
@@ -101,10 +124,7 @@ async def test_it_is_asked_for_again_by_who_opens_later(tmp_path: Path) -> None:
 async def test_a_daemon_that_starts_anew_knows(tmp_path: Path) -> None:
     """The pack in the cache says what it lacks: zeros are nobody's sample."""
     async with feeding(tmp_path) as rig:
-        _store(rig)
-        await _lose(rig)
-        session = await rig.open(fields=BYTES, bad_samples_max=1)
-        assert _bodies(await batches(session)) == REST
+        await _read_the_rest(rig)
     async with feeding(tmp_path) as rig:
         _store(rig)
         session = await rig.open(fields=BYTES, bad_samples_max=1)

@@ -57,6 +57,23 @@ def test_a_view_and_its_listing_learn_together() -> None:
     assert (view.base, view.digest) == (whole, whole.digest)
 
 
+def test_arrays_have_rows_of_their_own() -> None:
+    """What one says of its rows holds for those who read the same ones; what is told of all holds for everybody."""
+    whole = listing("a.npz", "b.h5.gz", "c.npz")
+    whole.tell({2: 5}, {}, ())
+    short, long = narrowed(whole, [recipe("x")]), narrowed(whole, [recipe("y", "z")])
+    short.learn(0, 2)
+    long.learn(0, 7)
+    short.learn(1, 3)
+    assert (whole.counts, short.counts, long.counts) == ({2: 5}, {2: 5, 0: 2, 1: 3}, {2: 5, 0: 7})
+    assert narrowed(whole, [recipe("z", "y")]).counts is long.counts
+    assert narrowed(whole, [()]).counts is whole.counts
+    for number in range(200):
+        narrowed(whole, [recipe(f"x{number}")]).learn(0, number)
+    assert len(whole.apart) == 64
+    assert narrowed(whole, [recipe("x199")]).counts[0] == 199
+
+
 def test_very_many_columns_are_all() -> None:
     """A form is kept with every entry, and must not grow without bound."""
     assert forms(narrowed(listing("a.parquet"), [recipe(*(f"column{n}" for n in range(2_000)))])) == ["parquet"]

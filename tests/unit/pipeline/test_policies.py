@@ -145,7 +145,6 @@ async def test_quarantine_names_each_sample_once(tmp_path: Path) -> None:
             session = await rig.open(bad_samples="quarantine", bad_samples_max=2)
             assert [batch.ints() for batch in await batches(session)] == [[0, 1, 2, 3], [4, 6, 7], [8, 10, 11]]
         lines = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
-        lines = [line for line in lines if line["epoch"] == 0]  # the next epoch's first batches are made already
         assert [(one["url"][-6:], one["key"], one["ordinal"], one["field"], one["epoch"]) for one in lines] == [
             ("01.tar", "01001", 1, "cls", 0),
             ("02.tar", "02001", 1, "cls", 0),

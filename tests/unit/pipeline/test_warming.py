@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 SIZE = 5000
 PREFIX = f"{ROOT}/train/"
+NAMED = f"tar+{PREFIX}"  # its objects' names say nothing, and nobody is to look at their first bytes
 TWO_BYTES = 2 * disk_bytes(ObjectRef(ROOT, "train/a", SIZE, "etag"))  # of disk, for two objects
 
 
@@ -65,7 +67,7 @@ class Rig:
 
     async def warm(self, *urls: str, **options: object) -> WarmProgress:
         """Warm the prefix, unless told otherwise."""
-        return await self.warmer.warm(WarmSpec(urls or (PREFIX,), **options), self.tell)  # type: ignore[arg-type]  # the caller's to get right
+        return await self.warmer.warm(WarmSpec(urls or (NAMED,), **options), self.tell)  # type: ignore[arg-type]  # the caller's to get right
 
     def held(self) -> set[str]:
         """Names of what is in the cache."""
@@ -102,7 +104,7 @@ async def test_everything_comes_once(tmp_path: Path) -> None:
     """Objects of several URLs come once each, as they are in the store; a second warming reads nothing."""
     async with warming(tmp_path) as rig:
         refs = rig.put("a", "b", "c")
-        done = await rig.warm(PREFIX, f"{PREFIX}a")
+        done = await rig.warm(NAMED, f"{NAMED}a")
         assert done == WarmProgress(_amount(3), warmed=_amount(3))
         assert rig.held() == {"a", "b", "c"}
         with await rig.cache.acquire(refs) as pins:
@@ -135,6 +137,26 @@ async def test_too_small_a_cache_is_told_before_anything_is_fetched(tmp_path: Pa
         done = await rig.warm(fit=True)
         assert done == WarmProgress(_amount(3), warmed=_amount(2), left_out=_amount(1))
         assert rig.held() == {"a", "b"}
+
+
+async def test_what_no_name_says_is_warmed_as_it_is_read(tmp_path: Path) -> None:
+    """First bytes tell the form, as they tell a session; where the object is gone the others come as they are."""
+    async with warming(tmp_path) as rig:
+        rig.store.put("train/part-0", gzip.compress(b'{"a": 1}\n'))
+        await rig.warm(PREFIX)
+        assert [entry.form for entry in rig.cache.entries()] == ["gunzip"]
+        rig.put("a", "b")
+
+        async def vanish(*_: object) -> Resolved:
+            found = await resolve([PREFIX])
+            rig.store.delete("train/a")
+            return found
+
+        sources = rig.warmer._sources
+        resolve = sources.resolve_all
+        sources.resolve_all = vanish  # type: ignore[method-assign, assignment]  # gone between listing and fetching
+        done = await rig.warm(PREFIX)
+        assert (done.failed, done.warmed.object_count) == (_amount(1), 2)
 
 
 async def test_nobody_has_to_go(tmp_path: Path) -> None:
@@ -171,7 +193,7 @@ async def test_each_error_is_named_and_the_rest_comes(tmp_path: Path) -> None:
         rig.put("a", "b", "c")
 
         async def vanish(*_: object) -> Resolved:
-            found = await resolve([PREFIX])
+            found = await resolve([NAMED])
             for name in ("a", "c"):
                 rig.store.delete(f"train/{name}")
             return found
@@ -242,13 +264,15 @@ async def test_of_columns_those_are_warmed_that_a_session_reads(tmp_path: Path) 
         warmer = Warmer(rig.pipeline.stages.sources, rig.pipeline.cache, WarmBounds())
         for folder, field, forms in (
             ("train", "int", {'parquet:[["n"]]'}),
-            ("texts", "float", {'csv:{"columns":[["n"]],"types":{"n":"double"}}', "csv:types"}),
+            # the first object as it came told the types, and was not fetched again to be made a table
+            ("texts", "float", {'csv:{"columns":[["n"]],"types":{"n":"double"}}', "csv:types", ""}),
         ):
             urls, fields = (f"{ROOT}/{folder}/",), (("n", field),)
             done = await warmer.warm(WarmSpec(urls, fields=fields), lambda *_: None)
             assert (done.warmed.object_count, done.failed.object_count) == (2, 0)
             assert {entry.form for entry in rig.cache.entries() if folder in entry.url} == forms
             read = len(rig.store.reads)
+            assert folder == "train" or rig.store.reads.count(f"{folder}/0.csv") == 1
             assert await batches(await rig.open(urls=urls, fields=fields))
             assert len(rig.store.reads) == read
             again = await warmer.warm(WarmSpec(urls, fields=fields), lambda *_: None)

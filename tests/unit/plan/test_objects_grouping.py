@@ -64,7 +64,7 @@ def test_every_object_has_one_place(refs: list[ObjectRef], page: int) -> None:
     packed = [ref for pack in members_of(found) for ref in pack]
     assert len(set(packed + shards)) == len(packed) + len(shards) == len(refs) - found.left_out
     assert set(packed + shards) <= set(refs)
-    assert bool(found.example) == bool(found.left_out)
+    assert bool(found.examples) == bool(found.left_out)
     packs = found.packs
     assert tuple(ref for ref in found.refs if is_pack(ref)) == (() if packs is None else packs.refs)
     again = grouped(refs, page)

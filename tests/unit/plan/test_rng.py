@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from feedd.plan import rng
 
@@ -30,6 +31,20 @@ def test_permutation_vector_is_pinned() -> None:
     """A stored permutation stays what it was, whatever numpy release runs it."""
     assert rng.permutation(10, rng.derive(rng.SAMPLES, 7, 3, 1)).tolist() == PINNED
     assert rng.derive(rng.SHARDS, 0, 0) == PINNED_KEY
+
+
+@pytest.mark.parametrize("count", [4095, 4096, 200_000])
+def test_permutation_sorts_whole_words(count: int) -> None:
+    """However many there are, the order is that of the words: 200,000 of them agree in upper halves some times."""
+    words = rng.stream(77, np.arange(count))
+    assert count < 200_000 or np.unique(words >> np.uint64(32)).shape[0] < count
+    assert rng.permutation(count, 77).tolist() == sorted(range(count), key=words.tolist().__getitem__)
+
+
+def test_words_of_equal_upper_halves_are_sorted() -> None:
+    """Runs of any length are put right, beside others and at both ends."""
+    words = np.array([high << 32 | low for high in range(1000) for low in (5, 4, 3, 2, 1)], dtype=np.uint64)
+    assert words[rng.ascending(words)].tolist() == sorted(words.tolist())
 
 
 def test_permutation_is_one() -> None:

@@ -10,17 +10,16 @@ from structlog.testing import capture_logs
 
 from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
-from feedd.clock import SystemClock
 from feedd.errors import NotFound
 from feedd.plan.counts import Row, merged, parse, render
 from feedd.prepare.kept import KeptIndex
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
-from tests.fakes.tally import TallyRecorder
+from tests.fakes.stores import sources_over
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    from feedd.source.sources import Sources
 
 KEY = "train/_feedd_index.json"
 
@@ -36,8 +35,7 @@ def server() -> Iterator[S3Server]:
 @pytest.fixture
 async def sources(server: S3Server) -> AsyncIterator[Sources]:
     """Open sources over the server."""
-    options = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
-    async with Sources(options, TallyRecorder(), SystemClock()) as opened:
+    async with sources_over(server) as opened:
         yield opened
 
 

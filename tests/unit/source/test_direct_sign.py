@@ -192,7 +192,7 @@ def _same(ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
 
 @pytest.mark.usefixtures("_signers")
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("token", ["", "a-session-token"])
+@pytest.mark.parametrize("token", [pytest.param("", marks=pytest.mark.slow), "a-session-token"])
 async def test_same_as_botocores(name: str, token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every addressing, credential, signer and key: the same target, the same headers, the same signature."""
     way = WAYS[name]

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from feedd.source.options import Transport
 
+pytestmark = pytest.mark.slow  # over a real server
+
 DATA = bytes(range(200))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # over a real server
+
 DATA = bytes(range(251)) * 40_000
 FAULTS = {
     "reset in body": fault.reset_in_body(5_000_000),

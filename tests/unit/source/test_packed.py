@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
-from feedd.clock import SystemClock
 from feedd.decode.formats.files import index_of
 from feedd.errors import FeeddError, NotFound, ObjectChanged, PermissionDenied
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.plan.objects.layout import is_pack, parse
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
 from feedd.values import ByteRange
+from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.source.sources import Resolved
+    from feedd.bench.server.server import S3Server
+    from feedd.source.sources import Resolved, Sources
+
+pytestmark = pytest.mark.slow  # over a real server
 
 BODIES = {f"t/{n % 3}/{n:03d}.jpg": bytes([n]) * (n * 37 % 500) for n in range(60)}
 MIDDLE = "t/1/031.jpg"
@@ -48,9 +48,7 @@ class Watch:
 @pytest.fixture
 def server() -> Iterator[S3Server]:
     """Start a server with small objects, some of them empty."""
-    with S3Server() as running:
-        for key, body in BODIES.items():
-            running.put("bucket", key, body)
+    with serving(BODIES) as running:
         yield running
 
 
@@ -63,9 +61,7 @@ def recorder() -> TallyRecorder:
 @pytest.fixture
 async def sources(server: S3Server, recorder: TallyRecorder) -> AsyncIterator[Sources]:
     """Open sources over the server, that give up soon."""
-    access = {"*": S3Options(endpoint_url=server.url, anonymous=True)}
-    options = SourceOptions(s3=access, attempts_max=2, retry_deadline_s=5)
-    async with Sources(options, recorder, SystemClock()) as opened:
+    async with sources_over(server, recorder, attempts_max=2, retry_deadline_s=5) as opened:
         yield opened
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from feedd.bench.server.faults import Fault
     from feedd.errors import FeeddError
 
+pytestmark = pytest.mark.slow  # over a real server
+
 DATA = bytes(range(250)) * 10
 
 

@@ -8,33 +8,35 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadRequest, NotFound, PermissionDenied, Unsupported
 from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
+from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from feedd.bench.server.server import S3Server
+
+pytestmark = pytest.mark.slow  # over a real server
+
 
 @pytest.fixture
 def server() -> Iterator[S3Server]:
     """Start a server with a few objects."""
-    with S3Server() as running:
-        for key in ("train/1.tar", "train/2.tar", "train2/3.tar", "one", "one.idx"):
-            running.put("bucket", key, key.encode())
+    keys = ("train/1.tar", "train/2.tar", "train2/3.tar", "one", "one.idx")
+    with serving({key: key.encode() for key in keys}) as running:
         yield running
 
 
 @pytest.fixture
 async def sources(server: S3Server) -> AsyncIterator[Sources]:
     """Open sources over the server."""
-    options = SourceOptions(s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
-    async with Sources(options, TallyRecorder(), SystemClock()) as opened:
+    async with sources_over(server) as opened:
         yield opened
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import boto3
-from botocore.config import Config
-
+from feedd.bench.ingest.arms.boto3_client import open_client
 from feedd.bench.ingest.arms.job import Job, finish
 
 if TYPE_CHECKING:
@@ -21,15 +19,7 @@ _PIECE_BYTES = 1 << 20
 def main() -> None:
     """Run once."""
     job = Job.from_arguments()
-    config = Config(
-        max_pool_connections=job.parts_in_flight,
-        s3={"addressing_style": "path" if job.endpoint else "auto"},
-        response_checksum_validation="when_required",
-    )
-    client = boto3.client(
-        "s3", endpoint_url=job.endpoint or None, region_name=job.region, verify=job.ca_file or None, config=config
-    )
-    client.get_object(Bucket=job.bucket, Key=job.objects[0][0], Range="bytes=0-0")["Body"].read()
+    client = open_client(job)
     piece_bytes = job.own.get("piece_bytes", _PIECE_BYTES)
 
     def take(fds: dict[str, int], parts: Iterator[Part]) -> None:
@@ -40,11 +30,7 @@ def main() -> None:
             while piece := body.read(piece_bytes):
                 at += os.pwrite(fd, piece, at)
 
-    def transfer() -> None:
-        with job.descriptors() as fds:
-            job.in_threads(lambda parts: take(fds, parts))
-
-    finish(job, job.measure(transfer))
+    finish(job, job.measure(lambda: job.write_in_threads(take)))
 
 
 if __name__ == "__main__":

@@ -147,6 +147,11 @@ class Job:
         if failures:
             raise failures[0]
 
+    def write_in_threads(self, work: Callable[[dict[str, int], Iterator[Part]], None]) -> None:
+        """Allocate all files and let threads fill them, as ``in_threads`` does; ``work`` gets their descriptors."""
+        with self.descriptors() as fds:
+            self.in_threads(lambda parts: work(fds, parts))
+
 
 def _cpu_s() -> float:
     usages = (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))

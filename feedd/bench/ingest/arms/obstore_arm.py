@@ -38,11 +38,7 @@ def main() -> None:
             for piece in found.stream(min_chunk_size=_PIECE_BYTES):
                 at += os.pwrite(fd, piece, at)
 
-    def transfer() -> None:
-        with job.descriptors() as fds:
-            job.in_threads(lambda parts: take(fds, parts))
-
-    finish(job, job.measure(transfer))
+    finish(job, job.measure(lambda: job.write_in_threads(take)))
 
 
 if __name__ == "__main__":

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import boto3
 from boto3.s3.transfer import TransferConfig
-from botocore.config import Config
 
+from feedd.bench.ingest.arms.boto3_client import open_client
 from feedd.bench.ingest.arms.job import Job, finish
 
 _OBJECTS_AT_ONCE = 2
@@ -16,15 +15,7 @@ _OBJECTS_AT_ONCE = 2
 def main() -> None:
     """Run once."""
     job = Job.from_arguments()
-    config = Config(
-        max_pool_connections=job.parts_in_flight,
-        s3={"addressing_style": "path" if job.endpoint else "auto"},
-        response_checksum_validation="when_required",
-    )
-    client = boto3.client(
-        "s3", endpoint_url=job.endpoint or None, region_name=job.region, verify=job.ca_file or None, config=config
-    )
-    client.get_object(Bucket=job.bucket, Key=job.objects[0][0], Range="bytes=0-0")["Body"].read()
+    client = open_client(job)
     transfer = TransferConfig(
         multipart_chunksize=job.part_bytes,
         max_concurrency=max(1, job.parts_in_flight // _OBJECTS_AT_ONCE),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.bench.ingest.arms import plain
@@ -31,7 +32,8 @@ def _skip_head(connection: socket.socket) -> None:
     assert head.startswith(b"HTTP/1.1 206"), f"expected 206, got {head[:80]!r}"
 
 
-def _take(job: Job, fds: dict[str, int], parts: Iterator[Part]) -> None:
+def take(job: Job, fds: dict[str, int], parts: Iterator[Part]) -> None:
+    """Take parts, one after another over one connection, into their files."""
     out_end, in_end = os.pipe()
     try:
         fcntl.fcntl(in_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -54,12 +56,7 @@ def _take(job: Job, fds: dict[str, int], parts: Iterator[Part]) -> None:
 def main() -> None:
     """Run once."""
     job = Job.from_arguments()
-
-    def transfer() -> None:
-        with job.descriptors() as fds:
-            job.in_threads(lambda parts: _take(job, fds, parts))
-
-    finish(job, job.measure(transfer))
+    finish(job, job.measure(lambda: job.write_in_threads(partial(take, job))))
 
 
 if __name__ == "__main__":

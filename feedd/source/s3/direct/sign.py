@@ -166,10 +166,9 @@ async def _secret(signer: Any, signing: Mapping[str, Any]) -> str:  # noqa: ANN4
         credentials = await signing["identity_cache"].get_credentials(signing["cache_key"])
     if credentials is None:
         credentials = signer._credentials  # noqa: SLF001 - it hands them to its signatures, and to nobody else
-    frozen = (
-        await credentials.get_frozen_credentials() if hasattr(credentials, "get_frozen_credentials") else credentials
-    )
-    return str(getattr(frozen, "secret_key", ""))
+    if credentials is None:
+        return ""
+    return str((await credentials.get_frozen_credentials()).secret_key)
 
 
 async def catch_template(client: Any, bucket: str, more: Mapping[str, str]) -> Template:  # noqa: ANN401 - see open_client

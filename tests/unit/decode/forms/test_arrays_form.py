@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from feedd.decode.forms import hdf5_file
 from feedd.decode.forms.arrays import HDF5_FORM, NPZ_FORM
-from feedd.decode.forms.columns import params_of
+from feedd.decode.forms.columns import params_of, strict_params
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from tests.budget import budget
 from tests.fakes.making import make
@@ -113,7 +113,7 @@ def test_arrays_that_do_not_go_together_are_named() -> None:
             make(form, data)
         assert make(form, data, params_of([["x"]])).values("x") == [[0.0, 0.0]] * 4
         with pytest.raises(Unsupported, match="got n"):
-            make(form, data, params_of([["n"]]))
+            make(form, data, strict_params(params_of([["n"]])))
     objects = npz({"o": np.array([{"a": 1}], object), "x": np.zeros(1)})
     assert make(NPZ_FORM, objects).index.fields == ("x",)
 
@@ -132,6 +132,35 @@ def test_nothing_outside_of_the_file_is_read(tmp_path: Path) -> None:
         layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (2,))
         file.create_virtual_dataset("virtual", layout)
     assert make(HDF5_FORM, (tmp_path / "a.h5").read_bytes()).index.fields == ("x",)
+
+
+def test_what_lies_in_other_files_is_refused_with_that(tmp_path: Path) -> None:
+    """Where it is asked for, or where there is nothing else; what is in the file can be read all the same."""
+    sink = io.BytesIO()
+    with h5py.File(sink, "w") as file:
+        file.create_dataset("outside", (2,), np.int32, external=[(str(tmp_path / "x"), 0, 8)])
+        layout = h5py.VirtualLayout((2,), np.int32)
+        layout[:] = h5py.VirtualSource(str(tmp_path / "y"), "x", (2,))
+        file.create_virtual_dataset("Virtual", layout)
+        file["deep/link"] = h5py.ExternalLink(str(tmp_path / "z"), "/x")
+    for asked, why in (
+        ("", "outside, whose values are in other files"),
+        ("", "Virtual, a virtual dataset"),
+        ("", "deep/link, a link by name"),
+        (params_of([["virtual"]]), "got Virtual, a virtual dataset "),
+        (params_of([["deep/link", "nothing"]]), "got deep/link, a link by name "),
+    ):
+        with pytest.raises(Unsupported, match="in the file itself") as caught:
+            make(HDF5_FORM, sink.getvalue(), asked)
+        assert why in str(caught.value)
+    with pytest.raises(BadRecipe, match="there are none"):
+        make(HDF5_FORM, sink.getvalue(), params_of([["x"]]))
+    with h5py.File(sink, "a") as file:
+        file["here"] = np.arange(2)
+    assert make(HDF5_FORM, sink.getvalue()).index.fields == ("here",)
+    assert make(HDF5_FORM, sink.getvalue(), params_of([["virtual", "here"]])).values("here") == [0, 1]
+    with pytest.raises(Unsupported, match="Virtual"):
+        make(HDF5_FORM, sink.getvalue(), params_of([["here"], ["virtual"]]))
 
 
 def test_more_than_there_is_room_for_is_refused() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from feedd.decode.forms.arrow import ARROW_FORM
-from feedd.decode.forms.columns import params_of
+from feedd.decode.forms.columns import params_of, strict_params
 from feedd.errors import BadRecipe, BadShard
 from tests.budget import budget
 from tests.fakes.making import make
@@ -63,7 +63,7 @@ def test_only_wanted_columns_become_a_table() -> None:
     data = arrow(MORE, stream=True)
     assert make(ARROW_FORM, data, params_of([["text"], ["i8"]])).index.fields == ("i8", "text")
     with pytest.raises(BadRecipe, match=r"got nope.*there are flag, i8"):
-        make(ARROW_FORM, data, params_of([["nope"]]))
+        make(ARROW_FORM, data, strict_params(params_of([["nope"]])))
 
 
 def test_nothing_is_a_table_of_no_rows() -> None:

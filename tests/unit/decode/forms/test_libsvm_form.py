@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.decode.absent import why_absent
 from feedd.decode.forms import libsvm
 from feedd.decode.forms.libsvm import LIBSVM_FORM
 from feedd.errors import BadShard
@@ -28,8 +29,13 @@ def test_rows_may_have_a_query() -> None:
     """As ranking has it: all or none."""
     made = make(LIBSVM_FORM, b"1 qid:7 1:2\n0 qid:8\n")
     assert (made.values("qid"), made.values("indices"), made.values("values")) == ([7, 8], [[1], []], [[2.0], []])
-    with pytest.raises(BadShard):
-        make(LIBSVM_FORM, b"1 qid:7 1:2\n0 1:2\n")
+    for text, at in (
+        (b"1 qid:7 1:2\n0 1:2\n", 1),
+        (b"0 1:2\n3\n1 qid:7 1:2\n", 2),
+        (b"0 qid:1 1:1\n3\n1 qid:7 1:2\n", 1),
+    ):
+        labels = make(LIBSVM_FORM, text).values("label")
+        assert [row for row, label in enumerate(labels) if label is None] == [at]  # what fewer lines have is wrong
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libsvm, "_PIECE_BYTES", 12)
         for text in (b"1 qid:7 1:2\n0 1:2\n", b"0 1:2\n# nothing\n1 qid:7 1:2\n"):
@@ -45,6 +51,38 @@ def test_other_lines_are_refused(text: bytes) -> None:
     """What is no such row is a BadShard."""
     with pytest.raises(BadShard, match="label index:value"):
         make(LIBSVM_FORM, text)
+
+
+BAD = ["1:2", "1 2", "1 1:2:3", "a 1:2", "1 :2", "1 1:", "1,2 1:3", "1 1.5:2", "1 e:1", "1 1:2e", "+-1 1:1", "1 9e17:1"]
+GOOD = ["1 1:0.5 7:-2e3", "0", "-1 3:nan", "2.5 10:1", "1 1:1 # 2:2"]
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(
+    lines=st.lists(st.sampled_from([*BAD, *GOOD, *GOOD, *GOOD, "", "# 1 1:1"]), max_size=40),
+    piece_bytes=st.sampled_from([1 << 22, 16, 40]),
+)
+def test_bad_lines_change_no_others(lines: list[str], piece_bytes: int) -> None:
+    """What is no row has its place, and says why; every other row is what it is in a file without those."""
+    rows = [line for line in lines if line.split("#")[0].strip()]
+    good = [line for line in rows if line in GOOD]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(libsvm, "_PIECE_BYTES", piece_bytes)
+        try:
+            made = make(LIBSVM_FORM, "\n".join(lines).encode())
+        except BadShard:
+            assert len(rows) - len(good) > len(rows) // 2 or not good
+            return
+    wanted = make(LIBSVM_FORM, "\n".join(good).encode())
+    for name in ("label", "indices", "values"):
+        alone = iter(wanted.values(name))
+        assert repr(made.values(name)) == repr([next(alone) if line in GOOD else None for line in rows])
+    bad = [row for row, line in enumerate(rows) if line in BAD]
+    for row, line in enumerate(rows):
+        told = why_absent(made.index, [0], row)
+        assert (told is None) == (line in GOOD)
+        assert told is None or "label index:value" in told.reason
+        assert told is None or bad.index(row) >= 16 or repr(line) in told.reason
 
 
 def test_nothing_is_no_rows() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.decode.forms.columns import params_of
+from feedd.decode.forms.columns import params_of, strict_params
 from feedd.decode.forms.parquet import PARQUET_FORM
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from tests.budget import budget
@@ -173,9 +173,9 @@ def test_columns_that_cannot_be_had_are_named() -> None:
     table = pa.table({"a": [1], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
     data = parquet(table)
     with pytest.raises(BadRecipe, match=r"got lable.*there are a"):
-        make(PARQUET_FORM, data, params_of([["lable"]]))
+        make(PARQUET_FORM, data, strict_params(params_of([["lable"]])))
     with pytest.raises(Unsupported, match=r"got m.*there are a"):
-        make(PARQUET_FORM, data, params_of([["m"]]))
+        make(PARQUET_FORM, data, strict_params(params_of([["m"]])))
     assert make(PARQUET_FORM, data).index.fields == ("a",)
     both = parquet(pa.table([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "A", "b"]))
     with pytest.raises(BadShard, match="'A' and 'a'"):

@@ -1,0 +1,179 @@
+"""Lists in one URL, as WebDataset's users write them: ``shard-{000..127}.tar``, ``{train,extra}/``, ``one::two``. Pure.
+
+As in a shell: a range counts up or down, by a step where a third number says so, with as many digits as its ends have
+where one begins with a zero; or it goes through letters. Braces without a comma or a range, and such without their
+partner, are themselves. Groups may lie in one another; the last one of a URL changes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from feedd.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+URLS_MAX: Final = 100_000
+_CHARACTERS_MAX: Final = 64 << 20  # of all that a URL stands for
+_VERY_MANY: Final = 10**18
+_DEPTH_MAX: Final = 8
+_NUMBERS: Final = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
+_LETTERS: Final = re.compile(r"([a-zA-Z])\.\.([a-zA-Z])(?:\.\.(-?\d{1,18}))?")
+_NEXT: Final = re.compile(r"::(?=[a-zA-Z][a-zA-Z0-9+.-]*://)")
+_NEXT_PATH: Final = re.compile(r"::(?=/|[a-zA-Z][a-zA-Z0-9+.-]*://)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Numbers, or code points of letters."""
+
+    numbers: range
+    digits: int
+    letters: bool
+
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def texts(self) -> Iterator[str]:
+        for number in self.numbers:
+            yield chr(number) if self.letters else f"{number:0{self.digits}d}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One of several."""
+
+    of: tuple[_Sequence, ...]
+
+    def count(self) -> int:
+        return sum(one.count() for one in self.of)
+
+    def texts(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(one.texts() for one in self.of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """One part after another; text is itself."""
+
+    parts: tuple[str | _Range | _Choice, ...]
+
+    def count(self) -> int:
+        found = 1
+        for part in self.parts:
+            found = min(found if isinstance(part, str) else found * part.count(), _VERY_MANY)
+        return found
+
+    def texts(self) -> Iterator[str]:
+        lists = [(part,) if isinstance(part, str) else tuple(part.texts()) for part in self.parts]
+        return map("".join, itertools.product(*lists))
+
+
+def split(url: str) -> list[str]:
+    """Return the URLs that one is a list of, with ``::`` between them; where no URL follows it is part of a name."""
+    return (_NEXT_PATH if url.startswith("/") else _NEXT).split(url)
+
+
+def expand(url: str) -> list[str]:
+    """Return the URLs that one with braces stands for, in the order they are written; without any it is itself.
+
+    Raises:
+        BadRequest: they are more than anybody means, or lie too deep in one another.
+    """
+    if "{" not in url:
+        return [url]
+    try:
+        tree = _parsed(url, 0, len(url), _partners(url), _DEPTH_MAX)
+    except RecursionError:
+        message = f"expected braces at most {_DEPTH_MAX} deep, got more"
+        raise BadRequest(message, object=_short(url), stage="source") from None
+    count = tree.count()
+    if count > URLS_MAX or count * len(url) > _CHARACTERS_MAX:
+        raise BadRequest(
+            f"expected a URL that stands for at most {URLS_MAX} others, got one for {count}",
+            object=_short(url),
+            hint="give their common prefix, or list them in a manifest (manifest+s3://…)",
+            stage="source",
+        )
+    return list(tree.texts())
+
+
+def _short(url: str) -> str:
+    return url if len(url) <= 400 else f"{url[:400]}…"
+
+
+def _partners(url: str) -> dict[int, int]:
+    """Return where each brace that is closed is closed."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for match in re.finditer(r"[{}]", url):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            found[opened.pop()] = match.start()
+    return found
+
+
+def _parsed(url: str, start: int, end: int, partners: dict[int, int], depth: int) -> _Sequence:
+    parts: list[str | _Range | _Choice] = []
+    at = start
+    while at < end:
+        opening = url.find("{", at, end)
+        if opening < 0:
+            break
+        closing = partners.get(opening)
+        group = None if closing is None else _group(url, opening + 1, closing, partners, depth)
+        if closing is None or group is None:  # the brace is itself, and what is inside may hold groups
+            parts.append(url[at : opening + 1])
+            at = opening + 1
+        else:
+            parts += [url[at:opening], group]
+            at = closing + 1
+    return _Sequence((*parts, url[at:end]))
+
+
+def _group(url: str, start: int, end: int, partners: dict[int, int], depth: int) -> _Range | _Choice | None:
+    """Return what stands between braces; None: it is no group."""
+    inside = _range(url[start:end]) if end - start < 64 else None
+    if inside is not None:
+        return inside
+    edges = [start]
+    at = start
+    while at < end:
+        if url[at] == "{":
+            at = min(partners.get(at, at), end)
+        elif url[at] == ",":
+            edges.append(at + 1)
+        at += 1
+    if len(edges) == 1:
+        return None
+    if not depth:
+        raise RecursionError
+    ends = [edge - 1 for edge in edges[1:]] + [end]
+    pairs = zip(edges, ends, strict=True)
+    return _Choice(tuple(_parsed(url, low, high, partners, depth - 1) for low, high in pairs))
+
+
+def _range(text: str) -> _Range | None:
+    numbers = _NUMBERS.fullmatch(text)
+    if numbers is not None:
+        padded = any(re.match(r"-?0\d", one) for one in numbers.group(1, 2))
+        digits = max(map(len, numbers.group(1, 2))) if padded else 1
+        return _Range(_counted(int(numbers[1]), int(numbers[2]), numbers[3]), digits, letters=False)
+    letters = _LETTERS.fullmatch(text)
+    if letters is None:
+        return None
+    first, last, step = letters.groups()
+    if first.islower() is not last.islower():
+        return None
+    return _Range(_counted(ord(first), ord(last), step), 0, letters=True)
+
+
+def _counted(first: int, last: int, step: str | None) -> range:
+    by = abs(int(step)) if step is not None else 1
+    by = by or 1
+    return range(first, last + 1, by) if first <= last else range(first, last - 1, -by)

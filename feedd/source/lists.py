@@ -1,0 +1,82 @@
+"""Lists in one URL: the URLs it stands for, taken apart, and what is there of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.errors import BadRequest
+from feedd.source.braces import expand, split
+from feedd.source.urls import Location, parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.values import ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class UrlList:
+    """A URL, and those it stands for.
+
+    Attributes:
+        itself: as it is written; None: it can be no URL, but for its braces.
+        locations: what it stands for; only itself where it has no braces.
+        asked: those of them, by number, that may be objects by their names.
+    """
+
+    itself: Location | None
+    locations: tuple[Location, ...]
+    asked: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Store and key of those that may be objects."""
+        return [(self.locations[at].root, self.locations[at].key) for at in self.asked]
+
+
+def lists_of(urls: Sequence[str]) -> list[UrlList]:
+    """Take URLs apart; takes microseconds for each that one stands for.
+
+    Raises:
+        BadRequest, Unsupported: see ``expand`` and ``parse_url``.
+    """
+    found: list[UrlList] = []
+    for url in itertools.chain.from_iterable(map(split, urls)):
+        expanded = expand(url)
+        if expanded == [url]:
+            location = parse_url(url)
+            found.append(UrlList(location, (location,)))
+            continue
+        itself = None
+        with contextlib.suppress(BadRequest):  # braces in the name of a bucket
+            itself = parse_url(url)
+        locations = tuple(map(parse_url, expanded))
+        asked = (at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest)
+        found.append(UrlList(itself, locations, tuple(asked)))
+    return found
+
+
+def runs_of(urls: UrlList, heads: Sequence[ObjectRef | None]) -> list[tuple[Location, list[ObjectRef]]]:
+    """Return the locations of a list in order, neighbours that are objects of one store as one.
+
+    Args:
+        urls: the list.
+        heads: what is there of ``asked``; None: no object, so it may be a prefix.
+
+    Returns:
+        Each with the objects it begins; none: it is to be listed.
+    """
+    known = dict(zip(urls.asked, heads, strict=True))
+    found: list[tuple[Location, list[ObjectRef]]] = []
+    for at, location in enumerate(urls.locations):
+        ref = known.get(at)
+        if ref is None:
+            found.append((location, []))
+        elif found and found[-1][1] and found[-1][1][-1].root == ref.root:
+            found[-1][1].append(ref)
+        else:
+            found.append((location, [ref]))
+    return found

@@ -1,0 +1,30 @@
+"""A real server with some objects, and sources over it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from feedd.bench.server.server import S3Server
+from feedd.clock import SystemClock
+from feedd.source.options import S3Options, SourceOptions
+from feedd.source.sources import Sources
+from tests.fakes.tally import TallyRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@contextmanager
+def serving(bodies: Mapping[str, bytes]) -> Iterator[S3Server]:
+    """Start a server whose bucket, ``bucket``, has some objects."""
+    with S3Server() as running:
+        for key, body in bodies.items():
+            running.put("bucket", key, body)
+        yield running
+
+
+def sources_over(server: S3Server, recorder: TallyRecorder | None = None, **options: Any) -> Sources:
+    """Return sources over a server, which asks for no credentials; to be opened."""
+    access = {"*": S3Options(endpoint_url=server.url, anonymous=True)}
+    return Sources(SourceOptions(s3=access, **options), recorder or TallyRecorder(), SystemClock())

@@ -1,0 +1,85 @@
+"""Names of our own modules in docstrings, comments and ARCHITECTURE.md lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from typing import TYPE_CHECKING
+
+from feedd.config.models import Config
+from feedd.config.options import dotted, options
+from feedd.decode.plugins import CODECS, TRANSFORMS
+from tests.tidy.tree import ROOT, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DOTTED = re.compile(r"``([a-z_]\w*(?:\.\w+)+)``")
+FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+ROOTS = ("feedd", "client", ".")
+NOT_MODULES = {CODECS, TRANSFORMS, *(dotted(option.path) for option in options(Config))}
+
+
+def _module(path: Path) -> tuple[str, ...]:
+    parts = path.with_suffix("").parts
+    parts = parts[1:] if parts[0] == "client" else parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[str]:
+    """Name what a module's own lines define."""
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                yield from (alias.asname or alias.name for alias in names)
+            case ast.If() | ast.Try():
+                yield from _defined(node.body)
+
+
+@functools.cache
+def _modules() -> dict[tuple[str, ...], frozenset[str]]:
+    return {_module(source.path): frozenset(_defined(source.tree.body)) for source in sources()}
+
+
+def _leads(name: tuple[str, ...]) -> bool:
+    """Whether a name from its root on is a module, or something a module defines."""
+    size = max((size for size in range(len(name) + 1) if name[:size] in _modules()), default=0)
+    return size > 0 and (size == len(name) or name[size] in _modules()[name[:size]])
+
+
+def _astray(name: str, module: tuple[str, ...]) -> bool:
+    """Whether a name begins with a module of its own package, or of one above, and leads nowhere."""
+    parts = tuple(name.split("."))
+    seen = [(*module[:depth], *parts) for depth in range(len(module) + 1) if (*module[:depth], parts[0]) in _modules()]
+    return bool(seen) and not any(map(_leads, seen))
+
+
+def test_modules_that_are_named_exist() -> None:
+    """A dotted name in a docstring or comment of the product that begins as a module of ours is one, or is in one."""
+    assert _astray("pipeline.nowhere", ("feedd", "cache", "fill"))
+    assert _astray("core.Nothing", ("feedd", "cache", "fill"))
+    assert not _astray("pipeline.opening.Pipeline", ("feedd", "cache", "fill"))
+    found = [
+        f"{source.path}:{number} {name}"
+        for source in sources()
+        if source.is_product
+        for number, line in enumerate(source.text.splitlines(), start=1)
+        for name in DOTTED.findall(line)
+        if name not in NOT_MODULES and _astray(name, _module(source.path))
+    ]
+    assert not found
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    """Every path of a Python file in ARCHITECTURE.md is one, from the daemon's, the client's or the tree's root."""
+    named = FILE.findall((ROOT / "feedd/ARCHITECTURE.md").read_text(encoding="utf-8"))
+    assert named
+    assert not [name for name in named if not any((ROOT / root / name).is_file() for root in ROOTS)]

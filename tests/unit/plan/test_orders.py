@@ -1,0 +1,75 @@
+"""Windows that several readers of a plan sort once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.plan.orders import NeedOrder, Orders, WindowName
+from feedd.plan.reader import BatchRows, Drawn, Reader, ReaderOptions
+from feedd.plan.share import Share
+from feedd.values import Cursor, Topology
+
+if TYPE_CHECKING:
+    from feedd.plan.orders import WindowRows
+
+_SHARDS, _SAMPLES, _BATCH = 6, 10, 4
+_SHARE = Share(np.arange(_SHARDS, dtype=np.int64))
+_OPTIONS = ReaderOptions(seed=5, shuffle=True, window_shards=2, batch_size=_BATCH, topology=Topology())
+_STEPS = _SHARDS * _SAMPLES // _BATCH
+
+
+def _reader(orders: Orders | None = None) -> Reader:
+    return Reader((_SHARE,), _OPTIONS, dict.fromkeys(range(_SHARDS), _SAMPLES), orders)
+
+
+def _sorted_by(reader: Reader, at: Cursor) -> int:
+    """Return how many times a window had to be sorted before the batch could be drawn."""
+    count = 0
+    while isinstance(found := reader.draw(at), NeedOrder):
+        found.learn(found.sort())
+        count += 1
+    assert isinstance(found, Drawn)
+    return count
+
+
+def _samples(reader: Reader, at: Cursor) -> list[tuple[int, int]]:
+    found = reader.rows(at)
+    assert isinstance(found, BatchRows)
+    return list(zip(found.shards[found.shard_no].tolist(), found.ordinal.tolist(), strict=True))
+
+
+def _rows(first: int) -> WindowRows:
+    return np.array([first]), np.array([first])
+
+
+def test_each_window_is_sorted_once_for_all_readers() -> None:
+    """What one reader has sorted, another of the same plan finds; one of its own plan does not."""
+    orders = Orders(12)
+    one, other = _reader(orders), _reader(orders)
+    steps = [Cursor(0, step) for step in range(_STEPS)]
+    assert sum(_sorted_by(one, at) for at in steps) == _SHARDS // 2
+    assert sum(_sorted_by(other, at) for at in steps) == 0
+    assert _sorted_by(_reader(), steps[0]) == 1
+    assert _sorted_by(other, Cursor(1)) == 1  # another epoch's window is another
+
+
+def test_shared_windows_change_no_batch() -> None:
+    """Readers that take turns in different epochs give what each would alone."""
+    orders = Orders(2)
+    one, other, alone = _reader(orders), _reader(orders), _reader()
+    for step in range(_STEPS):
+        for reader, epoch in ((one, 0), (other, 1)):
+            at = Cursor(epoch, step)
+            assert _samples(reader, at) == _samples(alone, at)
+
+
+def test_what_a_step_reads_is_kept_together() -> None:
+    """More windows than are kept are learned at once, for a step that reads so many; then the oldest go."""
+    orders, names = Orders(2), [WindowName(0, 0, window) for window in range(4)]
+    orders.learn({name: _rows(name.window) for name in names[:3]})
+    assert all(orders.get(name) is not None for name in names[:3])
+    orders.get(names[1])
+    orders.learn({names[3]: _rows(3)})
+    assert [name.window for name in names if orders.get(name) is not None] == [1, 3]

@@ -1,0 +1,72 @@
+"""Objects of a listing's page, taken from an answer: as botocore would have read them."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+import botocore.session
+from botocore.handlers import decode_list_object_v2
+from botocore.parsers import RestXMLParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.source.s3.contents import objects_of, take
+from tests.budget import budget
+
+_SHAPE: Any = botocore.session.get_session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
+_KEYS = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\ufffe\uffff"), min_size=1)
+_OBJECTS = st.lists(st.tuples(_KEYS, st.integers(0, 1 << 50), st.text("0123456789abcdef-", min_size=1)), max_size=6)
+
+
+def _page(objects: list[tuple[str, int, str]], *, encoded: bool, spaced: bool) -> bytes:
+    items = "".join(
+        f"<Contents><Key>{escape(quote(key) if encoded else key)}</Key>"
+        "<LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+        f"<ETag>&quot;{etag}&quot;</ETag><Size>{size}</Size><StorageClass>STANDARD</StorageClass>"
+        "<Owner><ID>o</ID><DisplayName>Key</DisplayName></Owner></Contents>"
+        for key, size, etag in objects
+    )
+    space = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"' if spaced else ""
+    kind = "<EncodingType>url</EncodingType>" if encoded else ""
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<ListBucketResult{space}><Name>b</Name><Prefix></Prefix>{kind}{items}'
+        f"<KeyCount>{len(objects)}</KeyCount><IsTruncated>true</IsTruncated>"
+        "<NextContinuationToken>a&amp;b</NextContinuationToken></ListBucketResult>"
+    ).encode()
+
+
+def _parsed(body: bytes, *, status: int = 200, early: bool) -> dict[str, Any]:
+    answer = {"status_code": status, "headers": {}, "body": body}
+    told: dict[str, Any] = {}
+    if early:
+        take(response_dict=answer, customized_response_dict=told, operation_model=None)
+    parsed: dict[str, Any] = RestXMLParser().parse(answer, _SHAPE)
+    decode_list_object_v2(parsed, {"encoding_type_auto_set": True})
+    return parsed | told
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(_OBJECTS, st.booleans(), st.booleans())
+def test_objects_are_those_botocore_reads(objects: list[tuple[str, int, str]], encoded: bool, spaced: bool) -> None:
+    """Keys, sizes and ETags are its own, and so is all it says of the page besides."""
+    body = _page(objects, encoded=encoded, spaced=spaced)
+    plain, early = _parsed(body, early=False), _parsed(body, early=True)
+    assert objects_of(early) == objects_of(plain)
+    assert [tuple(one) for one in objects_of(early)] == [(key, size, f'"{etag}"') for key, size, etag in objects]
+    assert "Contents" not in early
+    for name in ("IsTruncated", "NextContinuationToken", "KeyCount", "Name"):
+        assert early[name] == plain[name]
+
+
+def test_what_is_not_understood_is_left_to_botocore() -> None:
+    """An object without a size, a size that is none, an error: the answer is as it came."""
+    good = _page([("k", 1, "e")], encoded=False, spaced=True)
+    for body in (good.replace(b"<Size>1</Size>", b""), good.replace(b">1</Size>", b">x</Size>"), b"", good[:-9]):
+        answer, told = {"status_code": 200, "body": body}, dict[str, Any]()
+        take(response_dict=answer, customized_response_dict=told)
+        assert (answer["body"], told) == (body, {})
+    answer, told = {"status_code": 503, "body": good}, dict[str, Any]()
+    take(response_dict=answer, customized_response_dict=told)
+    assert (answer["body"], told) == (good, {})
