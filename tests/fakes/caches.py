@@ -98,13 +98,27 @@ class CacheRig:
         return [path for path in self.directory.rglob("*") if layout.is_temp_name(path.name)]
 
     def disk_bytes(self) -> int:
-        """What entries and unfinished fills take on disk, in whole pages."""
-        total = 0
+        """What entries and unfinished fills take on disk, in whole pages, all at one moment.
+
+        A file that is renamed into another folder during one look may be seen twice; what two looks in a row agree on
+        was there between them.
+        """
+        seen = self._disk_files()
+        for _ in range(1000):
+            before, seen = seen, self._disk_files()
+            if seen == before:
+                return sum(seen.values())
+        raise AssertionError(f"expected files that come to rest, got 1,000 looks that differ in {self.directory}")
+
+    def _disk_files(self) -> dict[tuple[Path, int], int]:
+        found = {}
         for folder, _, names in os.walk(self.directory / layout.FORMAT_FOLDER):
             for name in names:
+                path = Path(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # removed between listing and looking
-                    total += -(-(Path(folder) / name).stat().st_size // PAGE) * PAGE
-        return total
+                    status = path.stat()
+                    found[path, status.st_ino] = -(-status.st_size // PAGE) * PAGE
+        return found
 
 
 def read(file: ShardFile) -> bytes:
