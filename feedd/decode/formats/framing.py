@@ -120,12 +120,14 @@ def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:
     """Return names of fields as recipes look for them: in lower case, as extensions are.
 
     Raises:
-        BadShard: two that differ by case only.
+        BadShard: two that differ by case only, or not at all.
     """
     lower = tuple(name.lower() for name in names)
     if len(set(lower)) < len(lower):
-        twice = next(name for place, name in enumerate(lower) if name in lower[:place])
-        raise BadShard(f"expected names of fields that differ, got {twice!r} twice", object=url, stage="decode")
+        place = next(place for place, name in enumerate(lower) if name in lower[:place])
+        one, other = names[lower.index(lower[place])], names[place]
+        got = f"{one!r} twice" if one == other else f"{one!r} and {other!r}"
+        raise BadShard(f"expected names of fields that differ in more than case, got {got}", object=url, stage="decode")
     return lower
 
 

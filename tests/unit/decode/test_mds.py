@@ -120,7 +120,7 @@ def test_columns_are_those_that_index_json_names() -> None:
 
 def test_names_that_differ_by_case_only() -> None:
     """Recipes could not tell them apart."""
-    with pytest.raises(BadShard, match="'text' twice"):
+    with pytest.raises(BadShard, match="'Text' and 'text'"):
         read(mds({"text": "str", "Text": "str"}, []))
 
 
