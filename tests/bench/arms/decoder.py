@@ -20,14 +20,14 @@ _RESIZED_SIDE = 256
 _codec = FittedImageCodec(ImageParams(size=(SIDE, SIDE)), (SIDE, SIDE))
 
 
-def decode_picture(data: bytes) -> NDArray[np.uint8]:
+def decode_picture(data: bytes | memoryview) -> NDArray[np.uint8]:
     """Decode, resize, crop: ``decode_image(data, 224, 224)``, without building its codec for each picture."""
     picture = np.empty((SIDE, SIDE, 3), np.uint8)
     _codec.decode(memoryview(data), picture, 0)
     return picture
 
 
-def decode_usual(data: bytes) -> NDArray[np.uint8]:
+def decode_usual(data: bytes | memoryview) -> NDArray[np.uint8]:
     """Decode with Pillow, then ``Resize(256)`` and ``CenterCrop(224)`` as torchvision does them to a Pillow image.
 
     Without ``ToTensor``: its change to float32 costs more again, and what is compared ends at uint8.
@@ -42,6 +42,6 @@ def decode_usual(data: bytes) -> NDArray[np.uint8]:
     return np.asarray(image.crop((left, top, left + SIDE, top + SIDE)))
 
 
-def decoder(settings: dict[str, Any]) -> Callable[[bytes], NDArray[np.uint8]]:
+def decoder(settings: dict[str, Any]) -> Callable[[bytes | memoryview], NDArray[np.uint8]]:
     """Return the way of decoding an arm was told: ``same`` for all, unless it says ``usual``."""
     return decode_usual if settings.get("decoder") == "usual" else decode_picture
