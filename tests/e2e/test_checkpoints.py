@@ -63,8 +63,7 @@ def test_stateful_dataloader(daemon: Daemon, workers: int) -> None:
 def test_states_near_the_end_of_an_epoch(daemon: Daemon, workers: int, counted: bool) -> None:
     """Some workers have had their part of an epoch, others not: what is left of it comes first, then the next one."""
     if counted:  # then a worker knows its last batch when it sees it
-        # In a process of its own: a fork that follows closely upon this one's use of gRPC may hang (README).
-        _labels(StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=1))
+        _labels(_dataset(daemon))
     loader = StatefulDataLoader(_dataset(daemon), batch_size=None, num_workers=workers)
     epochs: list[list[list[int]]] = [[], []]
     states = []

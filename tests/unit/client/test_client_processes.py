@@ -36,6 +36,14 @@ def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
+def test_forks_right_after_a_channel_ended(short_dir: Path) -> None:
+    """Neither the process that forks nor its children hang in a gRPC that is shutting down."""
+    with FeedProcess(short_dir / "feed.sock", steps=1) as server:
+        found = run_probe("tests.unit.client.fork_storm", server.address, "100")
+    assert found["well"] == 100 * 3
+
+
+@pytest.mark.slow
 def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
     """With join both ranks take the steps of the shorter one, epoch after epoch, and differing data is an error."""
     with socket.socket() as probe:

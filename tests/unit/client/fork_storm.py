@@ -1,0 +1,54 @@
+"""Run as a process by test_client_processes: forks that follow at once upon a channel's end, again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from feedd_client.transport import Endpoint, parse_address
+
+CHILDREN = 3
+CHILD_S = 10.0
+
+
+def _ask(address: str) -> None:
+    endpoint = Endpoint(parse_address(address))
+    endpoint.close_session("nobody's", 10.0)
+    endpoint.close()
+
+
+def _reap(children: set[int]) -> int:
+    """Return how many children ended well; those that hang are killed."""
+    well, deadline = 0, time.monotonic() + CHILD_S
+    for pid in sorted(children):
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(pid, 9)
+                ended = os.waitpid(pid, 0)
+                break
+            time.sleep(0.001)
+        well += ended[1] == 0
+    return well
+
+
+def main() -> None:
+    """Print how many of the children opened a channel, asked and ended."""
+    address, rounds = sys.argv[1], int(sys.argv[2])
+    well = 0
+    for _ in range(rounds):
+        _ask(address)
+        children = set()
+        for _ in range(CHILDREN):
+            pid = os.fork()
+            if pid == 0:
+                _ask(address)
+                os._exit(0)
+            children.add(pid)
+        well += _reap(children)
+    print(json.dumps({"well": well}))
+
+
+if __name__ == "__main__":
+    main()
