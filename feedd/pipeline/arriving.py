@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.pipeline.derived.cache import MadeCache
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.drawn import BatchRows
     from feedd.protocols import PinnedShards
     from feedd.source.arriving import Awaited
     from feedd.source.sources import Sources

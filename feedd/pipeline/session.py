@@ -10,7 +10,7 @@ from feedd import metrics
 from feedd.errors import NotFound, ObjectChanged
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.sharing import Tickets
-from feedd.plan.reader import Several
+from feedd.plan.drawn import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.stages import Stages
+    from feedd.plan.drawn import BatchRows, Drawn
     from feedd.plan.listing import Listing
-    from feedd.plan.reader import BatchRows, Drawn
     from feedd.protocols import Slots
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.assemble import Assembler
     from feedd.pipeline.keeping import Kept
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.drawn import BatchRows
     from feedd.values import BatchReady, Cursor, ObjectRef, ShardIndex
 
 LEASES_MOST = 8  # of one session where the daemon chooses: the group looks ahead for all of them

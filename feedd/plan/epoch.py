@@ -99,7 +99,7 @@ class EpochMap:
         self._lows = None if share.lows is None else share.lows[places]
         self._highs = None if share.highs is None else share.highs[places]
         self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
-        self.window_count = self._edges.shape[0] - 1
+        self.window_count: int = self._edges.shape[0] - 1
         self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
         self._samples: dict[int, int] = {}  # of windows that samples were looked for in
 
@@ -175,7 +175,7 @@ class EpochMap:
         anchor: tuple[int, int] | None = None
         segments: list[Segment] = []
         while window < self.window_count:
-            count = self._counted(window)
+            count = self.counted(window)
             if isinstance(count, NeedCounts):
                 return count
             end = start + count
@@ -210,6 +210,18 @@ class EpochMap:
         """Return how many samples a window has. Its counts must be known."""
         return int(self._spans(window, self.shards(window))[1].sum())
 
+    def counted(self, window: int) -> int | NeedCounts:
+        """Return how many samples a window has, or the shards that must be counted first."""
+        known = self._samples.get(window)
+        if known is not None:
+            return known
+        if self._lows is None:
+            missing = tuple(shard for shard in self.shards(window).tolist() if shard not in self._counts)
+            if missing:
+                return NeedCounts(missing)
+        count = self._samples[window] = self.window_samples(window)
+        return count
+
     def _slice(self, window: int) -> slice:
         return slice(self.position(window), self.position(window + 1))
 
@@ -220,17 +232,6 @@ class EpochMap:
             return np.zeros_like(counts), counts
         here = self._slice(window)
         return self._lows[here], self._highs[here] - self._lows[here]
-
-    def _counted(self, window: int) -> int | NeedCounts:
-        known = self._samples.get(window)
-        if known is not None:
-            return known
-        if self._lows is None:
-            missing = tuple(shard for shard in self.shards(window).tolist() if shard not in self._counts)
-            if missing:
-                return NeedCounts(missing)
-        count = self._samples[window] = self.window_samples(window)
-        return count
 
     def _remember(self, window: int, start: int) -> None:
         if self._starts[-1][1] < window:

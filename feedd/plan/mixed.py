@@ -19,11 +19,11 @@ import numpy as np
 from feedd.errors import BadRequest
 from feedd.plan import rng
 from feedd.plan.course import Course, MixedWalk, course
+from feedd.plan.drawn import Drawn
 from feedd.plan.endless import Endless
 from feedd.plan.epoch import EpochOptions
 from feedd.plan.listing import recipe_facts
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
-from feedd.plan.reader import Drawn
 from feedd.plan.sharding import REPLICATED, SAMPLE
 from feedd.plan.steps import partition_samples
 from feedd.values import Cursor, EpochEnd
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.plan.drawn import BatchRows
     from feedd.plan.listing import Listing
-    from feedd.plan.reader import BatchRows
     from feedd.plan.share import Cut
     from feedd.values import FieldRecipe, OpenSpec, SourceSpec, Topology
 
@@ -246,6 +246,9 @@ class MixedReader:
         shard, ordinal, seed = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         window = self.window(at)
         return Drawn(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
+
+    def ahead(self) -> None:
+        """Return None: what a stream takes it sorts by itself."""
 
 
 def _step_samples(spec: OpenSpec) -> int:

@@ -119,8 +119,16 @@ class NodeEpoch:
         return self._maps[partition].samples(window)
 
     def window_samples(self, partition: int, window: int) -> int:
-        """Return how many samples a partition's window has that ``step`` found some of."""
+        """Return how many samples a partition's window has that ``step`` found some of, or that is counted."""
         return self._maps[partition].window_samples(window)
+
+    def is_last(self, partition: int, window: int) -> bool:
+        """Whether no other window follows this one in its partition."""
+        return window + 1 >= self._maps[partition].window_count
+
+    def is_counted(self, partition: int, window: int) -> bool:
+        """Whether the samples of all shards of a partition's window are known."""
+        return not isinstance(self._maps[partition].counted(window), NeedCounts)
 
     def start(self, partition: int, window: int) -> int:
         """Return where a partition's window begins in its stream; see ``EpochMap.start``."""

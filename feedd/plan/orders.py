@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -31,11 +31,13 @@ class NeedOrder:
     """Nothing can be said before windows are sorted: some 30 ns a sample.
 
     Attributes:
+        key: which windows of which readers: who is to sort the same has the same.
         sort: does it; may run in a thread.
-        size_bytes: of what it returns.
+        size_bytes: of what it returns, about.
         learn: takes what it returned; what is asked again right after it can be said.
     """
 
+    key: tuple[Hashable, ...]
     sort: Callable[[], dict[WindowName, WindowRows]]
     size_bytes: int
     learn: Callable[[Mapping[WindowName, WindowRows]], None]

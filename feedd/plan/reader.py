@@ -11,6 +11,7 @@ import numpy as np
 from feedd.errors import BadRequest
 from feedd.plan import rng
 from feedd.plan.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
+from feedd.plan.drawn import Drawn
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
 from feedd.plan.orders import ROW_BYTES, NeedOrder, Orders, WindowName
@@ -19,17 +20,17 @@ from feedd.plan.walk import NodeWalk
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.plan.drawn import BatchRows
     from feedd.plan.listing import Listing
     from feedd.plan.node import Piece, Step
     from feedd.plan.orders import WindowRows
     from feedd.plan.share import Share
     from feedd.values import ShardIndex, Topology
 
-_TABLE_LEAST = 1024
 WINDOWS_KEPT = 6
 """Of each partition: a batch spans two at most times, a third serves a neighbour in production; as many of the next."""
 
@@ -56,59 +57,6 @@ class ReaderOptions:
     wrap: bool = False
     window_bytes: int = 0
     bucket_by: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRows:
-    """The rows of one batch.
-
-    Attributes:
-        cursor: position of this batch, with an anchor that finds it again.
-        shards: int64[n], distinct shards (dataset indices) in order of first use.
-        shard_no: int32[rows], index into ``shards``.
-        ordinal: int64[rows], sample within its shard.
-        seeds: uint64[rows], for augmentation.
-        again: bool[rows], samples that came before in this epoch, to fill up a step; None: there are none.
-        first_window: window of the first row.
-        last_window: window of the last row.
-    """
-
-    cursor: Cursor
-    shards: NDArray[np.int64]
-    shard_no: NDArray[np.int32]
-    ordinal: NDArray[np.int64]
-    seeds: NDArray[np.uint64]
-    first_window: int
-    last_window: int
-    again: NDArray[np.bool_] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """The samples of one batch before anything is worked out of them: of several batches, that is less work at once.
-
-    Attributes:
-        cursor: see ``BatchRows``.
-        shard: int64[rows], dataset index of each row's shard.
-        ordinal: int64[rows], sample within its shard.
-        seeds: makes uint64[rows], for augmentation.
-        first_window: window of the first row.
-        last_window: window of the last row.
-        again: see ``BatchRows``.
-    """
-
-    cursor: Cursor
-    shard: NDArray[np.int64]
-    ordinal: NDArray[np.int64]
-    seeds: Callable[[], NDArray[np.uint64]]
-    first_window: int
-    last_window: int
-    again: NDArray[np.bool_] | None = None
-
-    def rows(self) -> BatchRows:
-        """Return the batch, its shards in order of first use."""
-        windows = (self.first_window, self.last_window)
-        return batch_rows(self.cursor, self.shard, self.ordinal, self.seeds(), windows, self.again)
 
 
 class Reader:
@@ -143,6 +91,8 @@ class Reader:
         self._map: NodeEpoch | None = None
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards that a window is being sorted by
         self._orders = Orders(WINDOWS_KEPT * len(shares)) if orders is None else orders
+        self._latest: Mapping[WindowName, WindowRows] = {}  # of the batch drawn last
+        self._foreseen: Collection[WindowName] = ()  # of those the next ones were named
         self._places: dict[int, int] = {}
         self._places_epoch = -1
 
@@ -244,12 +194,35 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
-        names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
+        names = frozenset(WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
         missing = sorted(names - rows.keys())
         if missing:
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
+        self._latest = rows
         return self._gather(plan, rows, found, at)
+
+    def ahead(self) -> NeedOrder | None:
+        """Return what sorts the windows that follow those of the batch drawn last; None: nothing, or it was said.
+
+        Nobody need do it: what is not sorted by then is when a batch reads it, which has to wait for it.
+        """
+        if self._latest.keys() == self._foreseen or self._by_length or self._map is None:
+            return None
+        self._foreseen, plan = self._latest.keys(), self._map
+        names: dict[WindowName, Callable[[], WindowRows]] = {}
+        samples = 0
+        for epoch, partition, window in sorted(self._latest):
+            if not plan.is_last(partition, window):
+                name = WindowName(epoch, partition, window + 1)
+                if plan.is_counted(partition, window + 1):
+                    names[name] = partial(plan.samples, partition, window + 1)
+            elif self._known_counts() is not None:
+                name = WindowName(epoch + 1, partition, 0)
+                names[name] = partial(self._first_samples, epoch + 1, partition)
+            samples += plan.window_samples(partition, window)
+        jobs = {name: job for name, job in names.items() if self._orders.get(name) is None}
+        return self._to_sort(jobs, samples, self._latest) if jobs else None
 
     @property
     def _by_length(self) -> bool:
@@ -275,15 +248,23 @@ class Reader:
         """Return what sorts the missing windows of a step, of which others are held."""
         jobs = {name: self._sorting(plan, name) for name in names}
         self._lengths = {}
+        samples = sum(plan.window_samples(name.partition, name.window) for name in names)
+        return self._to_sort(jobs, samples, held)
 
+    def _to_sort(
+        self, jobs: Mapping[WindowName, Callable[[], WindowRows]], samples: int, held: Mapping[WindowName, WindowRows]
+    ) -> NeedOrder:
         def sort() -> dict[WindowName, WindowRows]:
             return {name: job() for name, job in jobs.items()}
 
         def learn(found: Mapping[WindowName, WindowRows]) -> None:
             self._orders.learn({**held, **found})  # all that the step reads: none pushes another out
 
-        samples = sum(plan.window_samples(name.partition, name.window) for name in names)
-        return NeedOrder(sort, samples * ROW_BYTES, learn)
+        return NeedOrder((id(self._orders), *jobs), sort, samples * ROW_BYTES, learn)
+
+    def _first_samples(self, epoch: int, partition: int) -> WindowRows:
+        """Return the samples of a partition's first window; all counts are known. May run in a thread."""
+        return self._new_map(epoch).samples(partition, 0)
 
     def _sorting(self, plan: NodeEpoch, name: WindowName) -> Callable[[], WindowRows]:
         """Return what puts a partition's window into reading order, in whatever thread: nothing it reads changes."""
@@ -326,71 +307,10 @@ class Reader:
         if any(piece.again for piece in found.pieces):
             again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
         cursor = Cursor(at.epoch, at.step, found.anchors)
-        its_seeds = partial(self._seeds, at.epoch, shard, ordinal)
+        its_seeds = partial(seeds, self.epoch_options(at.epoch), shard, ordinal)
         return Drawn(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
-
-    def _seeds(self, epoch: int, shard: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.uint64]:
-        return seeds(self.epoch_options(epoch), shard, ordinal)
 
 
 def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
     span = slice(piece.segment.low, piece.segment.high)
     return rows[0][span], rows[1][span]
-
-
-def batch_rows(
-    cursor: Cursor,
-    shard: NDArray[np.int64],
-    ordinal: NDArray[np.int64],
-    its_seeds: NDArray[np.uint64],
-    windows: tuple[int, int],
-    again: NDArray[np.bool_] | None = None,
-) -> BatchRows:
-    """Return the batch of these samples, its shards in order of first use.
-
-    Args:
-        cursor: where it stands.
-        shard: int64[rows], dataset indices.
-        ordinal: int64[rows], sample within its shard.
-        its_seeds: uint64[rows], for augmentation.
-        windows: the first and the last one it reads.
-        again: bool[rows], see ``BatchRows``.
-    """
-    distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
-    by_use = np.argsort(first, kind="stable")
-    rank_of = np.empty_like(by_use)
-    rank_of[by_use] = np.arange(by_use.shape[0])
-    shard_no = rank_of[inverse].astype(np.int32)
-    return BatchRows(cursor, distinct[by_use], shard_no, ordinal, its_seeds, *windows, again)
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """The samples of several batches, one after another.
-
-    Attributes:
-        batches: they, in order; none is empty.
-        shards: distinct shards (dataset indices) of all of them, ascending.
-        shard_no: int32[rows], index into ``shards``.
-        ordinal: int64[rows], sample within its shard.
-    """
-
-    batches: tuple[Drawn, ...]
-    shards: list[int]
-    shard_no: NDArray[np.int32]
-    ordinal: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, batches: Sequence[Drawn]) -> Several:
-        """Return the samples of at least one batch."""
-        shard = np.concatenate([one.shard for one in batches])
-        ordinal = np.concatenate([one.ordinal for one in batches])
-        low, high = int(shard.min()), int(shard.max())
-        if high - low > max(shard.shape[0], _TABLE_LEAST):
-            distinct, inverse = np.unique(shard, return_inverse=True)
-            return cls(tuple(batches), distinct.tolist(), inverse.astype(np.int32), ordinal)
-        places = shard - low  # a table of all that lie between is filled faster than the rows are sorted
-        used = np.zeros(high - low + 1, np.bool_)
-        used[places] = True
-        numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
-        return cls(tuple(batches), (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.plan.buckets import NeedLengths, by_length, lengths_of
+from feedd.plan.drawn import BatchRows
 from feedd.plan.epoch import NeedCounts
-from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.steps import Uneven
 from feedd.values import Cursor, EpochEnd, OpenSpec, ShardIndex, Topology
 from tests.budget import budget

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
 from feedd.plan import mixing, rng
+from feedd.plan.drawn import BatchRows
 from feedd.plan.listing import Listing
 from feedd.plan.mixed import PARTITIONS, MixedPlan, MixedReader, source_seed
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE
-from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.share import Cut
 from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, SourceSpec, Topology
 from tests.budget import budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ from hypothesis import strategies as st
 from feedd.errors import BadRequest, Unsupported
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing
-from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.steps import Uneven
 from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, Topology
 from tests.budget import budget
+
+if TYPE_CHECKING:
+    from feedd.plan.drawn import BatchRows
 
 Sample = tuple[int, int]
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.parts import Share
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows, Several
+    from feedd.plan.drawn import BatchRows, Several
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.decode.work import BadRow
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.drawn import BatchRows
     from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
 
 

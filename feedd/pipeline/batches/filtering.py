@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feedd.decode.filters import Filter
     from feedd.decode.pool import DecodePool
     from feedd.pipeline.recipes import Recipe
-    from feedd.plan.reader import BatchRows
+    from feedd.plan.drawn import BatchRows
     from feedd.values import ShardFile, ShardIndex
 
 _MISSING = "expected the field, which the samples are filtered by, got a sample without it"

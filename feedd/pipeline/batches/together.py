@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.remedy import Remedy
     from feedd.pipeline.dataset.lost import Reasons
     from feedd.pipeline.recipes import Recipes
-    from feedd.plan.reader import Drawn, Several
+    from feedd.plan.drawn import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
 
 _BATCHES_MAX = 16

@@ -14,12 +14,13 @@ from feedd.decode.forms.registry import check_named, form_named, is_ready
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
-from feedd.flow.tasks import off_loop, run_all
+from feedd.flow.tasks import run_all
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
 from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.dataset.labels import LabelledIndexes
 from feedd.pipeline.dataset.megatron import check_types, read_documents, told_by
 from feedd.pipeline.dataset.record_idx import idx_sizes, say_fewer
+from feedd.pipeline.dataset.sorting import Sorting
 from feedd.pipeline.dataset.told import read_told
 from feedd.pipeline.derived.columnar import counting
 from feedd.pipeline.derived.maker import formed
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.dataset.told import Told
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
-    from feedd.plan.reader import BatchRows, Drawn
+    from feedd.plan.drawn import BatchRows, Drawn
     from feedd.values import Cursor, ObjectRef, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
@@ -68,6 +69,7 @@ class Shelf:
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
         self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
+        self._sorting = Sorting(group)
         self._labelled = LabelledIndexes()
         self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
         self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
@@ -167,17 +169,21 @@ class Shelf:
         """As ``rows``, with nothing worked out."""
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
-                drawn.learn(await off_loop(drawn.sort, drawn.size_bytes))
+                await self._sorting.sort(drawn)
                 continue
             indexes = await self.indexes(listing, drawn.shards)
             if isinstance(drawn, NeedLengths):
                 drawn.learn(indexes)
+        following = reader.ahead()
+        if following is not None:
+            self._sorting.begin(following)
         return drawn
 
     async def close(self) -> None:
         """End what is under way."""
         await self._listing_flight.cancel_all()
         await self._index_flight.cancel_all()
+        await self._sorting.close()
         await asyncio.to_thread(self._learned.save)
 
     async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:

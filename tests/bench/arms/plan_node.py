@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.drawn import BatchRows
+from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.share import Cut, Share
 from feedd.plan.steps import Uneven, common_steps, known_counts, partition_samples
 from feedd.values import Cursor, Topology

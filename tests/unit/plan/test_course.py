@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
 from feedd.plan.course import Course, MixedWalk
+from feedd.plan.drawn import BatchRows
 from feedd.plan.listing import Listing
 from feedd.plan.mixed import MixedPlan, MixedReader
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED
-from feedd.plan.reader import BatchRows
 from feedd.values import Cursor, OpenSpec, Topology
 from tests.budget import budget
 from tests.model.test_mixed_model import WINDOW, Mix, mixes

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
+from feedd.plan.drawn import BatchRows
 from feedd.plan.epoch import EpochMap, EpochOptions, NeedCounts
-from feedd.plan.reader import BatchRows, Reader, ReaderOptions
+from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.sharding import assign
 from feedd.plan.share import Share
 from feedd.values import Cursor, EpochEnd, Topology

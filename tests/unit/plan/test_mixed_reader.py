@@ -6,8 +6,8 @@ import pytest
 
 from feedd.errors import BadRequest
 from feedd.plan import mixed, mixing, rng
+from feedd.plan.drawn import BatchRows
 from feedd.plan.mixed import MixedPlan, MixedReader, source_seed, weights_of
-from feedd.plan.reader import BatchRows
 from feedd.values import Cursor, EpochEnd, OpenSpec, SourceSpec, Topology
 from tests.model.test_mixed_model import Mix, samples
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.plan.drawn import BatchRows, Drawn
 from feedd.plan.orders import NeedOrder, Orders, WindowName
-from feedd.plan.reader import BatchRows, Drawn, Reader, ReaderOptions
+from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.share import Share
 from feedd.values import Cursor, Topology
 
@@ -73,3 +74,46 @@ def test_what_a_step_reads_is_kept_together() -> None:
     orders.get(names[1])
     orders.learn({names[3]: _rows(3)})
     assert [name.window for name in names if orders.get(name) is not None] == [1, 3]
+
+
+def test_windows_ahead_are_said_once_and_then_there() -> None:
+    """With what ``ahead`` says done, no batch but the first waits for a window, over epochs' ends too."""
+    reader = _reader()
+    assert reader.ahead() is None  # nothing was drawn
+    waited = said = 0
+    for at in [Cursor(epoch, step) for epoch in range(3) for step in range(_STEPS)]:
+        waited += _sorted_by(reader, at)
+        need = reader.ahead()
+        if need is not None:
+            said += 1
+            need.learn(need.sort())
+        assert reader.ahead() is None
+    assert (waited, said) == (1, 3 * _SHARDS // 2)
+
+
+def test_windows_ahead_change_no_batch() -> None:
+    """Sorted ahead or not, for one partition or several, a batch is the same."""
+    steps = [Cursor(epoch, step) for epoch in range(2) for step in range(_STEPS)]
+    shares = tuple(Share(np.arange(part, _SHARDS, 2, dtype=np.int64)) for part in range(2))
+    counts = {shard: _SAMPLES + shard for shard in range(_SHARDS)}
+    for its in ((_SHARE,), shares):
+        plain, eager = (Reader(its, _OPTIONS, counts) for _ in range(2))
+        for at in steps:
+            found, expected = eager.rows(at), plain.rows(at)
+            assert isinstance(expected, BatchRows)
+            assert isinstance(found, BatchRows)
+            assert (found.ordinal.tolist(), found.seeds.tolist()) == (
+                expected.ordinal.tolist(),
+                expected.seeds.tolist(),
+            )
+            need = eager.ahead()
+            if need is not None:
+                need.learn(need.sort())
+
+
+def test_nothing_is_said_of_windows_that_are_not_counted() -> None:
+    """A window of which a shard's samples are not known waits until they are; so does the next epoch's first."""
+    counts = dict.fromkeys(_SHARE.shards[Reader((_SHARE,), _OPTIONS, {}).epoch_map(Cursor(0)).order[:2]].tolist(), 10)
+    reader = Reader((_SHARE,), _OPTIONS, counts)
+    assert _sorted_by(reader, Cursor(0)) == 1
+    assert reader.ahead() is None

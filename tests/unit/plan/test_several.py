@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.plan.reader import Drawn, Several
+from feedd.plan.drawn import Drawn, Several
 from feedd.values import Cursor
 from tests.budget import budget
 

@@ -1,0 +1,128 @@
+"""The samples of batches: drawn, and worked out into shards and rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.values import Cursor
+
+_TABLE_LEAST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """The rows of one batch.
+
+    Attributes:
+        cursor: position of this batch, with an anchor that finds it again.
+        shards: int64[n], distinct shards (dataset indices) in order of first use.
+        shard_no: int32[rows], index into ``shards``.
+        ordinal: int64[rows], sample within its shard.
+        seeds: uint64[rows], for augmentation.
+        again: bool[rows], samples that came before in this epoch, to fill up a step; None: there are none.
+        first_window: window of the first row.
+        last_window: window of the last row.
+    """
+
+    cursor: Cursor
+    shards: NDArray[np.int64]
+    shard_no: NDArray[np.int32]
+    ordinal: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    first_window: int
+    last_window: int
+    again: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The samples of one batch before anything is worked out of them: of several batches, that is less work at once.
+
+    Attributes:
+        cursor: see ``BatchRows``.
+        shard: int64[rows], dataset index of each row's shard.
+        ordinal: int64[rows], sample within its shard.
+        seeds: makes uint64[rows], for augmentation.
+        first_window: window of the first row.
+        last_window: window of the last row.
+        again: see ``BatchRows``.
+    """
+
+    cursor: Cursor
+    shard: NDArray[np.int64]
+    ordinal: NDArray[np.int64]
+    seeds: Callable[[], NDArray[np.uint64]]
+    first_window: int
+    last_window: int
+    again: NDArray[np.bool_] | None = None
+
+    def rows(self) -> BatchRows:
+        """Return the batch, its shards in order of first use."""
+        windows = (self.first_window, self.last_window)
+        return batch_rows(self.cursor, self.shard, self.ordinal, self.seeds(), windows, self.again)
+
+
+def batch_rows(
+    cursor: Cursor,
+    shard: NDArray[np.int64],
+    ordinal: NDArray[np.int64],
+    its_seeds: NDArray[np.uint64],
+    windows: tuple[int, int],
+    again: NDArray[np.bool_] | None = None,
+) -> BatchRows:
+    """Return the batch of these samples, its shards in order of first use.
+
+    Args:
+        cursor: where it stands.
+        shard: int64[rows], dataset indices.
+        ordinal: int64[rows], sample within its shard.
+        its_seeds: uint64[rows], for augmentation.
+        windows: the first and the last one it reads.
+        again: bool[rows], see ``BatchRows``.
+    """
+    distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
+    by_use = np.argsort(first, kind="stable")
+    rank_of = np.empty_like(by_use)
+    rank_of[by_use] = np.arange(by_use.shape[0])
+    shard_no = rank_of[inverse].astype(np.int32)
+    return BatchRows(cursor, distinct[by_use], shard_no, ordinal, its_seeds, *windows, again)
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """The samples of several batches, one after another.
+
+    Attributes:
+        batches: they, in order; none is empty.
+        shards: distinct shards (dataset indices) of all of them, ascending.
+        shard_no: int32[rows], index into ``shards``.
+        ordinal: int64[rows], sample within its shard.
+    """
+
+    batches: tuple[Drawn, ...]
+    shards: list[int]
+    shard_no: NDArray[np.int32]
+    ordinal: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: Sequence[Drawn]) -> Several:
+        """Return the samples of at least one batch."""
+        shard = np.concatenate([one.shard for one in batches])
+        ordinal = np.concatenate([one.ordinal for one in batches])
+        low, high = int(shard.min()), int(shard.max())
+        if high - low > max(shard.shape[0], _TABLE_LEAST):
+            distinct, inverse = np.unique(shard, return_inverse=True)
+            return cls(tuple(batches), distinct.tolist(), inverse.astype(np.int32), ordinal)
+        places = shard - low  # a table of all that lie between is filled faster than the rows are sorted
+        used = np.zeros(high - low + 1, np.bool_)
+        used[places] = True
+        numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
+        return cls(tuple(batches), (np.flatnonzero(used) + low).tolist(), numbers[places], ordinal)
