@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.decode.messages import Answer
+    from feedd.decode.plain import Plain
     from feedd.values import FieldRecipe, ShardFile
 
 ARENA_BYTES = 1 << 20
@@ -79,6 +80,13 @@ def run(executor: Executor, of: DecodeTask, rows: range) -> Answer:
     answer, fds = executor.run(request(of, rows))
     assert not fds
     return answer
+
+
+def bulk_plain(recipe: FieldRecipe) -> Plain:
+    """Return what is copied for a row."""
+    plain = plain_numbers(recipe)
+    assert plain is not None
+    return plain
 
 
 def one_by_one(executor: Executor, of: DecodeTask) -> list[tuple[int, str]]:
@@ -252,7 +260,8 @@ def test_rows_outside_the_arena_write_nothing(tmp_path: Path, executor: Executor
     assert not any(executor._arenas[1][:])
 
 
-def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Executor) -> None:
+@pytest.mark.parametrize("places", ["one after another", "two batches", "anywhere"])
+def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Executor, places: str) -> None:
     """Rows of several pieces and files, to the last byte of each, come where they belong; bad ones are named."""
     draws = np.random.default_rng(4)
     data = [draws.integers(0, 256, 5000, np.uint8).tobytes() for _ in range(2)]
@@ -261,6 +270,12 @@ def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Exec
     spans = np.stack([draws.integers(0, 2, rows), draws.integers(0, 5001 - width, rows), np.full(rows, width)], axis=1)
     spans[:4, 1:] = (0, width), (5000 - width, width), (5001 - width, width), (7, width - 2)
     of = task(files, parse_field("x", "tokens:uint16:1023"), spans)
+    out_at = of.fields[0].out_at
+    if places == "anywhere":
+        out_at = draws.permutation(out_at)
+    elif places == "two batches":
+        out_at = np.concatenate([out_at[300:], out_at[:300]])
+    of = replace(of, fields=(replace(of.fields[0], out_at=out_at),))
     answer = run(executor, of, range(rows))
     assert isinstance(answer, Decoded)
     assert [row for row, _, _ in answer.bad] == [2, 3]
@@ -268,6 +283,26 @@ def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Exec
         at = 128 + int(of.fields[0].out_at[row])
         if row not in {2, 3}:
             assert executor._arenas[1][at : at + width] == data[file][start : start + width]
+
+
+def test_rows_of_more_files_than_are_kept(tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files stay mapped while they are read, however few are kept; those that hold no good row are not even opened."""
+    monkeypatch.setattr("feedd.decode.kept._FILES_MAX", 1)
+    data = [bytes([number]) * 40 for number in range(9)]
+    files = tuple(shard_file(tmp_path / str(n), part, data_at=4096 * (n % 3)) for n, part in enumerate(data))
+    Path(files[4].path).unlink()
+    spans = np.array([(row % 9, row % 30, 10) for row in range(90)])
+    spans[spans[:, 0] == 4, 2] = 9
+    of = task(files, RECIPES["tokens"], spans)
+    got = request(of, range(90))
+    done = bulk.copy_rows(
+        bulk_plain(RECIPES["tokens"]), got.fields[0], got.files, executor._kept, (executor._arenas[1], 128)
+    )
+    assert done.tolist() == [row % 9 != 4 for row in range(90)]
+    assert len(executor._kept) == 1
+    for row in np.flatnonzero(done).tolist():
+        at = 128 + int(of.fields[0].out_at[row])
+        assert executor._arenas[1][at : at + 10] == bytes([row % 9]) * 10
 
 
 def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: Executor) -> None:
