@@ -16,20 +16,24 @@ import structlog
 
 from feedd.errors import FeeddError
 from feedd.pipeline.pinned import with_pinned
+from feedd.plan.drawn import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.batches.assemble import Assembler
     from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.planning import AnyReader
+    from feedd.plan.drawn import Drawn
     from feedd.plan.listing import Listing
     from feedd.protocols import ShardCache
     from feedd.values import BatchReady, SlotRef
 
-AHEAD_BATCHES = 2  # while one is taken the next is there; what follows is made as in the middle of an epoch
+AHEAD_BATCHES = 2
+"""While one is taken the next is there; what follows is made as in the middle of an epoch. Where several are made at
+once it is as many as that: a trainer takes them faster than a stream begins."""
 _log = structlog.get_logger("feedd.pipeline")
 
 
@@ -42,12 +46,14 @@ class AheadParts:
         assembler: likewise.
         reader: makes a reader of the session's plan; its own stands in another epoch.
         steps: of the session's consumer, the first ones of an epoch.
+        at_once: how many of them are made together.
     """
 
     arena: Arena
     assembler: Assembler
     reader: Callable[[], AnyReader]
     steps: tuple[int, ...]
+    at_once: int
     listing: Listing
     shelf: Shelf
     cache: ShardCache
@@ -59,15 +65,25 @@ class _Early:
     """A batch that is, or is being, made ahead.
 
     Attributes:
-        task: makes it; None: it could not be. Until it is done the slot is written to.
+        task: makes it and others; what could not be made is not in its list. Until it is done the slot is written to.
+        place: in that list.
         wanted: a stream may still ask for it.
     """
 
     epoch: int
     step: int
     slot: SlotRef
-    task: asyncio.Task[BatchReady | None]
+    task: asyncio.Task[list[BatchReady]]
+    place: int
     wanted: bool = True
+
+    @property
+    def made(self) -> BatchReady | None:
+        """What lies in the slot once the task is done; None: nothing does."""
+        if self.task.cancelled() or self.task.exception() is not None:
+            return None
+        found = self.task.result()
+        return found[self.place] if self.place < len(found) else None
 
 
 class Ahead:
@@ -151,7 +167,7 @@ class Ahead:
         if not early.task.done():
             await asyncio.wait([early.task])
         del self._handed[slot]
-        return None if not early.wanted or early.task.cancelled() else early.task.result()
+        return early.made if early.wanted else None
 
     def holds(self, slot: SlotRef) -> bool:
         """Whether something was, or is being, made ahead in a slot that is taken."""
@@ -205,39 +221,70 @@ class Ahead:
         self._arena.give_back(early.slot)
 
     def _begin_next(self) -> None:
-        """Make the next batch where there is one, a slot is free for it, and none is being made."""
+        """Make the next batches where there are any, slots are free for them, and none is being made."""
         if not self._left or any(not early.task.done() for early in self._held):
             return
-        slot = self._arena.take()
-        if slot is None:
+        count = min(self._parts.at_once, len(self._left))
+        if self._arena.slot_count - self._arena.taken_count < count:
             return  # asked again when one is given back
-        step = self._left.pop(0)
-        task = self._parts.tasks.create_task(self._make(Cursor(self._epoch, step), slot))
-        early = _Early(self._epoch, step, slot, task)
-        self._held.append(early)
-        task.add_done_callback(partial(self._ended, early))
+        slots = [slot for slot in (self._arena.take() for _ in range(count)) if slot is not None]
+        steps, self._left = self._left[: len(slots)], self._left[len(slots) :]
+        task = self._parts.tasks.create_task(self._make([Cursor(self._epoch, step) for step in steps], slots))
+        begun = [
+            _Early(self._epoch, step, slot, task, place)
+            for place, (step, slot) in enumerate(zip(steps, slots, strict=True))
+        ]
+        self._held += begun
+        task.add_done_callback(lambda _: self._ended(begun))
 
-    def _ended(self, early: _Early, task: asyncio.Task[BatchReady | None]) -> None:
-        failed = task.cancelled() or task.exception() is not None or task.result() is None
-        if early in self._held and (failed or not early.wanted):
-            self._free(early)
-        if failed and early.wanted:
-            self._left.clear()
+    def _ended(self, begun: Sequence[_Early]) -> None:
+        for early in begun:
+            failed = early.made is None
+            if early in self._held and (failed or not early.wanted):
+                self._free(early)
+            if failed and early.wanted:
+                self._left.clear()
         self._begin_next()
 
-    async def _make(self, at: Cursor, slot: SlotRef) -> BatchReady | None:
-        parts = self._parts
-        self._reader = self._reader or parts.reader()
+    async def _make(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
         try:
-            rows = await parts.shelf.rows(parts.listing, self._reader, at)
-            if isinstance(rows, EpochEnd):
-                return None
-            shards = rows.shards.tolist()
-            refs = [parts.listing.refs[shard] for shard in shards]
-            indexes = await parts.shelf.indexes(parts.listing, shards)
-            fill = partial(parts.assembler.fill, early=True)
-            ready = await with_pinned(parts.cache, refs, lambda files: fill(rows, indexes, files, slot))
+            if len(steps) > 1:
+                return await self._make_together(steps, slots)
+            return await self._make_one(steps[0], slots[0])
         except FeeddError as error:
+            at = steps[0]
             _log.debug("nothing was decoded ahead", epoch=at.epoch, step=at.step, reason=str(error))
-            return None
-        return ready if ready.oversize is None else None  # it is not in the slot: memory of its own
+            return []
+
+    async def _make_one(self, at: Cursor, slot: SlotRef) -> list[BatchReady]:
+        parts, reader = self._parts, self._its_reader()
+        rows = await parts.shelf.rows(parts.listing, reader, at)
+        if isinstance(rows, EpochEnd):
+            return []
+        shards = rows.shards.tolist()
+        refs = [parts.listing.refs[shard] for shard in shards]
+        indexes = await parts.shelf.indexes(parts.listing, shards)
+        fill = partial(parts.assembler.fill, early=True)
+        ready = await with_pinned(parts.cache, refs, lambda files: fill(rows, indexes, files, slot))
+        return [ready] if ready.oversize is None else []  # it is not in the slot: memory of its own
+
+    async def _make_together(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
+        parts, reader = self._parts, self._its_reader()
+        batches: list[Drawn] = []
+        for at in steps:
+            drawn = await parts.shelf.draw(parts.listing, reader, at)
+            if isinstance(drawn, EpochEnd) or (batches and drawn.last_window != batches[0].last_window):
+                break  # the next window's shards may not be here yet
+            batches.append(drawn)
+        if not batches:
+            return []
+        several = Several.of(batches)
+        refs = [parts.listing.refs[shard] for shard in several.shards]
+        indexes = await parts.shelf.indexes(parts.listing, several.shards)
+        fill = partial(parts.assembler.fill_together, early=True)
+        its = slots[: len(batches)]
+        return await with_pinned(parts.cache, refs, lambda files: fill(several, its, indexes, files))
+
+    def _its_reader(self) -> AnyReader:
+        self._reader = self._reader or self._parts.reader()
+        return self._reader

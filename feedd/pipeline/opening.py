@@ -181,8 +181,9 @@ class Pipeline:
     def _look_ahead(self, one: _Opening, session: Session, arena: Arena, assembler: Assembler) -> None:
         """Have the next epoch's first batches decoded into a session's free slots."""
         spec = one.request.spec
-        first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(AHEAD_BATCHES))
-        parts = (one.plan.reader, first, one.listing, self.shelf, self.stages.cache, self._group)
+        count = max(AHEAD_BATCHES, assembler.at_once)
+        first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
+        parts = (one.plan.reader, first, assembler.at_once, one.listing, self.shelf, self.stages.cache, self._group)
         session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:

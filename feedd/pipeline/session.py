@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,7 @@ class Session:
                 drawn = await self._draw(at)
                 if isinstance(drawn, EpochEnd):
                     return drawn
-                batch = await self._decode(drawn.rows(), slot)
+                batch = await self._made_ahead(slot) or await self._decode(drawn.rows(), slot)
         finally:
             self._making_count -= 1
             self._come([slot])
@@ -129,7 +130,7 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         ahead = self._parts.ahead
         if ahead is not None and ahead.holds(jobs[0][1]):
-            return [await self.produce(*jobs[0])]
+            return [await self.produce(*job) for job in itertools.takewhile(lambda job: ahead.holds(job[1]), jobs)]
         before, slots = self._furthest, [slot for _, slot in jobs]
         self._making_count += 1
         self._coming.update(slots)
@@ -251,11 +252,16 @@ class Session:
             self._shelf.forget(self._parts.listing)
             raise
 
+    async def _made_ahead(self, slot: SlotRef) -> BatchReady | None:
+        """Return the batch that was made in the slot before it was asked for; None: there is none."""
+        ahead = self._parts.ahead
+        made = None if ahead is None else await ahead.batch(slot)
+        if made is not None:
+            self._stages.recorder.count(metrics.PIPELINE_FILTERED, made.filtered)
+        return made
+
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts = self._parts
-        if parts.ahead is not None and (made := await parts.ahead.batch(slot)) is not None:
-            self._stages.recorder.count(metrics.PIPELINE_FILTERED, made.filtered)
-            return made
         turn = self._stages.arriving.turn()
         shards = rows.shards.tolist()
         refs = [parts.listing.refs[shard] for shard in shards]

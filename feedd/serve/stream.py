@@ -178,6 +178,7 @@ class StreamCall:
                         for follows in self._machine.produced(job.slot, outcome)
                     ]
                 )
+            await asyncio.sleep(0)  # what is made goes out before the next is planned, which takes milliseconds
 
     async def _produce(self, jobs: Sequence[Produce]) -> Sequence[Outcome]:
         if len(jobs) > 1:

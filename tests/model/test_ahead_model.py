@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
@@ -14,10 +15,14 @@ from hypothesis import strategies as st
 from feedd.errors import BadSample
 from feedd.flow.arena import Arena
 from feedd.pipeline.ahead import Ahead, AheadParts
+from feedd.plan.drawn import Drawn
 from feedd.values import BatchReady, Cursor
 from tests.budget import budget
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.plan.drawn import Several
     from feedd.values import SlotRef
 
 SLOTS = 3
@@ -26,20 +31,32 @@ SLOTS = 3
 class _Rig:
     """An arena, what decodes into it when told to, and a stream that takes and gives back."""
 
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, at_once: int) -> None:
         self.arena = Arena(SLOTS, mmap.PAGESIZE)
         self.taken: dict[SlotRef, Cursor] = {}
         self.asked: dict[asyncio.Task[BatchReady | None], SlotRef] = {}
         self.writing: dict[int, asyncio.Future[bool]] = {}
         self.owned: set[int] = set()  # by the stream alone: nobody else may write to them
         nothing: Any = SimpleNamespace(
-            refs=[], rows=self.rows, indexes=self.indexes, fill=self.fill, acquire=self.acquire, release=lambda: None
+            refs=[None],
+            rows=self.rows,
+            draw=self.draw,
+            indexes=self.indexes,
+            fill=self.fill,
+            fill_together=self.fill_together,
+            acquire=self.acquire,
+            release=lambda: None,
         )
-        parts = AheadParts(self.arena, nothing, lambda: nothing, (0, 1), nothing, nothing, nothing, tasks)
+        steps = tuple(range(max(2, at_once)))
+        parts = AheadParts(self.arena, nothing, lambda: nothing, steps, at_once, nothing, nothing, nothing, tasks)
         self.ahead = Ahead(parts)
 
     async def rows(self, _listing: object, _reader: object, at: Cursor) -> Any:
         return SimpleNamespace(cursor=at, shards=np.empty(0, np.int64))
+
+    async def draw(self, _listing: object, _reader: object, at: Cursor) -> Drawn:
+        row = np.zeros(1, np.int64)
+        return Drawn(at, row, row, lambda: row.astype(np.uint64), at.step // 2, at.step // 2)  # two make a window
 
     async def indexes(self, _listing: object, _shards: object) -> list[object]:
         return []
@@ -74,6 +91,22 @@ class _Rig:
         if not good:
             raise BadSample("expected a sample, got none", stage="decode")
         return BatchReady(rows.cursor, 1, (), slot.index)
+
+    async def fill_together(
+        self, several: Several, slots: Sequence[SlotRef], _indexes: object, _files: object, *, early: bool = False
+    ) -> list[BatchReady]:
+        filling = [
+            asyncio.ensure_future(self.fill(drawn, (), (), slot, early=early))
+            for drawn, slot in zip(several.batches, slots, strict=True)
+        ]
+        try:
+            return [await one for one in filling]
+        finally:
+            for one in filling:
+                one.cancel()
+            while any(not one.done() for one in filling):  # until then they write, cancelled again or not
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait(filling)
 
     def take(self, at: Cursor) -> None:
         slot = self.ahead.take(at)
@@ -117,15 +150,15 @@ _steps = st.one_of(
 
 
 @settings(max_examples=budget(300))
-@given(st.lists(_steps, max_size=40))
-def test_slots_have_one_owner(steps: list[tuple[str, int, int]]) -> None:
+@given(st.lists(_steps, max_size=40), st.integers(1, SLOTS))
+def test_slots_have_one_owner(steps: list[tuple[str, int, int]], at_once: int) -> None:
     """A stream that takes, asks and gives back in any order never meets a slot in use, and gets its own batches."""
-    asyncio.run(_run(steps))
+    asyncio.run(_run(steps, at_once))
 
 
-async def _run(steps: list[tuple[str, int, int]]) -> None:
+async def _run(steps: list[tuple[str, int, int]], at_once: int) -> None:
     async with asyncio.TaskGroup() as tasks:
-        rig = _Rig(tasks)
+        rig = _Rig(tasks, at_once)
         for what, first, second in steps:
             slots = list(rig.taken)
             if what == "begin":

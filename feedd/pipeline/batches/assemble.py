@@ -123,10 +123,12 @@ class Assembler:
         slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
+        *,
+        early: bool = False,
     ) -> list[BatchReady]:
-        """Decode up to ``at_once`` batches; see ``Together.fill``."""
+        """Decode up to ``at_once`` batches; see ``Together.fill``, and ``fill`` for ``early``."""
         indexes, lost = await self._stages.lost.without(indexes, files)
-        return await self._together.fill(several, slots, indexes, files, lost)
+        return await self._together.fill(several, slots, indexes, files, lost, early=early)
 
     async def fill(
         self,

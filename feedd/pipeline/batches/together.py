@@ -72,6 +72,8 @@ class Together:
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
         lost: Reasons,
+        *,
+        early: bool = False,
     ) -> list[BatchReady]:
         """Decode up to ``batches_max`` batches, each into its slot, as ``Assembler.fill`` would one by one.
 
@@ -81,6 +83,7 @@ class Together:
             indexes: of all their shards.
             files: likewise, pinned.
             lost: what did not come with them.
+            early: nobody asked for them yet.
 
         Raises:
             BadSample: see ``Assembler.fill``.
@@ -108,7 +111,10 @@ class Together:
             batch = BatchReady(drawn.cursor, layout.rows, layout.regions, layout.size_bytes, again=again)
             bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
             failures = self._failures(several, drawn, indexes, files, bad, first, lost) if bad else []
-            await self._remedy.charge(drawn.cursor, failures)  # none too: a step may be made again, without any
+            if not early:
+                await self._remedy.charge(drawn.cursor, failures)  # none too: a step may be made again, without any
+            elif failures:
+                raise failures[0].error("it is met again when the batch is asked for")
             if failures:
                 batch = await self._remedy.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)

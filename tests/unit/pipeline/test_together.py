@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadSample
+from feedd.metrics import DECODE_SAMPLES
 from feedd.values import BatchReady, Cursor, EpochEnd
 from tests.fakes.feeding import batches, feeding
+from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +81,44 @@ async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
             assert not isinstance(one, EpochEnd)
             assert one[0] == other.ready
             assert values(one[0], one[1]) == values(one[0], other.data)
+
+
+async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
+    """Behind an epoch's end the first of the next are made at once, decoded once, and handed over together."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=16), Cursor(1))
+        session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=16)
+        await batches(session)
+        ahead = session._parts.ahead
+        assert ahead is not None
+        await until(lambda: len(ahead._held) == 4 and all(early.task.done() for early in ahead._held))
+        before = rig.recorder.total(DECODE_SAMPLES)
+        slots = [session.slots.take(Cursor(1, step)) for step in range(6)]
+        jobs = [(Cursor(1, step), slot) for step, slot in enumerate(slots) if slot is not None]
+        made = await session.produce_together(jobs)
+        assert len(made) == 4  # the others are asked for again
+        assert rig.recorder.total(DECODE_SAMPLES) == before
+        for one, (_, slot), other in zip(made, jobs, alone, strict=False):
+            assert isinstance(one, BatchReady)
+            assert one == other.ready
+            assert values(one, bytes(session.slots.view(slot))) == values(one, other.data)
+        for _, slot in jobs:
+            assert session.slots.give_back(slot)
+
+
+async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
+    """None of its pack is handed over then; it is charged to its step once."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store, 1)
+        session = await rig.open(fields=FIELDS, bad_samples_max=1, prefetch_batches=16)
+        for epoch in range(2):
+            made = await batches(session, Cursor(epoch))
+            assert made[0].ready.bad_samples == 1
+            assert sum(batch.ready.bad_samples for batch in made) == 1
+            ahead = session._parts.ahead
+            assert ahead is not None
+            await until(lambda ahead=ahead: not ahead._held)  # type: ignore[misc]  # a default is no type
 
 
 async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None:
