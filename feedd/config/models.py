@@ -132,7 +132,7 @@ class ArenaConfig(Section):
         ge=MIB,
         description="most memory for all sessions' slots; left out: a quarter of the memory",
     )
-    slots_max: int = Field(32, ge=2, le=1024, description="most slots (batches ahead) one session is granted")
+    slots_max: int = Field(64, ge=2, le=1024, description="most slots (batches ahead) one session is granted")
 
 
 class ShuffleConfig(Section):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Classes = Mapping[str, tuple[str, ...]]
 
 _LEAST_SLOTS = 2
-_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 32
+_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 64
 
 
 class Pipeline:

@@ -28,7 +28,7 @@ class PipelineOptions:
 
     window_shards: int = 4
     arena_bytes: int = 4 << 30
-    slots_max: int = 32
+    slots_max: int = 64
     ready_bytes: int = 0
 
 
