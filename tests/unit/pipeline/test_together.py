@@ -122,7 +122,7 @@ async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for
 
 
 async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None:
-    """Whoever asks for no number of slots gets so many that a quarter are made at once; each batch has its own samples."""
+    """Whoever asks for no number of slots has so many that a quarter are made at once; each has its own samples."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0))
