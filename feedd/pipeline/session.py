@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.errors import NotFound, ObjectChanged
+from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.sharing import Tickets
 from feedd.plan.drawn import Several
@@ -130,7 +130,7 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         ahead = self._parts.ahead
         if ahead is not None and ahead.holds(jobs[0][1]):
-            return [await self.produce(*job) for job in itertools.takewhile(lambda job: ahead.holds(job[1]), jobs)]
+            return await self._hand_over(list(itertools.takewhile(lambda job: ahead.holds(job[1]), jobs)))
         before, slots = self._furthest, [slot for _, slot in jobs]
         self._making_count += 1
         self._coming.update(slots)
@@ -148,6 +148,20 @@ class Session:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)
             self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, took_s)
         return [*made, *ends]
+
+    async def _hand_over(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
+        """Return batches that were made ahead; what fails behind the first is asked for again, alone."""
+        made: list[BatchReady | EpochEnd] = []
+        for at, slot in jobs:
+            before = self._furthest
+            try:
+                made.append(await self.produce(at, slot))
+            except FeeddError:
+                if not made:
+                    raise
+                self._furthest = before
+                break
+        return made
 
     async def close(self) -> None:
         """Withdraw wishes, take the arena from the workers, free it."""

@@ -1,4 +1,4 @@
-"""Run as a process by test_client_processes: forks that follow at once upon a channel's end, again and again."""
+"""Run as a process by test_client_processes: forks that follow at once upon a channel's or a pass' end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import os
 import sys
 import time
 
+from feedd_client import FeedDataset
 from feedd_client.transport import Endpoint, parse_address
 
 CHILDREN = 3
 CHILD_S = 10.0
+
+
+def _take(dataset: FeedDataset) -> None:
+    assert sum(1 for _ in dataset)
 
 
 def _ask(address: str) -> None:
@@ -34,16 +39,18 @@ def _reap(children: set[int]) -> int:
 
 
 def main() -> None:
-    """Print how many of the children opened a channel, asked and ended."""
-    address, rounds = sys.argv[1], int(sys.argv[2])
+    """Print how many of the children opened a channel, asked and ended; with ``passes``, took their parent's data."""
+    address, rounds, passes = sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["passes"]
+    dataset = FeedDataset("s3://b/", batch_size=4, address=address)
+    use = (lambda: _take(dataset)) if passes else (lambda: _ask(address))
     well = 0
     for _ in range(rounds):
-        _ask(address)
+        use()
         children = set()
         for _ in range(CHILDREN):
             pid = os.fork()
             if pid == 0:
-                _ask(address)
+                use()
                 os._exit(0)
             children.add(pid)
         well += _reap(children)

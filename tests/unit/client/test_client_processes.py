@@ -36,11 +36,12 @@ def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_forks_right_after_a_channel_ended(short_dir: Path) -> None:
-    """Neither the process that forks nor its children hang in a gRPC that is shutting down."""
+@pytest.mark.parametrize(("what", "rounds"), [((), 100), (("passes",), 40)])
+def test_forks_right_after_grpc_was_used(short_dir: Path, what: tuple[str, ...], rounds: int) -> None:
+    """Neither the process that forks nor its children hang in a gRPC that is shutting down, or ending a stream."""
     with FeedProcess(short_dir / "feed.sock", steps=1) as server:
-        found = run_probe("tests.unit.client.fork_storm", server.address, "100")
-    assert found["well"] == 100 * 3
+        found = run_probe("tests.unit.client.fork_storm", server.address, str(rounds), *what)
+    assert found["well"] == rounds * 3
 
 
 @pytest.mark.slow
