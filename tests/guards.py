@@ -24,7 +24,8 @@ _FOREIGN_THREADS = (
     "QueueFeederThread",
 )
 # Children that serve the whole process.
-_FOREIGN_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_FORK_SERVER = "multiprocessing.forkserver"
+_FOREIGN_CHILDREN = ("multiprocessing.resource_tracker", _FORK_SERVER)
 _FOREIGN_FILES = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "anon_inode:[io_uring]", "/dev/", "inotify")
 
 
@@ -34,12 +35,13 @@ class Snapshot:
 
     threads: frozenset[threading.Thread]
     children: frozenset[int]
+    forked: frozenset[int]  # by a server of forks among the children
     files: frozenset[tuple[int, str]]
 
 
-def _children() -> frozenset[int]:
+def _children(of: int | str = "self") -> frozenset[int]:
     found: set[int] = set()
-    for listing in Path("/proc/self/task").glob("*/children"):
+    for listing in Path(f"/proc/{of}/task").glob("*/children"):
         try:
             found.update(int(pid) for pid in listing.read_text().split())
         except OSError:  # that thread has just ended
@@ -59,7 +61,9 @@ def _files() -> frozenset[tuple[int, str]]:
 
 def snapshot() -> Snapshot:
     """Take stock of this process."""
-    return Snapshot(frozenset(threading.enumerate()), _children(), _files())
+    children = _children()
+    servers = [pid for pid in children if _FORK_SERVER in _command(pid)]
+    return Snapshot(frozenset(threading.enumerate()), children, frozenset().union(*map(_children, servers)), _files())
 
 
 def _is_socket_pair(descriptor: int) -> bool:
@@ -100,6 +104,7 @@ def _leaks(before: Snapshot) -> list[str]:
         command = _command(pid)
         if not any(name in command for name in _FOREIGN_CHILDREN):
             found.append(f"child process {pid} {command or '(not waited for)'}")
+    found += [f"forked process {pid}" for pid in now.forked - before.forked]
     found += [f"descriptor {fd} {target}" for fd, target in now.files - before.files if _own_file(fd, target)]
     return sorted(found)
 

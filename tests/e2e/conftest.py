@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.bench.server.server import S3Server
+from tests.e2e import forks
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forks() -> None:
+    """Start what daemons and trainers are forked from, before any test takes stock of its descriptors."""
+    forks.warm_up()
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Self
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.forks import Command
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -31,7 +33,10 @@ def free_port() -> int:
 
 @dataclass(slots=True)
 class Daemon:
-    """One daemon: a context manager that ends it whatever happened."""
+    """One daemon: a context manager that ends it whatever happened.
+
+    ``forked``: from a process that has imported everything; else the command is started as a user's is.
+    """
 
     home: Path
     endpoint: str
@@ -42,7 +47,8 @@ class Daemon:
     tcp_only: bool = False
     status_port: int = field(default_factory=free_port)
     tcp_port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    forked: bool = True
+    process: subprocess.Popen[bytes] | Command | None = None
 
     @property
     def address(self) -> str:
@@ -56,7 +62,7 @@ class Daemon:
 
     def start(self) -> Self:
         """Start and wait until it is ready."""
-        arguments = [sys.executable, "-m", "feedd", "serve", "--listen", self.address]
+        arguments = ["serve", "--listen", self.address]
         arguments += ["--cache-dir", str(self.home / "cache"), "--cache-size", self.cache_size]
         arguments += ["--status", f"127.0.0.1:{self.status_port}", "--workers", str(self.workers), "--log", "json"]
         for setting in ("cache.free_reserve=16MiB", *self.settings):
@@ -68,8 +74,12 @@ class Daemon:
             "AWS_SECRET_ACCESS_KEY": "test-secret",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(arguments, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        if self.forked:
+            self.process = Command(arguments, env, self.log)
+        else:
+            command = [sys.executable, "-m", "feedd", *arguments]
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + START_S
         while not self.healthy():
             assert self.process.poll() is None, self.log.read_text()[-3000:]

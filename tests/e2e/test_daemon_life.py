@@ -99,7 +99,7 @@ def test_service_manager_and_log_hear_the_whole_life(home: Path, monkeypatch: py
         manager.settimeout(30)
         monkeypatch.setenv("NOTIFY_SOCKET", str(home / "notify"))
         monkeypatch.setenv("WATCHDOG_USEC", "600000")
-        with Daemon(home, "http://127.0.0.1:9") as daemon:
+        with Daemon(home, "http://127.0.0.1:9", forked=False) as daemon:
             _messages(manager, b"READY=1\nSTATUS=ready")
             _messages(manager, b"WATCHDOG=1")
             assert _health(daemon) == (200, "ready")
@@ -121,7 +121,7 @@ def test_open_streams_get_their_grace_and_a_second_signal_ends_it(
     home: Path, reader: Callable[[Daemon], subprocess.Popen[bytes]]
 ) -> None:
     """After one signal the daemon drains, says 503 and waits for the trainer; after another it ends at once."""
-    with Daemon(home, "http://127.0.0.1:9", settings=("drain.grace=10m",)) as daemon:
+    with Daemon(home, "http://127.0.0.1:9", forked=False, settings=("drain.grace=10m",)) as daemon:
         reader(daemon)
         assert daemon.process is not None
         daemon.process.terminate()
@@ -137,7 +137,7 @@ def test_open_streams_get_their_grace_and_a_second_signal_ends_it(
 
 def test_drain_ends_with_the_last_stream(home: Path, reader: Callable[[Daemon], subprocess.Popen[bytes]]) -> None:
     """A daemon that drains does not wait for its grace once the trainer has gone."""
-    with Daemon(home, "http://127.0.0.1:9", settings=("drain.grace=10m",)) as daemon:
+    with Daemon(home, "http://127.0.0.1:9", forked=False, settings=("drain.grace=10m",)) as daemon:
         trainer = reader(daemon)
         assert daemon.process is not None
         daemon.process.terminate()
@@ -163,7 +163,7 @@ def _fails(home: Path, *more: str, env: dict[str, str] | None = None) -> tuple[i
 
 def test_every_failing_phase_unwinds_and_says_one_thing(home: Path) -> None:
     """Status port taken, cache owned, socket taken: exit code, one error with a hint, and no process or socket left."""
-    with Daemon(home, "http://127.0.0.1:9") as daemon:
+    with Daemon(home, "http://127.0.0.1:9", forked=False) as daemon:
         taken = f"127.0.0.1:{daemon.status_port}"
         cases = {
             ("--status", taken): (2, taken),
@@ -184,7 +184,7 @@ def test_every_failing_phase_unwinds_and_says_one_thing(home: Path) -> None:
 
 def test_an_ephemeral_daemon_ends_with_its_last_holder(home: Path) -> None:
     """Two processes hold it: it stays for the second one and goes by itself, cleanly, when that one has gone."""
-    with Daemon(home, "http://127.0.0.1:9", flags=("--ephemeral",)) as daemon:
+    with Daemon(home, "http://127.0.0.1:9", forked=False, flags=("--ephemeral",)) as daemon:
         assert daemon.process is not None
         holders = [socket.socket(socket.AF_UNIX) for _ in range(2)]
         for holder in holders:
@@ -202,7 +202,7 @@ def test_an_ephemeral_daemon_ends_with_its_last_holder(home: Path) -> None:
 
 def test_a_killed_daemon_leaves_no_child(home: Path) -> None:
     """Kill -9 of the daemon takes its workers with it, and its successor starts in the same place."""
-    with Daemon(home, "http://127.0.0.1:9") as daemon:
+    with Daemon(home, "http://127.0.0.1:9", forked=False) as daemon:
         assert daemon.process is not None
         children = psutil.Process(daemon.process.pid).children(recursive=True)
         assert children

@@ -25,7 +25,7 @@ from feedd.bench.server.faults import Fault
 from tests.e2e.daemon import Daemon
 from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
-from tests.e2e.trainer import BATCH_SIZE, UNREACHABLE, Job, Step, Trainer, epochs, warm_up
+from tests.e2e.trainer import BATCH_SIZE, UNREACHABLE, Job, Step, Trainer, epochs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,6 @@ def _objects() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The endpoint of a store with the data, in a process of its own: connections to it outlive single tests."""
-    warm_up()  # beside all that follows
     root = tmp_path_factory.mktemp("store")
     for key, data in _objects().items():
         (root / "data" / key).parent.mkdir(parents=True, exist_ok=True)

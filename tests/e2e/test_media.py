@@ -131,7 +131,7 @@ def test_installed_plug_ins(
     monkeypatch.setenv("PYTHONPATH", str(install_plugins(tmp_path / "site")), prepend=":")
     data, _ = picture(1, "PNG")
     s3.put("data", "p/0.tar", tar_bytes([("0", {"bin": b"abcd", "png": data})]))
-    daemon = daemons()
+    daemon = daemons(forked=False)  # its imports are what this is about
     fields: Fields = {
         "bin": {"decode": "first_bytes", "count": 3},
         "png": {"decode": "image", "transforms": [{"op": "resize", "size": [4, 4]}, {"op": "tile", "times": 2}]},

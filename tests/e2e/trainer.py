@@ -7,15 +7,14 @@ taken. Whatever the trainer had not written when it was killed, it never had; so
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from feedd_client import DaemonUnreachable, FeedDataset, Topology
+from tests.e2e.forks import FORKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +27,6 @@ BATCH_SIZE: Final = 4
 LIMIT_S: Final = 90.0
 _TAIL_BYTES: Final = 1 << 16  # many lines
 UNREACHABLE: Final = 3  # exit status: there was no daemon to open with, which is said at once and not waited out
-
-# Trainers are forked from a process that has imported this module: torch takes longer than most of these tests.
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__])
-
 
 Step = tuple[tuple[int, ...], int]  # labels, and the sum of their pixels
 
@@ -87,9 +81,9 @@ class Trainer:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._link, theirs = _FORKS.Pipe()
+        self._link, theirs = FORKS.Pipe()
         self._waits = False
-        self.process = _FORKS.Process(target=_train, args=(job, theirs), daemon=True)
+        self.process = FORKS.Process(target=_train, args=(job, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -156,11 +150,6 @@ class Trainer:
         self.process.join()
         self.process.close()
         self._link.close()
-
-
-def warm_up() -> None:
-    """Start the process that trainers are forked from; it stays until the tests end."""
-    forkserver.ensure_running()
 
 
 # ---------------------------------------------------------------------- in the trainer's process

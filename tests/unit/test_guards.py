@@ -43,6 +43,42 @@ def test_child_is_seen() -> None:
     assert guards.leaks_since(before) == []
 
 
+_SERVER = """
+import subprocess
+for _ in range(2):
+    input()
+    child = subprocess.Popen(["sleep", "60"])
+    print(child.pid, flush=True)
+    input()
+    child.kill()
+    child.wait()
+    print("ended", flush=True)
+"""
+
+
+def test_forked_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is one that a server of forks made for us."""
+    monkeypatch.setattr(guards, "_FORK_SERVER", "left-over-server")
+    command = [sys.executable, "-c", _SERVER, "left-over-server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+
+        def ask() -> str:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.write("\n")
+            server.stdin.flush()
+            return server.stdout.readline().strip()
+
+        assert ask()
+        assert ask() == "ended"
+        before = guards.snapshot()
+        assert guards.leaks_since(before) == []
+        pid = ask()
+        assert guards.leaks_since(before) == [f"forked process {pid}"]
+        assert ask() == "ended"
+        assert guards.leaks_since(before) == []
+
+
 def test_descriptors_are_seen() -> None:
     """An open memfd, a listening socket and a seqpacket pair are named; the self-pipe of a loop is not."""
     before = guards.snapshot()
