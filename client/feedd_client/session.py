@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
 import queue
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
+FINISH_TIMEOUT_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,6 @@ class Session:
         self.generations: dict[int, int] = {}
         self.held: dict[int, int] = {}
         self.stream: Stream | None = None
-        self.ending: object = None  # the call of the last stream: gRPC cancels what nobody refers to
         self.fresh = True
 
     def give_back(self, slot: int, generation: int) -> None:
@@ -166,7 +168,6 @@ class Stream:
         self._step = start.step
         self._stride = stride
         self._seq = 0
-        self._finished = False
         self._assembling: InlineAssembler | None = None
         self._returns: list[pb.Release] = []
         self._credits = 0
@@ -241,24 +242,22 @@ class Stream:
             self._returns, self._credits = [], 0
 
     def finish(self) -> None:
-        """End the stream.
-
-        Behind the epoch's end the daemon still takes the last returns. Nobody waits for that: the next stream's start
-        says what is held, and the daemon lets this one end first.
-        """
-        if self.end is None:
-            self.cancel()
-            return
-        self.flush()
-        self._requests.put(None)
-        self._finished = True
-        self._session.ending = self._call
-        if self._session.stream is self:
-            self._session.stream = None
+        """End the stream; after the epoch's end the daemon still takes the last returns, which is waited for."""
+        if self.end is not None:
+            timer = threading.Timer(FINISH_TIMEOUT_S, self._call.cancel)
+            timer.daemon = True
+            timer.start()
+            self.flush()
+            self._requests.put(None)
+            with contextlib.suppress(grpc.RpcError):
+                for _ in self._call:
+                    pass
+            timer.cancel()
+        self.cancel()
 
     def cancel(self) -> None:
         """End the stream now; a blocked ``receive`` raises. Idempotent."""
-        if self._finished or self._session.pid != os.getpid():  # after a fork the call is the parent's
+        if self._session.pid != os.getpid():  # after a fork the call is the parent's
             return
         self._requests.put(None)
         self._call.cancel()

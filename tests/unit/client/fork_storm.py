@@ -42,7 +42,13 @@ def main() -> None:
     """Print how many of the children opened a channel, asked and ended; with ``passes``, took their parent's data."""
     address, rounds, passes = sys.argv[1], int(sys.argv[2]), sys.argv[3:] == ["passes"]
     dataset = FeedDataset("s3://b/", batch_size=4, address=address)
-    use = (lambda: _take(dataset)) if passes else (lambda: _ask(address))
+
+    def use() -> None:
+        if passes:
+            _take(dataset)
+        else:
+            _ask(address)
+
     well = 0
     for _ in range(rounds):
         use()
