@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex, Topology
 
 WINDOWS_KEPT = 6
-"""Of each partition: a batch spans two at most times, a third serves a neighbour in production; as many of the next."""
+"""Of each partition: a batch spans two at most times, a third serves a neighbour in production or is sorted ahead; as
+many of the next epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class Reader:
             return found
         if not found.pieces:
             return EpochEnd(at.epoch, plan.steps_before(at.step))
-        names = frozenset(WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
+        names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
         rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
         missing = sorted(names - rows.keys())
         if missing:
@@ -212,6 +213,7 @@ class Reader:
         self._foreseen, plan = self._latest.keys(), self._map
         names: dict[WindowName, Callable[[], WindowRows]] = {}
         samples = 0
+        following = cache(self._new_map)  # built once for all partitions, where it is sorted
         for epoch, partition, window in sorted(self._latest):
             if not plan.is_last(partition, window):
                 name = WindowName(epoch, partition, window + 1)
@@ -219,7 +221,7 @@ class Reader:
                     names[name] = partial(plan.samples, partition, window + 1)
             elif self._known_counts() is not None:
                 name = WindowName(epoch + 1, partition, 0)
-                names[name] = partial(self._first_samples, epoch + 1, partition)
+                names[name] = partial(_first_samples, following, epoch + 1, partition)
             samples += plan.window_samples(partition, window)
         jobs = {name: job for name, job in names.items() if self._orders.get(name) is None}
         return self._to_sort(jobs, samples, self._latest) if jobs else None
@@ -261,10 +263,6 @@ class Reader:
             self._orders.learn({**held, **found})  # all that the step reads: none pushes another out
 
         return NeedOrder((id(self._orders), *jobs), sort, samples * ROW_BYTES, learn)
-
-    def _first_samples(self, epoch: int, partition: int) -> WindowRows:
-        """Return the samples of a partition's first window; all counts are known. May run in a thread."""
-        return self._new_map(epoch).samples(partition, 0)
 
     def _sorting(self, plan: NodeEpoch, name: WindowName) -> Callable[[], WindowRows]:
         """Return what puts a partition's window into reading order, in whatever thread: nothing it reads changes."""
@@ -309,6 +307,11 @@ class Reader:
         cursor = Cursor(at.epoch, at.step, found.anchors)
         its_seeds = partial(seeds, self.epoch_options(at.epoch), shard, ordinal)
         return Drawn(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
+
+
+def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: int) -> WindowRows:
+    """Return the samples of a partition's first window; all counts are known. May run in a thread."""
+    return plan_of(epoch).samples(partition, 0)
 
 
 def _piece(rows: WindowRows, piece: Piece) -> WindowRows:

@@ -33,7 +33,7 @@ def _reap(children: set[int]) -> int:
                 os.kill(pid, 9)
                 ended = os.waitpid(pid, 0)
                 break
-            time.sleep(0.001)
+            time.sleep(0.001)  # waitpid knows no deadline
         well += ended[1] == 0
     return well
 

@@ -112,13 +112,13 @@ async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for
     async with feeding(tmp_path) as rig:
         store(rig.store, 1)
         session = await rig.open(fields=FIELDS, bad_samples_max=1, prefetch_batches=16)
+        ahead = session._parts.ahead
+        assert ahead is not None
         for epoch in range(2):
             made = await batches(session, Cursor(epoch))
             assert made[0].ready.bad_samples == 1
             assert sum(batch.ready.bad_samples for batch in made) == 1
-            ahead = session._parts.ahead
-            assert ahead is not None
-            await until(lambda ahead=ahead: not ahead._held)  # type: ignore[misc]  # a default is no type
+            await until(lambda: not ahead._held)
 
 
 async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None:
