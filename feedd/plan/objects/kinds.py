@@ -48,12 +48,15 @@ def kind_of(stem: str, extension: str) -> int:
     """Return what an object is whose key ``split_name`` has split."""
     if stem[stem.rfind("/") + 1 :].startswith("."):  # left there by file managers
         return OTHER
+    kind = _KINDS.get(extension)
+    if kind is not None:
+        return kind
     numbered = _NUMBERED.fullmatch(extension)
     if numbered is not None:  # one of several files of many samples, if it is anything
         return SHARD if kind_of(stem, numbered[1]) in _MANY else OTHER
     if extension in _COMPRESSED:  # a packed table about samples is as little data as a plain one
         return SHARD if kind_of(*split_name(stem)) == SHARD else OTHER
-    return _KINDS.get(extension, OTHER)
+    return OTHER
 
 
 def is_known(name: str) -> bool:

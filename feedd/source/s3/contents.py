@@ -1,7 +1,8 @@
 """The objects of a listing's page, taken from an answer before botocore reads the rest of it.
 
-Its parser takes 20 us for each object, most of it for what nobody asks about (dates, owners, storage classes), and a
-dataset's first batch waits for all pages, one after another.
+Its parser takes 20 us for each object, most of it for what nobody asks about (dates, owners, storage classes), and its
+search for errors behind a 200 reads all once more; a dataset's first batch waits for all pages, one after another. Of
+a page botocore gets what surrounds the objects, so that the next page can be asked for before these are read.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree as ET
 
+from feedd.errors import BadResponse
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-EVENT: Final = "before-parse.s3.ListObjectsV2"
-_OBJECTS: Final = "FeeddObjects"
+EVENT: Final = "before-parse.*.ListObjectsV2"
+"""Where botocore emits: the first wildcard goes before what is said of S3, and so before its own reading of the body."""
+_PAGE: Final = "FeeddPage"
+_BEGIN, _END = b"<Contents>", b"</Contents>"
 
 
 class Listed(NamedTuple):
@@ -26,41 +31,47 @@ class Listed(NamedTuple):
 
 
 def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
-    """Handle ``EVENT``: take the objects out of the answer; one that is not as expected is left to botocore."""
-    if response_dict["status_code"] != 200:
+    """Handle ``EVENT``: take the objects out of the answer.
+
+    What may hold anything else between two objects, or their names where none are, is left to botocore.
+    """
+    body: bytes = response_dict["body"]
+    if response_dict["status_code"] != 200 or b"<!" in body:  # no comment and no CDATA
         return
-    try:
-        page = ET.fromstring(response_dict["body"])  # noqa: S314 - as botocore's parser does
-        objects = _objects(page)
-    except (ET.ParseError, KeyError, ValueError):
-        return
-    response_dict["body"] = ET.tostring(page)
-    customized_response_dict[_OBJECTS] = objects
+    head, _begin, rest = body.partition(_BEGIN)
+    objects, _end, tail = rest.rpartition(_END)
+    if _end and objects.count(_END) == objects.count(_BEGIN) == objects.count(_END + _BEGIN):
+        response_dict["body"] = head + tail
+        customized_response_dict[_PAGE] = body
 
 
 def objects_of(answer: Mapping[str, Any]) -> list[Listed]:
-    """Return the objects of an answer, whoever read them."""
-    found: list[Listed] | None = answer.get(_OBJECTS)
-    if found is None:
-        found = [Listed(item["Key"], item["Size"], item["ETag"]) for item in answer.get("Contents", ())]
-    return found
+    """Return the objects of an answer, whoever reads them.
+
+    Raises:
+        BadResponse: one is not told as S3 does.
+    """
+    try:
+        page: bytes | None = answer.get(_PAGE)
+        if page is not None:
+            return _objects(ET.fromstring(page))  # noqa: S314 - as botocore's parser does
+        return [Listed(item["Key"], item["Size"], item["ETag"]) for item in answer.get("Contents", ())]
+    except (ET.ParseError, KeyError, ValueError) as error:
+        message = f"expected objects with key, size and etag, got {type(error).__name__}: {error}"
+        raise BadResponse(message, stage="source") from error
 
 
 def _objects(page: ET.Element) -> list[Listed]:
-    """Return the objects of a page, and take them out of it.
-
-    Raises:
-        KeyError, ValueError: one that is not told as S3 does.
-    """
     space = page.tag[: page.tag.find("}") + 1]
     contents, key, size, etag = (space + name for name in ("Contents", "Key", "Size", "ETag"))
     encoded = page.findtext(space + "EncodingType") == "url"
     found = []
-    for item in [child for child in page if child.tag == contents]:
+    for item in page:
+        if item.tag != contents:
+            continue
         told = {child.tag: child.text or "" for child in item}
         name = told[key]
         if encoded and "%" in name:
             name = unquote_to_bytes(name).decode()
         found.append(Listed(name, int(told[size]), told[etag]))
-    page[:] = [child for child in page if child.tag != contents]
     return found

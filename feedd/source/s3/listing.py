@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from feedd.errors import Unsupported
 from feedd.source.s3 import contents
@@ -12,7 +13,7 @@ from feedd.source.threaded import iterate_in_thread
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Coroutine, Mapping
 
     from feedd.source.options import SourceOptions
     from feedd.source.s3.errors import Asked
@@ -59,9 +60,13 @@ async def _answers(
         answer: Mapping[str, Any] = await client.list_objects_v2(**query)
         return answer
 
-    async with contextlib.aclosing(S3Clients(s3, limits)) as clients:
+    async with contextlib.aclosing(S3Clients(s3, limits)) as clients, _OneAhead() as ahead:
+        answer = await clients.call(ask, asked, limits.listing_deadline_s)
         while True:
-            answer = await clients.call(ask, asked, limits.listing_deadline_s)
+            token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
+            if token:
+                query["ContinuationToken"] = token
+                await ahead.begin(clients.call(ask, asked, limits.listing_deadline_s))
             refs = [
                 ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
                 for one in contents.objects_of(answer)
@@ -69,10 +74,41 @@ async def _answers(
             wanted = order.keep(refs)
             if wanted:
                 yield wanted
-            token = answer.get("NextContinuationToken")
-            if not answer.get("IsTruncated") or not token:
+            if not token:
                 return
-            query["ContinuationToken"] = token
+            answer = await ahead.end()
+
+
+class _OneAhead:
+    """The next answer on its way while the last is read; none is left behind."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[Mapping[str, Any]] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():
+                self._task.exception()  # of a page that nobody wants any more
+
+    async def begin(self, asking: Coroutine[Any, Any, Mapping[str, Any]]) -> None:
+        """Have it ask, at once."""
+        self._task = asyncio.create_task(asking)
+        await asyncio.sleep(0)  # until it waits for the store
+
+    async def end(self) -> Mapping[str, Any]:
+        """Return what it got.
+
+        Raises what it raised.
+        """
+        assert self._task is not None, "nothing was asked for"
+        answer = await self._task
+        self._task = None
+        return answer
 
 
 class _Order:

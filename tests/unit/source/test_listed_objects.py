@@ -7,12 +7,14 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 import botocore.session
+import pytest
 from botocore.handlers import decode_list_object_v2
 from botocore.parsers import RestXMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.source.s3.contents import objects_of, take
+from feedd.errors import BadResponse
+from feedd.source.s3.contents import EVENT, objects_of, take
 from tests.budget import budget
 
 _SHAPE: Any = botocore.session.get_session().get_service_model("s3").operation_model("ListObjectsV2").output_shape
@@ -60,13 +62,45 @@ def test_objects_are_those_botocore_reads(objects: list[tuple[str, int, str]], e
         assert early[name] == plain[name]
 
 
-def test_what_is_not_understood_is_left_to_botocore() -> None:
-    """An object without a size, a size that is none, an error: the answer is as it came."""
-    good = _page([("k", 1, "e")], encoded=False, spaced=True)
-    for body in (good.replace(b"<Size>1</Size>", b""), good.replace(b">1</Size>", b">x</Size>"), b"", good[:-9]):
-        answer, told = {"status_code": 200, "body": body}, dict[str, Any]()
+def test_what_may_hold_something_else_is_left_to_botocore() -> None:
+    """No objects, something between two, a comment, CDATA, an error: the answer is as it came."""
+    two = _page([("k", 1, "e"), ("l", 2, "f")], encoded=False, spaced=True)
+    between = two.replace(b"</Contents><Contents>", b"</Contents><Marker>m</Marker><Contents>")
+    comment = two.replace(b"</Contents><Contents>", b"</Contents><!-- <Contents> --><Contents>")
+    quoted = two.replace(b"<Prefix></Prefix>", b"<Prefix><![CDATA[<Contents>]]></Prefix>")
+    for status, body in ((200, between), (200, comment), (200, quoted), (200, b""), (200, b"<Error/>"), (503, two)):
+        answer, told = {"status_code": status, "body": body}, dict[str, Any]()
         take(response_dict=answer, customized_response_dict=told)
         assert (answer["body"], told) == (body, {})
-    answer, told = {"status_code": 503, "body": good}, dict[str, Any]()
-    take(response_dict=answer, customized_response_dict=told)
-    assert (answer["body"], told) == (good, {})
+
+
+def test_objects_that_are_told_otherwise_are_refused() -> None:
+    """No size, a size that is none, no end: an error that names what was expected."""
+    good = _page([("k", 1, "e")], encoded=False, spaced=True)
+    for body in (good.replace(b"<Size>1</Size>", b""), good.replace(b">1</Size>", b">x</Size>"), good[:-9]):
+        answer, told = {"status_code": 200, "body": body}, dict[str, Any]()
+        take(response_dict=answer, customized_response_dict=told)
+        with pytest.raises(BadResponse, match="expected objects with key, size and etag"):
+            objects_of(told)
+
+
+def test_botocore_reads_no_object() -> None:
+    """Nothing botocore does with the body of a page comes before the objects are out of it."""
+    client = botocore.session.get_session().create_client(
+        "s3", region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s"
+    )
+    client.meta.events.register(EVENT, take)
+    seen: list[bytes] = []
+    client.meta.events.register_first(
+        "before-parse.s3.*", lambda response_dict, **_: seen.append(response_dict["body"])
+    )
+    page = _page([("k", 1, "e")], encoded=False, spaced=True)
+    told: dict[str, Any] = {}
+    client.meta.events.emit(
+        "before-parse.s3.ListObjectsV2",
+        operation_model=client.meta.service_model.operation_model("ListObjectsV2"),
+        response_dict={"status_code": 200, "headers": {}, "body": page},
+        customized_response_dict=told,
+    )
+    assert [b"<Contents>" in body for body in seen] == [False]
+    assert objects_of(told)[0].key == "k"
