@@ -79,7 +79,7 @@ def parse_head(head: bytes) -> Request:
     method, target, _ = first.split(" ", 2)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in rest)}
     path, _, text = target.partition("?")
-    query = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
+    query = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()} if text else {}
     bucket, _, key = path.lstrip("/").partition("/")
     bucket, key = unquote(bucket), unquote(key)
     return Request(method, operation(method, key, query), bucket, key, query, headers)
@@ -103,7 +103,7 @@ class Answers:
             names = "".join(f"<Bucket><Name>{name}</Name></Bucket>" for name in self._objects.buckets())
             text = f"<ListAllMyBucketsResult><Buckets>{names}</Buckets></ListAllMyBucketsResult>"
             return Reply(body=(_XML + text).encode())
-        elif request.bucket not in self._objects.buckets():
+        elif not self._objects.has(request.bucket):
             return _error(404, "NoSuchBucket", request)
         elif request.op in {"GET", "HEAD"}:
             return self._get(request, fault)

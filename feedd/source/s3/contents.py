@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EVENT: Final = "before-parse.*.ListObjectsV2"
-"""Where botocore emits: the first wildcard goes before what is said of S3, and so before its own reading of the body."""
+"""Where botocore emits: a wildcard there goes before all that is said of S3, and so before its own look at the body."""
 _PAGE: Final = "FeeddPage"
 _BEGIN, _END = b"<Contents>", b"</Contents>"
 
