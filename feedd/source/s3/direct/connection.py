@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,12 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch = memoryview(bytearray(_HEAD_BYTES_MAX))
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
+        # both go on from one exchange to the next: setting and cancelling one costs more than letting it ring in vain
         self._idle_timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._idle_until_s = math.inf  # inf: it is in use
+        self._seen: tuple[int, int] | None = None  # of the answer, when the watch last looked; None: it has not
+        self._quiet_count = 0
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False
@@ -95,7 +100,9 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._target, self._judge, self._progress = target, judge, progress
-        self._watch = self._loop.call_later(self._check_every_s, self._check, (0, 0), 0)
+        self._seen, self._quiet_count = None, 0
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._check_every_s, self._check)
         try:
             self._transport.write(request)
             await self._waiter
@@ -105,27 +112,25 @@ class Connection(asyncio.BufferedProtocol):
             raise
         finally:
             self._waiter = None
-            if self._watch is not None:
-                self._watch.cancel()
         self._served_count += 1
         return answer
 
     def drop(self) -> None:
         """Close without ceremony; the memory of an exchange is let go of at once."""
         self._let_go()
-        self.unpark()
+        self._silence()
         if self._transport is not None:
             self._transport.abort()
 
     def park(self, idle_s: float) -> None:
         """Drop it if it is not taken up again within ``idle_s``."""
-        self._idle_timer = self._loop.call_later(idle_s, self.drop)
+        self._idle_until_s = self._loop.time() + idle_s
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(idle_s, self._look_if_idle)
 
     def unpark(self) -> None:
         """Keep it."""
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
-            self._idle_timer = None
+        self._idle_until_s = math.inf
 
     # ------------------------------------------------------------ what the transport calls
 
@@ -169,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
-        self.unpark()
+        self._silence()
         if not self.lost.done():
             self.lost.set_result(None)
         self._on_lost(self)
@@ -274,10 +279,31 @@ class Connection(asyncio.BufferedProtocol):
         self._judge = self._answer = None
         self._filled = 0
 
-    def _check(self, before: tuple[int, int], quiet_count: int) -> None:
-        now = (self._filled, self._progress.filled_bytes)
-        quiet_count = quiet_count + 1 if now == before else 0
-        if quiet_count >= 2:
+    def _check(self) -> None:
+        """Called by the watch: twice the same as before is too long a silence, of at least two of its intervals."""
+        self._watch = None
+        if self._waiter is None:
+            return
+        seen = (self._filled, self._progress.filled_bytes)
+        self._quiet_count = self._quiet_count + 1 if seen == self._seen else 0
+        self._seen = seen
+        if self._quiet_count >= 2:
             self._fail(TimeoutError("no byte for too long"))
             return
-        self._watch = self._loop.call_later(self._check_every_s, self._check, now, quiet_count)
+        self._watch = self._loop.call_later(self._check_every_s, self._check)
+
+    def _look_if_idle(self) -> None:
+        """Called by the timer: drop it if it was not taken up again in time."""
+        self._idle_timer = None
+        left_s = self._idle_until_s - self._loop.time()
+        if left_s <= 0:
+            self.drop()
+        elif left_s < math.inf:
+            self._idle_timer = self._loop.call_later(left_s, self._look_if_idle)
+
+    def _silence(self) -> None:
+        """Stop both timers."""
+        for timer in (self._idle_timer, self._watch):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._watch = None

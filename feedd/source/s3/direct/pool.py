@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
@@ -17,6 +18,7 @@ from feedd.source.once import Once
 from feedd.source.s3.direct.addresses import Addresses
 from feedd.source.s3.direct.body import Files
 from feedd.source.s3.direct.connection import Connection, StaleConnection
+from feedd.source.s3.direct.idle import Idle
 from feedd.source.s3.direct.tunnel import RECEIVE_BYTES, Tunnel
 from feedd.values import ReadProgress
 
@@ -65,7 +67,7 @@ class ConnectionPool:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._permits = asyncio.Semaphore(limits.connections_max)
-        self._idle: list[Connection] = []
+        self._idle = Idle()
         self._all: set[Connection] = set()
         self._load: Counter[str] = Counter()
         self._sent_to: OrderedDict[Hashable, str] = OrderedDict()  # where what is not answered yet went last
@@ -163,25 +165,21 @@ class ConnectionPool:
 
     def _take_back(self, connection: Connection) -> None:
         if connection.reusable and not self._closed and not self._addresses.shunned(connection.address):
-            self._idle.append(connection)
+            self._idle.add(connection)
             connection.park(_IDLE_S)
         else:
             connection.drop()
 
     def _idle_one(self, avoid: Collection[str]) -> Connection | None:
         """Take the idle connection whose address has the least to do, the last used of several."""
-        addresses = dict.fromkeys(one.address for one in reversed(self._idle))  # many connections, few of these
-        shunned = {one for one in addresses if self._addresses.shunned(one)}
-        for connection in [one for one in self._idle if one.address in shunned]:
-            self._idle.remove(connection)
-            connection.drop()
-        fit = [one for one in addresses if one not in shunned and not self._addresses.shunned(one, avoid)]
-        if not fit:
-            return None
-        best = min(fit, key=self._load.__getitem__)
-        chosen = next(one for one in reversed(self._idle) if one.address == best)
-        self._idle.remove(chosen)
-        return chosen
+        fit = []
+        for address in self._idle.addresses:
+            if self._addresses.shunned(address):
+                for connection in self._idle.take_all(address):
+                    connection.drop()
+            elif not self._addresses.shunned(address, avoid):
+                fit.append(address)
+        return self._idle.take(min(fit, key=self._load.__getitem__)) if fit else None
 
     async def _take(self, avoid: Collection[str]) -> Connection:
         due = self._addresses.due(self._loop.time())
@@ -197,7 +195,7 @@ class ConnectionPool:
     async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
         while True:
             if len(self._all) >= self._limits.connections_max:  # the idle ones lead where this one is not to go
-                await self._drop(self._idle[:1])
+                await self._drop(list(islice(self._idle, 1)))
             try:
                 connection = await self._connect(avoid, due)
             except OSError as error:
@@ -284,8 +282,7 @@ class ConnectionPool:
 
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.discard(connection)
         self._given_back.set()
 
     async def _resolved(self) -> None:
