@@ -44,16 +44,15 @@ class _Family(Generic[_Series]):
     """Series of one kind. Prometheus' own ``labels()`` locks and checks names on each call; children are kept here."""
 
     parents: dict[str, _Series]
-    children: dict[tuple[str, tuple[str, ...]], _Series] = field(default_factory=dict)
+    children: dict[tuple[str | tuple[str, str], ...], _Series] = field(default_factory=dict)
 
     def child(self, metric: Metric, labels: dict[str, str]) -> _Series:
-        values = _label_values(metric, labels)
-        if not values:
-            return self.parents[metric.name]
-        key = (metric.name, values)
+        key = (metric.name, *labels.items())  # in the caller's order: two orders are two ways to the same series
         child = self.children.get(key)
         if child is None:
-            child = self.children[key] = self.parents[metric.name].labels(*values)
+            values = _label_values(metric, labels)
+            parent = self.parents[metric.name]
+            child = self.children[key] = parent.labels(*values) if values else parent
         return child
 
 

@@ -59,12 +59,14 @@ class MeteredStore:
     ) -> None:
         """Read from the inner store."""
         noted = progress or ReadProgress()
+        began_s = self._clock.monotonic_s()
         try:
-            with self._measured("read"):
-                await self._inner.read_into(ref, span, target, noted)
-        except BaseException:
+            await self._inner.read_into(ref, span, target, noted)
+        except BaseException as error:
+            self._record("read", began_s, error)
             self._recorder.count(SOURCE_BYTES, noted.filled_bytes)  # received, and often kept
             raise
+        self._record("read", began_s, None)
         self._recorder.count(SOURCE_BYTES, span.size_bytes)
 
     async def close(self) -> None:
@@ -73,17 +75,17 @@ class MeteredStore:
 
     @contextlib.contextmanager
     def _measured(self, op: str) -> Generator[None, None, None]:
-        started_s = self._clock.monotonic_s()
-        outcome = "internal"
+        began_s = self._clock.monotonic_s()
         try:
             yield
-            outcome = "ok"
-        except FeeddError as error:
+        except BaseException as error:
+            self._record(op, began_s, error)
+            raise
+        self._record(op, began_s, None)
+
+    def _record(self, op: str, began_s: float, error: BaseException | None) -> None:
+        outcome = "ok" if error is None else "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"
+        if isinstance(error, FeeddError):
             outcome = error.kind
-            raise
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        finally:
-            self._recorder.count(SOURCE_REQUESTS, op=op, outcome=outcome)
-            self._recorder.observe(SOURCE_SECONDS, self._clock.monotonic_s() - started_s, op=op)
+        self._recorder.count(SOURCE_REQUESTS, op=op, outcome=outcome)
+        self._recorder.observe(SOURCE_SECONDS, self._clock.monotonic_s() - began_s, op=op)

@@ -28,7 +28,7 @@ from feedd.source.s3.skew import ClockOffset
 from feedd.source.s3.transports import ClosingSession
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from feedd.source.options import S3Options, SourceOptions
 
@@ -141,17 +141,6 @@ class S3Clients:
         self._clock = ClockOffset()
         self._current: Once[_Generation] = Once(self._open)
 
-    @contextlib.asynccontextmanager
-    async def lend(self) -> AsyncGenerator[Any, None]:
-        """Yield a client that stays open for the body of the ``with``."""
-        generation = await self._current.get()
-        generation.user_count += 1
-        try:
-            yield generation.client
-        finally:
-            generation.user_count -= 1
-            await self._close_unused(generation)
-
     async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
         """Run ``ask`` with a client, and once more where that helps.
 
@@ -164,16 +153,20 @@ class S3Clients:
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
-                    async with self.lend() as client:
-                        try:
-                            return await ask(client)
-                        except FOREIGN as error:
-                            remedy = self._remedy(error, asked)
-                            if not remedy or remedy in tried:
-                                raise
+                    generation = await self._taken()
+                    try:
+                        return await ask(generation.client)
+                    except FOREIGN as error:
+                        remedy = self._remedy(error, asked)
+                        if not remedy or remedy in tried:
+                            raise
+                    finally:
+                        generation.user_count -= 1
+                        if generation.retired:
+                            await self._close_unused(generation)
                     tried.add(remedy)
                     if remedy == "renew":
-                        await self.renew(client)
+                        await self.renew(generation.client)
         except FOREIGN as error:
             raise translate(error, asked) from error
 
@@ -189,6 +182,12 @@ class S3Clients:
         generation = self._current.value
         if generation is not None:
             await self._retire(generation)
+
+    async def _taken(self) -> _Generation:
+        """Return the current client with one user more."""
+        generation = self._current.value or await self._current.get()
+        generation.user_count += 1
+        return generation
 
     def _remedy(self, error: BaseException, asked: Asked) -> str:
         code = code_of(error)

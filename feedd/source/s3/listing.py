@@ -1,10 +1,10 @@
-"""Listing a bucket in a thread of its own: parsing millions of keys must not hold the daemon's loop."""
+"""Listing a bucket beside the daemon's loop, which millions of keys must not hold: asked for in a thread, read in others."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from feedd.errors import Unsupported
 from feedd.source.s3 import contents
@@ -13,7 +13,7 @@ from feedd.source.threaded import iterate_in_thread
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from feedd.source.options import SourceOptions
     from feedd.source.s3.errors import Asked
@@ -33,82 +33,51 @@ async def list_pages(
         NotFound, PermissionDenied, StoreUnavailable: as the store answered.
     """
 
-    def make() -> AsyncGenerator[list[ObjectRef], None]:
+    def make() -> AsyncGenerator[Mapping[str, Any], None]:
         return _answers(bucket, asked, limits, start_after)
 
-    pages = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
-    async with contextlib.aclosing(pages):
-        async for page in pages:
-            yield page
+    root, order = f"s3://{bucket}", _Order(asked, start_after)
+    answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
+    async with contextlib.aclosing(answers):
+        async for answer in answers:  # the next one is on its way meanwhile
+            wanted = await asyncio.to_thread(_page, answer, root, order)
+            if wanted:
+                yield wanted
 
 
 async def _answers(
     bucket: str, asked: Asked, limits: SourceOptions, start_after: str
-) -> AsyncGenerator[list[ObjectRef], None]:
+) -> AsyncGenerator[Mapping[str, Any], None]:
     """Run in the thread: ask for page after page, with a client of this loop."""
-    s3, root = limits.for_bucket(bucket), f"s3://{bucket}"
-    prefix = asked.url.removeprefix(f"{root}/")
-    query = {"Bucket": bucket, "Prefix": prefix}
+    s3 = limits.for_bucket(bucket)
+    query = {"Bucket": bucket, "Prefix": asked.url.removeprefix(f"s3://{bucket}/")}
     if s3.requester_pays:
         query["RequestPayer"] = "requester"
     if start_after:
         query["StartAfter"] = start_after
-    order = _Order(asked, start_after)
 
     async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
         client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
         answer: Mapping[str, Any] = await client.list_objects_v2(**query)
         return answer
 
-    async with contextlib.aclosing(S3Clients(s3, limits)) as clients, _OneAhead() as ahead:
-        answer = await clients.call(ask, asked, limits.listing_deadline_s)
+    async with contextlib.aclosing(S3Clients(s3, limits)) as clients:
         while True:
-            token = answer.get("NextContinuationToken") if answer.get("IsTruncated") else None
-            if token:
-                query["ContinuationToken"] = token
-                await ahead.begin(clients.call(ask, asked, limits.listing_deadline_s))
-            refs = [
-                ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
-                for one in contents.objects_of(answer)
-            ]
-            wanted = order.keep(refs)
-            if wanted:
-                yield wanted
-            if not token:
+            answer = await clients.call(ask, asked, limits.listing_deadline_s)
+            yield answer
+            token = answer.get("NextContinuationToken")
+            if not answer.get("IsTruncated") or not token:
                 return
-            answer = await ahead.end()
+            query["ContinuationToken"] = token
 
 
-class _OneAhead:
-    """The next answer on its way while the last is read; none is left behind."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[Mapping[str, Any]] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():
-                self._task.exception()  # of a page that nobody wants any more
-
-    async def begin(self, asking: Coroutine[Any, Any, Mapping[str, Any]]) -> None:
-        """Have it ask, at once."""
-        self._task = asyncio.create_task(asking)
-        await asyncio.sleep(0)  # until it waits for the store
-
-    async def end(self) -> Mapping[str, Any]:
-        """Return what it got.
-
-        Raises what it raised.
-        """
-        assert self._task is not None, "nothing was asked for"
-        answer = await self._task
-        self._task = None
-        return answer
+def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef]:
+    """Return what is wanted of the objects of an answer; takes some 30 microseconds for each."""
+    refs = [
+        ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
+        for one in contents.objects_of(answer)
+    ]
+    return order.keep(refs)
 
 
 class _Order:
