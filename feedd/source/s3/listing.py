@@ -1,4 +1,4 @@
-"""Listing a bucket beside the daemon's loop, which millions of keys must not hold: asked for in a thread, read in others."""
+"""Listing a bucket beside the daemon's loop, which millions of keys must not hold: one thread asks, others read."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ class Template:
         self._latest.at_s = -math.inf
 
     def _path_of(self, key: str) -> str:
-        return self.path + percent_encode(key, safe="/~")
+        encoded: str = percent_encode(key, safe="/~")
+        return self.path + encoded
 
     async def _signed_head(self, path: str) -> tuple[str, float]:
         """Return the head without what is not signed, and when it was signed."""
