@@ -16,19 +16,15 @@ import structlog
 
 from feedd.errors import FeeddError
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.drawn import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.flow.arena import Arena
-    from feedd.pipeline.batches.assemble import Assembler
-    from feedd.pipeline.dataset.shelf import Shelf
+    from feedd.pipeline.filling import Filling
     from feedd.pipeline.planning import AnyReader
     from feedd.plan.drawn import Drawn
-    from feedd.plan.listing import Listing
-    from feedd.protocols import ShardCache
     from feedd.values import BatchReady, SlotRef
 
 AHEAD_BATCHES = 2
@@ -43,20 +39,17 @@ class AheadParts:
 
     Attributes:
         arena: the session's.
-        assembler: likewise.
+        filling: likewise.
         reader: makes a reader of the session's plan; its own stands in another epoch.
         steps: of the session's consumer, the first ones of an epoch.
         at_once: how many of them are made together.
     """
 
     arena: Arena
-    assembler: Assembler
+    filling: Filling
     reader: Callable[[], AnyReader]
     steps: tuple[int, ...]
     at_once: int
-    listing: Listing
-    shelf: Shelf
-    cache: ShardCache
     tasks: asyncio.TaskGroup
 
 
@@ -257,33 +250,28 @@ class Ahead:
             return []
 
     async def _make_one(self, at: Cursor, slot: SlotRef) -> list[BatchReady]:
-        parts, reader = self._parts, self._its_reader()
-        rows = await parts.shelf.rows(parts.listing, reader, at)
+        its, reader = self._parts.filling, self._its_reader()
+        rows = await its.shelf.rows(its.listing, reader, at)
         if isinstance(rows, EpochEnd):
             return []
         shards = rows.shards.tolist()
-        refs = [parts.listing.refs[shard] for shard in shards]
-        indexes = await parts.shelf.indexes(parts.listing, shards)
-        fill = partial(parts.assembler.fill, early=True)
-        ready = await with_pinned(parts.cache, refs, lambda files: fill(rows, indexes, files, slot))
+        refs = [its.listing.refs[shard] for shard in shards]
+        indexes = await its.shelf.indexes(its.listing, shards)
+        fill = partial(its.assembler.fill, early=True)
+        ready = await with_pinned(its.cache, refs, lambda files: fill(rows, indexes, files, slot))
         return [ready] if ready.oversize is None else []  # it is not in the slot: memory of its own
 
     async def _make_together(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
-        parts, reader = self._parts, self._its_reader()
+        its, reader = self._parts.filling, self._its_reader()
         batches: list[Drawn] = []
         for at in steps:
-            drawn = await parts.shelf.draw(parts.listing, reader, at)
+            drawn = await its.shelf.draw(its.listing, reader, at)
             if isinstance(drawn, EpochEnd) or (batches and drawn.last_window != batches[0].last_window):
                 break  # the next window's shards may not be here yet
             batches.append(drawn)
         if not batches:
             return []
-        several = Several.of(batches)
-        refs = [parts.listing.refs[shard] for shard in several.shards]
-        indexes = await parts.shelf.indexes(parts.listing, several.shards)
-        fill = partial(parts.assembler.fill_together, early=True)
-        its = slots[: len(batches)]
-        return await with_pinned(parts.cache, refs, lambda files: fill(several, its, indexes, files))
+        return await its.together(batches, slots, early=True)
 
     def _its_reader(self) -> AnyReader:
         self._reader = self._reader or self._parts.reader()

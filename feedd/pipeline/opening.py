@@ -23,6 +23,7 @@ from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.decoded import Room, made_ready
 from feedd.pipeline.derived.typed import typed
+from feedd.pipeline.filling import Filling
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.keeping import WINDOW_BATCHES
 from feedd.pipeline.planning import Request, planned
@@ -129,13 +130,12 @@ class Pipeline:
                 places=within.slot_count if within is not arena else 0,
                 classes=classes,
             )
-            session = Session(
-                SessionParts(info, listing, one.reader, outlook, assembler, arena), self.stages, self.shelf
-            )
+            filling = Filling(listing, self.shelf, self.stages.cache, assembler)
+            session = Session(SessionParts(info, filling, one.reader, outlook, arena), self.stages)
             if request.spec.share:
                 await self._take_part(one, session, arena, memory)
             elif isinstance(arena, Arena):
-                self._look_ahead(one, session, arena, assembler)
+                self._look_ahead(one, session, arena, filling)
             undo.pop_all()
         return session
 
@@ -178,13 +178,13 @@ class Pipeline:
             shared = await self._sharing.join(key, session, memory.shared)
         session.take_part(shared, lambda member: self._sharing.leave(key, member))
 
-    def _look_ahead(self, one: _Opening, session: Session, arena: Arena, assembler: Assembler) -> None:
+    def _look_ahead(self, one: _Opening, session: Session, arena: Arena, filling: Filling) -> None:
         """Have the next epoch's first batches decoded into a session's free slots."""
         spec = one.request.spec
-        count = max(AHEAD_BATCHES, assembler.at_once)
+        at_once = filling.assembler.at_once
+        count = max(AHEAD_BATCHES, at_once)
         first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
-        parts = (one.plan.reader, first, assembler.at_once, one.listing, self.shelf, self.stages.cache, self._group)
-        session.look_ahead(Ahead(AheadParts(arena, assembler, *parts)))
+        session.look_ahead(Ahead(AheadParts(arena, filling, one.plan.reader, first, at_once, self._group)))
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
         """Return memory for the batches of a group, decoded there once for all of its sessions.

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.errors import FeeddError, NotFound, ObjectChanged
-from feedd.pipeline.pinned import with_pinned
 from feedd.pipeline.sharing import Tickets
-from feedd.plan.drawn import Several
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -19,14 +17,12 @@ if TYPE_CHECKING:
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
-    from feedd.pipeline.batches.assemble import Assembler
-    from feedd.pipeline.dataset.shelf import Shelf
+    from feedd.pipeline.filling import Filling
     from feedd.pipeline.future import Outlook
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.stages import Stages
     from feedd.plan.drawn import BatchRows, Drawn
-    from feedd.plan.listing import Listing
     from feedd.protocols import Slots
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 
@@ -43,10 +39,9 @@ class SessionParts:
     """
 
     info: SessionInfo
-    listing: Listing
+    filling: Filling
     reader: AnyReader
     outlook: Outlook
-    assembler: Assembler
     arena: Arena | Tickets
     shared: SharedBatches | None = None
     leave: Callable[[object], Awaitable[None]] | None = None
@@ -56,10 +51,9 @@ class SessionParts:
 class Session:
     """Seam ``FeedSession``. Batches are independent: any number may be in production."""
 
-    def __init__(self, parts: SessionParts, stages: Stages, shelf: Shelf) -> None:
+    def __init__(self, parts: SessionParts, stages: Stages) -> None:
         self._parts = parts
         self._stages = stages
-        self._shelf = shelf
         self._making_count = 0
         self._coming: set[SlotRef] = set()  # of productions that nothing is decoded for yet
         self._furthest = Cursor(-1)
@@ -171,7 +165,7 @@ class Session:
             await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, Tickets) else self)
         await self._stages.arriving.withdraw(self)
         self._parts.outlook.close()
-        self._parts.assembler.close()
+        self._parts.filling.assembler.close()
         self._parts.arena.close()
 
     def _start(self, at: Cursor) -> None:
@@ -198,9 +192,9 @@ class Session:
 
     async def _draw(self, at: Cursor) -> Drawn | EpochEnd:
         parts = self._parts
-        drawn = await self._shelf.draw(parts.listing, parts.reader, at)
+        drawn = await parts.filling.shelf.draw(parts.filling.listing, parts.reader, at)
         if isinstance(drawn, EpochEnd):
-            parts.assembler.check_failures(at)
+            parts.filling.assembler.check_failures(at)
             self._count_end(at.epoch)
         else:
             parts.outlook.advance(at, drawn.first_window, drawn.last_window)
@@ -244,18 +238,10 @@ class Session:
             self._making_count -= 1
 
     async def _decode_together(self, jobs: Sequence[tuple[Drawn, SlotRef]]) -> list[BatchReady]:
-        parts = self._parts
-        several = Several.of([drawn for drawn, _ in jobs])
         slots = [slot for _, slot in jobs]
-        refs = [parts.listing.refs[shard] for shard in several.shards]
         with self._stale_listing_forgotten():
-            indexes = await self._shelf.indexes(parts.listing, several.shards)
-
-            def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
-                self._come(slots)
-                return parts.assembler.fill_together(several, slots, indexes, files)
-
-            return await with_pinned(self._stages.cache, refs, fill)
+            batches = [drawn for drawn, _ in jobs]
+            return await self._parts.filling.together(batches, slots, pinned=lambda: self._come(slots))
 
     @contextlib.contextmanager
     def _stale_listing_forgotten(self) -> Iterator[None]:
@@ -263,7 +249,7 @@ class Session:
         try:
             yield
         except (ObjectChanged, NotFound):
-            self._shelf.forget(self._parts.listing)
+            self._parts.filling.shelf.forget(self._parts.filling.listing)
             raise
 
     async def _made_ahead(self, slot: SlotRef) -> BatchReady | None:
@@ -275,11 +261,11 @@ class Session:
         return made
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
-        parts = self._parts
+        parts, its = self._parts, self._parts.filling
         turn = self._stages.arriving.turn()
         shards = rows.shards.tolist()
-        refs = [parts.listing.refs[shard] for shard in shards]
-        indexes = await self._shelf.indexes(parts.listing, shards)
+        refs = [its.listing.refs[shard] for shard in shards]
+        indexes = await its.shelf.indexes(its.listing, shards)
         if isinstance(parts.arena, Tickets):
             assert parts.shared is not None, "leases without a group"
             return await parts.shared.lend(parts.arena, slot, rows, refs, indexes)
@@ -288,6 +274,6 @@ class Session:
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[BatchReady]:
             self._come([slot])
-            return parts.assembler.fill(rows, indexes, files, slot)
+            return its.assembler.fill(rows, indexes, files, slot)
 
         return await self._stages.arriving.read(refs, rows, fill, self, turn)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feedd.errors import BadSample
 from feedd.flow.arena import Arena
 from feedd.pipeline.ahead import Ahead, AheadParts
+from feedd.pipeline.filling import Filling
 from feedd.plan.drawn import Drawn
 from feedd.values import BatchReady, Cursor
 from tests.budget import budget
@@ -48,7 +49,8 @@ class _Rig:
             release=lambda: None,
         )
         steps = tuple(range(max(2, at_once)))
-        parts = AheadParts(self.arena, nothing, lambda: nothing, steps, at_once, nothing, nothing, nothing, tasks)
+        filling = Filling(nothing, nothing, nothing, nothing)
+        parts = AheadParts(self.arena, filling, lambda: nothing, steps, at_once, tasks)
         self.ahead = Ahead(parts)
 
     async def rows(self, _listing: object, _reader: object, at: Cursor) -> Any:

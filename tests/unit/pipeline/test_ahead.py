@@ -49,7 +49,7 @@ async def _drained(session: Session) -> None:
 
 def _gated(session: Session, monkeypatch: pytest.MonkeyPatch, epoch: int) -> asyncio.Event:
     """Have batches of one epoch wait when they are written to their slots; return what lets them go on."""
-    assembler, gate = session._parts.assembler, asyncio.Event()
+    assembler, gate = session._parts.filling.assembler, asyncio.Event()
     fill = assembler.fill
 
     async def gated(rows: Any, indexes: Any, files: Any, slot: SlotRef, **how: Any) -> BatchReady:
@@ -210,7 +210,7 @@ async def test_a_sample_that_is_bad_in_the_next_epoch(tmp_path: Path, monkeypatc
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[8] * 6)
         session = await rig.open()
-        assembler, failed = session._parts.assembler, asyncio.Event()
+        assembler, failed = session._parts.filling.assembler, asyncio.Event()
         fill = assembler.fill
 
         async def failing(rows: Any, indexes: Any, files: Any, slot: SlotRef, **how: Any) -> BatchReady:
