@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from feedd.errors import Unsupported
+from feedd.errors import BadResponse, Unsupported
 from feedd.source.s3 import contents
 from feedd.source.s3.client import S3Clients
 from feedd.source.threaded import iterate_in_thread
@@ -30,6 +30,7 @@ async def list_pages(
 
     Raises:
         Unsupported: the store lists out of order.
+        BadResponse: objects without key, size or etag.
         NotFound, PermissionDenied, StoreUnavailable: as the store answered.
     """
 
@@ -40,7 +41,11 @@ async def list_pages(
     answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
     async with contextlib.aclosing(answers):
         async for answer in answers:  # the next one is on its way meanwhile
-            wanted = await asyncio.to_thread(_page, answer, root, order)
+            try:
+                wanted = await asyncio.to_thread(_page, answer, root, order)
+            except BadResponse as error:
+                error.object = asked.url  # a page does not know what was asked for
+                raise
             if wanted:
                 yield wanted
 

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, FeeddError
+from feedd.source.s3.direct.alarm import Alarm
 from feedd.source.s3.direct.answer import Answer
 from feedd.source.s3.direct.body import Files
 from feedd.values import ReadProgress
@@ -54,17 +55,15 @@ class Connection(asyncio.BufferedProtocol):
         self._files = files
         self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
-        self._check_every_s = read_timeout_s / 2
+        self._read_timeout_s = read_timeout_s
         self._on_lost = on_lost
         self._scratch = memoryview(bytearray(_HEAD_BYTES_MAX))
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
-        # both go on from one exchange to the next: setting and cancelling one costs more than letting it ring in vain
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.TimerHandle | None = None
-        self._idle_until_s = math.inf  # inf: it is in use
-        self._seen: tuple[int, int] | None = None  # of the answer, when the watch last looked; None: it has not
-        self._quiet_count = 0
+        self._idle = Alarm(self.drop)
+        self._watch = Alarm(self._check)
+        self._seen = (0, 0)  # of the answer, when the watch last looked
+        self._quiet_since_s = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False
@@ -100,9 +99,8 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._target, self._judge, self._progress = target, judge, progress
-        self._seen, self._quiet_count = None, 0
-        if self._watch is None:
-            self._watch = self._loop.call_later(self._check_every_s, self._check)
+        self._seen, self._quiet_since_s = (0, 0), self._loop.time()
+        self._watch.set(self._quiet_since_s + self._read_timeout_s / 2)
         try:
             self._transport.write(request)
             await self._waiter
@@ -112,25 +110,25 @@ class Connection(asyncio.BufferedProtocol):
             raise
         finally:
             self._waiter = None
+            self._watch.set(math.inf)
         self._served_count += 1
         return answer
 
     def drop(self) -> None:
         """Close without ceremony; the memory of an exchange is let go of at once."""
         self._let_go()
-        self._silence()
+        self._idle.stop()
+        self._watch.stop()
         if self._transport is not None:
             self._transport.abort()
 
     def park(self, idle_s: float) -> None:
         """Drop it if it is not taken up again within ``idle_s``."""
-        self._idle_until_s = self._loop.time() + idle_s
-        if self._idle_timer is None:
-            self._idle_timer = self._loop.call_later(idle_s, self._look_if_idle)
+        self._idle.set(self._loop.time() + idle_s)
 
     def unpark(self) -> None:
         """Keep it."""
-        self._idle_until_s = math.inf
+        self._idle.set(math.inf)
 
     # ------------------------------------------------------------ what the transport calls
 
@@ -174,7 +172,8 @@ class Connection(asyncio.BufferedProtocol):
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
-        self._silence()
+        self._idle.stop()
+        self._watch.stop()
         if not self.lost.done():
             self.lost.set_result(None)
         self._on_lost(self)
@@ -280,30 +279,12 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
 
     def _check(self) -> None:
-        """Called by the watch: twice the same as before is too long a silence, of at least two of its intervals."""
-        self._watch = None
-        if self._waiter is None:
-            return
-        seen = (self._filled, self._progress.filled_bytes)
-        self._quiet_count = self._quiet_count + 1 if seen == self._seen else 0
-        self._seen = seen
-        if self._quiet_count >= 2:
+        """Called by the watch, twice in the time that silence may last."""
+        now_s, seen = self._loop.time(), (self._filled, self._progress.filled_bytes)
+        if seen != self._seen:
+            self._seen, self._quiet_since_s = seen, now_s
+        ends_s = self._quiet_since_s + self._read_timeout_s
+        if now_s >= ends_s:
             self._fail(TimeoutError("no byte for too long"))
-            return
-        self._watch = self._loop.call_later(self._check_every_s, self._check)
-
-    def _look_if_idle(self) -> None:
-        """Called by the timer: drop it if it was not taken up again in time."""
-        self._idle_timer = None
-        left_s = self._idle_until_s - self._loop.time()
-        if left_s <= 0:
-            self.drop()
-        elif left_s < math.inf:
-            self._idle_timer = self._loop.call_later(left_s, self._look_if_idle)
-
-    def _silence(self) -> None:
-        """Stop both timers."""
-        for timer in (self._idle_timer, self._watch):
-            if timer is not None:
-                timer.cancel()
-        self._idle_timer = self._watch = None
+        else:
+            self._watch.set(min(now_s + self._read_timeout_s / 2, ends_s))

@@ -15,7 +15,7 @@ class Idle:
     """Connections by their address: there are many of them, and few addresses. Of each the last used goes first."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Connection]] = {}  # the address that was used last is the last one
+        self._kept: dict[str, list[Connection]] = {}  # the address that was given one last is the last one
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
@@ -25,7 +25,7 @@ class Idle:
 
     @property
     def addresses(self) -> list[str]:
-        """Where they lead, the address used last in front."""
+        """Where they lead, in front the address that was given one last."""
         return list(reversed(self._kept))
 
     def add(self, connection: Connection) -> None:
