@@ -66,7 +66,7 @@ class _Sender:
         lines += [f"{name}: {value}" for name, value in reply.headers.items() if name not in fault.omit]
         head = ("\r\n".join(lines) + "\r\n\r\n").encode()
         if fault is NO_FAULT and reply.stored and reply.stored.path and size <= _SMALL_BYTES and not head_only:
-            self._writer.write(head + _read_file(reply.stored.path, reply.start, size))
+            self._writer.write(b"".join((head, self._slice(reply, size))))
             await self._writer.drain()
             return size
         self._writer.write(head)
@@ -122,7 +122,7 @@ class _Sender:
         if reply.stored.endless:
             return endless_bytes(reply.start, size)
         if data is None:
-            data = Path(reply.stored.path).read_bytes()
+            return _read_file(reply.stored.path, reply.start, size)
         return memoryview(data)[reply.start : reply.start + size]
 
     def _end(self, fault: Fault) -> None:

@@ -39,8 +39,8 @@ def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any]
     if response_dict["status_code"] != 200 or b"<!" in body:  # no comment and no CDATA
         return
     head, _begin, rest = body.partition(_BEGIN)
-    objects, _end, tail = rest.rpartition(_END)
-    if _end and objects.count(_END) == objects.count(_BEGIN) == objects.count(_END + _BEGIN):
+    objects, end, tail = rest.rpartition(_END)
+    if end and objects.count(_END) == objects.count(_BEGIN) == objects.count(_END + _BEGIN):
         response_dict["body"] = head + tail
         customized_response_dict[_PAGE] = body
 
