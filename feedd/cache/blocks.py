@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from awscrt.checksums import crc32c
+from awscrt.checksums import combine_crc32c, crc32c
 
 from feedd.cache import layout
 from feedd.flow.mapping import pieces
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange
 
 _UNKNOWN: Final = -1
+_PIECE_BYTES_LEAST: Final = 16 << 10
+"""Pieces of blocks from so many bytes on are summed when they come: of 100 KB that takes 2 us then, and 16 later, when
+they are in no cache any more, besides reading them. Of smaller ones a sum of their own costs more than it saves."""
 
 
 class _Run(NamedTuple):
-    """A block's bytes from its start up to ``end``, an offset in the object."""
+    """Bytes of one block, from one offset in the object up to another."""
 
+    start: int
     end: int
     crc: int
 
@@ -34,51 +38,69 @@ class BlockSums:
     def __init__(self, size_bytes: int, data_at: int = 0) -> None:
         self._size_bytes = size_bytes
         self._data_at = data_at
-        self._runs: dict[int, _Run] = {}
+        self._written: dict[int, _Run] = {}  # by where each ends: what is written next may go on from there
+        self._came: dict[int, dict[int, _Run]] = {}  # of blocks in pieces, by where each begins; none overlap
         self._block_bytes = layout.block_bytes(size_bytes)
         self._sums = [_UNKNOWN] * layout.block_count(size_bytes)
 
     def landed(self, at: int, data: memoryview) -> None:
         """Sum bytes as they are written to the file at offset ``at``; may be called in any thread."""
         at -= self._data_at
-        end, start = at + len(data), at
+        end, begin = at + len(data), at
         while at < end:
-            index = at // self._block_bytes
-            stop = min(end, (index + 1) * self._block_bytes)
-            run = _Run(at, 0) if at == index * self._block_bytes else self._runs.pop(index, None)
-            if run is not None and run.end == at:
-                self._runs[index] = _Run(stop, crc32c(data[at - start : stop - start], run.crc))
+            before = self._written.pop(at, None) if at % self._block_bytes else None
+            start, crc = (at, 0) if before is None else (before.start, before.crc)
+            stop = min(end, (at // self._block_bytes + 1) * self._block_bytes)
+            self._written[stop] = _Run(start, stop, crc32c(data[at - begin : stop - begin], crc))
             at = stop
 
     def take(self, span: ByteRange, piece: memoryview) -> None:
-        """Sum the blocks that lie in ``span`` whole; those it only touches are summed in ``finish``."""
+        """Sum what came of each block; what is small is summed in ``finish``."""
         block = self._block_bytes
         for index in range(span.start // block, -(-span.end // block)):
-            start = index * block
-            end = min(start + block, self._size_bytes)
-            inside = span.start <= start and end <= span.end
-            run = self._runs.pop(index, None)
-            if not inside:
-                self._sums[index] = _UNKNOWN
-            elif run is not None and run.end == end:
-                self._sums[index] = run.crc
+            start, stop = index * block, min((index + 1) * block, self._size_bytes)
+            low, high = max(start, span.start), min(stop, span.end)
+            written = self._written.pop(high, None)
+            known = _UNKNOWN if written is None or written.start != low else written.crc
+            part = piece[low - span.start : high - span.start]
+            if (low, high) == (start, stop):
+                self._came.pop(index, None)
+                self._sums[index] = _crc(part) if known == _UNKNOWN else known
             else:
-                self._sums[index] = _crc(piece[start - span.start : end - span.start])
+                self._sums[index] = _UNKNOWN
+                self._take_piece(index, low, part, known)
 
     def finish(self, data: memoryview) -> bytes:
-        """Return all checksums as the header has them; ``data`` is the whole object, for blocks not yet summed."""
-        block = self._block_bytes
+        """Return all checksums as the header has them; ``data`` is the whole object, for what is not summed yet."""
         for index, known in enumerate(self._sums):
             if known == _UNKNOWN:
-                self._sums[index] = _crc(data[index * block : (index + 1) * block])
+                self._sums[index] = self._joined(index, data)
         return struct.pack(f"<{len(self._sums)}I", *self._sums)
 
+    def _take_piece(self, index: int, start: int, part: memoryview, known: int) -> None:
+        came = self._came.setdefault(index, {})
+        end = start + len(part)
+        for at in [run.start for run in came.values() if run.start < end and start < run.end]:
+            del came[at]
+        if len(part) >= _PIECE_BYTES_LEAST:
+            came[start] = _Run(start, end, _crc(part) if known == _UNKNOWN else known)
 
-def _crc(data: memoryview) -> int:
-    crc = 0
+    def _joined(self, index: int, data: memoryview) -> int:
+        """Return the sum of a block that came in pieces; what is not summed is read."""
+        at, stop, crc = index * self._block_bytes, min((index + 1) * self._block_bytes, self._size_bytes), 0
+        for run in sorted(self._came.get(index, {}).values()):
+            if at < run.start:
+                crc = _crc(data[at : run.start], crc)
+            crc = int(combine_crc32c(crc, run.crc, run.end - run.start))
+            at = run.end
+        return _crc(data[at:stop], crc) if at < stop else crc
+
+
+def _crc(data: memoryview, before: int = 0) -> int:
+    crc = before
     try:
         for piece in pieces(data):
             crc = crc32c(piece, crc)
     except OSError:  # a disk that reads nothing; what was just written is in memory all the same
-        return int(crc32c(data))
+        return int(crc32c(data, before))
     return crc

@@ -16,6 +16,7 @@ from feedd.decode.codecs.array import pin_npy
 from feedd.decode.codecs.boxed import header_reader
 from feedd.decode.codecs.registry import make
 from feedd.decode.descriptors import no_room
+from feedd.decode.field import Field
 from feedd.decode.formats import registry as formats
 from feedd.decode.formats.refused import say_packed
 from feedd.decode.forms.make import make_shard
@@ -35,12 +36,11 @@ from feedd.decode.messages import (
     Pinned,
     PinRequest,
 )
-from feedd.decode.padding import Padding, parse_pad
 from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
 from feedd.decode.work import CHUNK_ROWS_MAX
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
-from feedd.values import FieldKind, FieldRecipe
+from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,49 +67,6 @@ class Producer(Protocol):
         Raises:
             BadSample: not decodable.
         """
-
-
-class _Field:
-    """One field of a request, ready to be decoded row by row."""
-
-    def __init__(self, message: FieldMessage, codec: SampleCodec) -> None:
-        spec = codec.spec(message.name)
-        self.codec = codec
-        self.dtype = np.dtype(spec.dtype)
-        self.dense = spec.shape if spec.kind is FieldKind.DENSE else None
-        self.file_no: list[int] = np.frombuffer(message.file_no, np.int32).tolist()
-        self.start: list[int] = np.frombuffer(message.start, np.int64).tolist()
-        self.size: list[int] = np.frombuffer(message.size, np.int64).tolist()
-        self.out_at: list[int] = np.frombuffer(message.out_at, np.int64).tolist()
-        shape = np.frombuffer(message.shape, np.int64).reshape(-1, max(1, spec.ndim))
-        self.shape: list[list[int]] = shape.tolist()
-        pad = parse_pad(message.pad)
-        self.padding = None if pad is None or not message.dims else Padding(pad, message.dims, self.dtype)
-
-    def data(self, row: int, shards: Shards) -> memoryview:
-        size, start = self.size[row], self.start[row]
-        if size < 0:
-            raise BadSample("expected the field, got a sample without it")
-        data = shards[self.file_no[row]].read(start, size)
-        if len(data) != size:
-            raise BadSample(f"expected {size} bytes at byte {start} of the shard, got {len(data)}")
-        return data
-
-    def decode(self, row: int, shards: Shards, out: mmap.mmap, slot_at: int, seed: int) -> None:
-        data = self.data(row, shards)
-        shape = self.shape[row] if self.dense is None else self.dense
-        if self.dense is None and min(shape) < 0:
-            measured = list(self.codec.measure(data))
-            raise BadSample(f"expected a shape that could be measured, got {measured} only when decoding")
-        try:
-            room = shape if self.padding is None else self.padding.dims
-            target: np.ndarray[Any, Any] = np.ndarray(room, self.dtype, out, slot_at + self.out_at[row])
-        except (TypeError, ValueError) as error:
-            raise Internal(f"expected row {row} to lie in the arena, got {error}", stage="decode") from error
-        if self.padding is None:
-            self.codec.decode(data, target, seed)
-        else:
-            self.padding.decode(self.codec, data, list(shape), target, seed)
 
 
 def _reason(error: Exception, before: int) -> str:
@@ -234,11 +191,11 @@ class Executor:
 
     def _measure(self, request: MeasureRequest) -> bytes:
         codec = _codec(request.field)
-        field = _Field(request.field, codec)
+        field = Field(request.field, codec)
         ndim = max(1, codec.spec("").ndim)
-        shapes = np.full((len(field.size), ndim), -1, np.int64)
+        shapes = np.full((len(field), ndim), -1, np.int64)
         with Shards(request.files) as shards:
-            for row in range(len(field.size)):
+            for row in range(len(field)):
                 try:
                     shapes[row] = codec.measure(field.data(row, shards))
                 except CacheUnavailable:
@@ -250,11 +207,11 @@ class Executor:
     def _numbers(self, request: MeasureRequest) -> bytes:
         """Return 1 and the number's bits for each row that holds one, else -1."""
         codec = _codec(request.field)
-        field = _Field(request.field, codec)
-        found = np.full((len(field.size), 2), -1, np.int64)
+        field = Field(request.field, codec)
+        found = np.full((len(field), 2), -1, np.int64)
         number = np.zeros((), np.float64)
         with Shards(request.files) as shards:
-            for row in range(len(field.size)):
+            for row in range(len(field)):
                 try:
                     codec.decode(field.data(row, shards), number, 0)
                 except CacheUnavailable:
@@ -272,14 +229,21 @@ class Executor:
         done = self._copy(request, arena)
         if all(rows is not None and rows.all() for rows in done):
             return ()
-        fields = [_Field(message, _codec(message)) for message in request.fields]
+        fields = [Field(message, _codec(message)) for message in request.fields]
         seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
         bad: list[tuple[int, int, str]] = []
         with Shards(request.files) as shards:
+            left: list[tuple[int, Field, list[bool]]] = []
+            for number, field in enumerate(fields):
+                copied = done[number]
+                if copied is None:
+                    copied = field.numbers(shards, arena, request.slot_at)
+                if copied is None or not copied.all():
+                    left.append((number, field, [False] * len(seeds) if copied is None else copied.tolist()))
+                    field.lay(arena, request.slot_at)
             for row, seed in enumerate(seeds):
-                for number, field in enumerate(fields):
-                    copied = done[number]
-                    if copied is not None and copied[row]:
+                for number, field, ready in left:
+                    if ready[row]:
                         continue
                     try:
                         field.decode(row, shards, arena, request.slot_at, seed)
@@ -319,8 +283,8 @@ def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
     """Return the lengths of a field's values, and of how many rows those go along, in a memfd, back to back."""
     codec = _codec(request.field)
     assert isinstance(codec, Producer)
-    field = _Field(request.field, codec)
-    lengths = np.full(len(field.size), -1, np.int64)
+    field = Field(request.field, codec)
+    lengths = np.full(len(field), -1, np.int64)
     kept: list[NDArray[Any]] = []
     kept_rows, room_bytes = len(lengths), _KEPT_BYTES_MAX
     with Shards(request.files) as shards:

@@ -12,7 +12,6 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from feedd.decode.labels import NUMBER_BYTES, number_of
 from feedd.errors import CacheUnavailable
 
 if TYPE_CHECKING:
@@ -59,11 +58,8 @@ class Shard:
 
         The view is good until the next call: callers that need two samples at once must copy.
         """
-        number = number_of(start)
-        if number is not None:
-            return memoryview(number.to_bytes(NUMBER_BYTES, "little", signed=True))
         size = min(size, self._file.size_bytes - start)
-        if size <= 0:
+        if size <= 0 or start < 0:
             return memoryview(b"")
         if size > _COPIED_BYTES_MAX:
             return self.whole()[start : start + size]
@@ -75,6 +71,18 @@ class Shard:
         if count != size:
             raise self._unavailable(f"{count} of {size} bytes at {start}")
         return target
+
+    def text(self, start: int, size: int) -> bytes:
+        """Return a few bytes of the object; none where it has not that many."""
+        if start < 0 or start + size > self._file.size_bytes:
+            return b""
+        try:
+            text = os.pread(self._fd, size, self._file.data_at + start)
+        except OSError as error:
+            raise self._unavailable(str(error)) from error
+        if len(text) != size:
+            raise self._unavailable(f"{len(text)} of {size} bytes at {start}")
+        return text
 
     def whole(self) -> memoryview:
         """Return the whole object, mapped."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.pipeline.planning import AnyReader, Planned
-    from feedd.pipeline.recipes import Recipes
+    from feedd.pipeline.recipes import Recipes, Resolved
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
     from feedd.values import OpenSpec, TensorSpec
@@ -108,20 +108,19 @@ class Pipeline:
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
-            classes = await self._labelling.label(listing, request)  # views have its labels
-            return await self._open(request, view, mark, classes)
+            return await self._open(request, view, mark, listing)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise
 
-    async def _open(self, request: Request, listing: Listing, mark: bytes, classes: Classes) -> Session:
+    async def _open(self, request: Request, listing: Listing, mark: bytes, base: Listing) -> Session:
         plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
         async with AsyncExitStack() as undo:
-            one = _Opening(next(self._numbers), request, listing, mark, plan, plan.reader(), undo)
+            one = _Opening(next(self._numbers), request, listing, mark, base, plan, plan.reader(), undo)
             outlook = Outlook(f"session-{one.number}", listing, one.reader, self.stages.cache, self._crowd)
             undo.callback(outlook.close)
             outlook.enter(Cursor(request.spec.epoch))
-            memory, arena = await self._slots(one)
+            memory, arena, classes = await self._slots(one)
             within = arena.group.arena if isinstance(arena, Tickets) else arena
             assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
             info = replace(
@@ -139,23 +138,27 @@ class Pipeline:
             undo.pop_all()
         return session
 
-    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | Tickets]:
-        """Resolve the recipes; return memory for their batches, and the session's slots."""
+    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | Tickets, Classes]:
+        """Resolve the recipes; return memory for their batches, the session's slots, and what its labels stand for."""
         spec = one.request.spec
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
-        resolving = resolve(self.stages, self.shelf, one.listing, one.reader, one.request)
         arena: Arena | Tickets | None = None
         if size is not None and not spec.shared_arena:  # memory takes as long as fetching a shard: both at once
-            (recipes, _), arena = await both(resolving, self._arena(one, size))
+            (recipes, _, classes), arena = await both(self._resolved(one), self._arena(one, size))
         else:
-            recipes, found = await resolving
+            recipes, found, classes = await self._resolved(one)
             size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
         memory = _Memory(self, size, one.request, recipes)
         if spec.share and spec.shared_arena:
             arena = await self._tickets(one, memory)
         if arena is None:
             arena = await self._arena(one, size)
-        return memory, arena
+        return memory, arena, classes
+
+    async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
+        """Label the samples, then resolve the recipes, which may name labels."""
+        classes = await self._labelling.label(one.base, one.request)
+        return *await resolve(self.stages, self.shelf, one.listing, one.reader, one.request), classes
 
     async def _tickets(self, one: _Opening, memory: _Memory) -> Tickets | None:
         """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
@@ -232,6 +235,7 @@ class _Opening:
         request: what was asked for.
         listing: as it reads it.
         mark: the fingerprint.
+        base: the listing that ``listing`` is a view of, and has the labels of, or that itself.
         plan: what its rank reads.
         reader: stands in the session's epoch.
         undo: what is to be undone where it does not open.
@@ -241,6 +245,7 @@ class _Opening:
     request: Request
     listing: Listing
     mark: bytes
+    base: Listing
     plan: Planned
     reader: AnyReader
     undo: AsyncExitStack

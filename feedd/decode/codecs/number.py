@@ -35,12 +35,15 @@ class _NumberCodec:
         """Scalars have no dimensions."""
         return ()
 
-    def _text(self, data: memoryview) -> bytes:
-        text = bytes(data[: _DIGITS_MAX + 1])
-        # Python reads 1_000 as a number; no data set means that.
-        if len(text) > _DIGITS_MAX or b"_" in text or not text.isascii():
-            raise BadSample(f"expected an ASCII number of at most {_DIGITS_MAX} bytes, got {text[:24]!r}")
-        return text
+    @staticmethod
+    def _text(data: memoryview) -> bytes:
+        return bytes(data[: _DIGITS_MAX + 1])
+
+
+def _check_text(text: bytes) -> None:
+    # Python reads 1_000 as a number; no data set means that.
+    if len(text) > _DIGITS_MAX or b"_" in text or not text.isascii():
+        raise BadSample(f"expected an ASCII number of at most {_DIGITS_MAX} bytes, got {text[:24]!r}")
 
 
 class StoredNumberCodec(_NumberCodec):
@@ -89,7 +92,15 @@ class IntCodec(_NumberCodec):
         Raises:
             BadSample: not an integer, or not within int64.
         """
-        text = self._text(data)
+        out[()] = self.value(self._text(data))
+
+    def value(self, text: bytes) -> int:
+        """Return the number.
+
+        Raises:
+            BadSample: not an integer, or not within int64.
+        """
+        _check_text(text)
         try:
             value = int(text)
         except ValueError as error:
@@ -97,7 +108,7 @@ class IntCodec(_NumberCodec):
             raise BadSample(f"expected an integer, got {text[:24]!r}{what}") from error
         if not -_INT64 <= value < _INT64:
             raise BadSample(f"expected an integer of 64 bits, got {value}")
-        out[()] = value
+        return value
 
 
 class ClassCodec(_NumberCodec):
@@ -134,15 +145,24 @@ class FloatCodec(_NumberCodec):
         Raises:
             BadSample: not a number.
         """
-        text = self._text(data)
-        try:
-            value = float(text)
-        except ValueError as error:
-            raise BadSample(f"expected a number, got {text[:24]!r}") from error
+        value = self.value(self._text(data))
         # float32's largest plus half a step; numpy would warn
         if out.dtype == np.float32 and abs(value) >= 3.4028235677973366e38:
             value *= float("inf")
         out[()] = value
+
+    def value(self, text: bytes) -> float:
+        """Return the number.
+
+        Raises:
+            BadSample: not a number.
+        """
+        _check_text(text)
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise BadSample(f"expected a number, got {text[:24]!r}") from error
+        return value
 
 
 class TransformedNumberCodec(_NumberCodec):

@@ -67,10 +67,10 @@ class LostObjects:
         """
         reasons: Reasons = {}
         found = indexes
-        for number, file in enumerate(files):
-            if not is_pack(file.ref) or file.arriving:  # what is waited for has come
-                continue
-            lost = await self._of(file)
+        # what is waited for has come
+        packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.arriving}
+        for number, lost in zip(packs, await self._of(list(packs.values())), strict=True):
+            file = packs[number]
             if lost:
                 if len(self._lacking) < _KNOWN_MAX:
                     self._lacking[file.ref] = None
@@ -92,22 +92,33 @@ class LostObjects:
         except (OSError, ValueError) as error:
             raise CacheUnavailable(f"expected packs, got {error}", object=failures[0].url, stage="decode") from error
 
-    async def _of(self, file: ShardFile) -> tuple[_Lost, ...]:
-        try:
-            version = _version(file)
-            known = self._known.get(version)
-            if known is None:
-                known = await asyncio.to_thread(_read, file)
-                self._known.put(version, known, 1)
-        except (OSError, ValueError) as error:
-            raise CacheUnavailable(f"expected a pack, got {error}", object=file.ref.url, stage="decode") from error
-        return known
+    async def _of(self, files: Sequence[ShardFile]) -> list[tuple[_Lost, ...]]:
+        versions = [_version(file) for file in files]
+        known = [self._known.get(version) for version in versions]
+        unknown = [number for number, one in enumerate(known) if one is None]
+        if unknown:  # a turn through a thread for all of them: an epoch's first batches have many
+            read = await asyncio.to_thread(lambda: [_read(files[number]) for number in unknown])
+            for number, lost in zip(unknown, read, strict=True):
+                self._known.put(versions[number], lost, 1)
+                known[number] = lost
+        return [one or () for one in known]
 
 
 def _version(file: ShardFile) -> _Version:
-    """Return what tells one fill from the next: microseconds, for the file is pinned and its inode at hand."""
-    now = Path(file.path).stat()
+    """Return what tells one fill from the next: microseconds, for the file is pinned and its inode at hand.
+
+    Raises:
+        CacheUnavailable: it is gone.
+    """
+    try:
+        now = Path(file.path).stat()
+    except OSError as error:
+        raise _unreadable(file, error) from error
     return _Version(file.ref, now.st_ino, now.st_mtime_ns)
+
+
+def _unreadable(file: ShardFile, error: Exception) -> CacheUnavailable:
+    return CacheUnavailable(f"expected a pack, got {error}", object=file.ref.url, stage="decode")
 
 
 def bad_rows(
@@ -132,7 +143,10 @@ def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
 
 
 def _read(file: ShardFile) -> tuple[_Lost, ...]:
-    table = _table(file)
+    try:
+        table = _table(file)
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
     if not table.lost:
         return ()
     names = table.names()

@@ -14,7 +14,7 @@ from feedd.decode.forms.registry import check_named, form_named, is_ready
 from feedd.errors import ObjectChanged
 from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
-from feedd.flow.tasks import run_all
+from feedd.flow.tasks import off_loop, run_all
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
 from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.dataset.labels import LabelledIndexes
@@ -51,6 +51,7 @@ _Wanted = tuple[_Urls, Cuts]
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
 _INDEX_BYTES = 256 << 20
+_INDEXED_BYTES = 1 << 10  # to index an object of a pack, 2.5 us, is as long as to go over so many bytes
 
 
 class _Key(NamedTuple):
@@ -239,7 +240,7 @@ class Shelf:
 
     async def _read_index(self, listing: Listing, key: _Key, shard: int = -1) -> ShardIndex:
         if is_pack(key.ref):
-            index = await asyncio.to_thread(_index_of_pack, listing, key.ref)
+            index = await _index_of_pack(listing, key.ref)
         else:
             name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
             index = await with_pinned(
@@ -300,7 +301,7 @@ def _known_formats(resolved: Resolved) -> Mapping[int, str]:
     return resolved.named
 
 
-def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
+async def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
     """Return what the pack itself would say, which the listing knows as well."""
     packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
-    return index_of(packs.table(number))
+    return await off_loop(lambda: index_of(packs.table(number)), len(packs.span(number)) * _INDEXED_BYTES)

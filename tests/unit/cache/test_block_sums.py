@@ -17,6 +17,7 @@ from feedd.values import ByteRange
 SIZE = 5 * MIB + 12_345
 DATA = random.Random(0).randbytes(SIZE)
 WANTED = struct.pack("<6I", *(crc32c(DATA[at : at + MIB]) for at in range(0, SIZE, MIB)))
+_SUMMED_BYTES = 16 << 10  # and more at once are summed when they come
 edges = st.lists(
     st.integers(0, SIZE) | st.integers(0, 5).map(lambda block: block * MIB) | st.just(SIZE), max_size=8, unique=True
 )
@@ -40,6 +41,38 @@ def test_any_parts_give_the_same_sums(edges: list[int], seed: int) -> None:
         view[start:end] = DATA[start:end]
         sums.take(ByteRange(start, end), view[start:end])
     assert sums.finish(view) == WANTED
+
+
+def test_what_was_written_over_counts_no_more() -> None:
+    """A piece that a whole block was written over is forgotten, though another piece of that block comes again."""
+    target = bytearray(SIZE)
+    view = memoryview(target)
+    sums = BlockSums(SIZE)
+    half = MIB // 2
+    sums.take(ByteRange(0, half), view[:half])  # zeros: wrong
+    view[:] = DATA
+    sums.take(ByteRange(0, SIZE), view)
+    sums.take(ByteRange(half, MIB), view[half:MIB])
+    assert sums.finish(view) == WANTED
+
+
+@given(cuts=st.lists(st.integers(1, SIZE - 1), min_size=30, max_size=90, unique=True), seed=st.integers(0, 9))
+def test_small_parts_are_summed_as_they_come(cuts: list[int], seed: int) -> None:
+    """Objects of a pack, in any order, some of them more than once: of what came nothing need be read again."""
+    borders = sorted({0, SIZE, *cuts})
+    parts = list(itertools.pairwise(borders))
+    random.Random(seed).shuffle(parts)
+    sums = BlockSums(SIZE)
+    for start, end in parts + parts[:5]:
+        sums.take(ByteRange(start, end), memoryview(DATA)[start:end])
+    small = [(start, end) for start, end in parts if end - start < 2 * _SUMMED_BYTES]
+    seen = bytearray(SIZE)  # zeros in the place of all that was told and is not small
+    for start, end in small:
+        seen[start:end] = DATA[start:end]
+    for at in range(0, SIZE, MIB):  # what a border of blocks leaves of a part may be small, too
+        low, high = max(0, at - _SUMMED_BYTES), min(SIZE, at + _SUMMED_BYTES)
+        seen[low:high] = DATA[low:high]
+    assert sums.finish(memoryview(seen)) == WANTED
 
 
 def test_unreported_bytes_are_summed_at_the_end() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,6 +58,59 @@ class MemoryBody:
 
     def stop(self) -> None:
         """Nothing to stop."""
+
+
+class WrittenBody:
+    """Received into memory that stays in the processor's cache, and written to the target's file from there.
+
+    Against receiving into the mapping: a copy more, of bytes that are hot, and no fault and no clearing of fresh pages.
+    Measured on tmpfs, 100 KB: 37 against 73 us. The pages stay unmapped, and their checksum is taken from that memory.
+
+    Args:
+        place: where in the file the body goes.
+        size_bytes: of the body.
+        progress: follows it.
+        memory: what it passes through; anybody's again after each ``received``.
+    """
+
+    def __init__(self, place: FilePlace, size_bytes: int, progress: ReadProgress, memory: memoryview) -> None:
+        self._place = place
+        self._size_bytes = size_bytes
+        self._progress = progress
+        self._memory = memory
+
+    def buffer(self) -> memoryview:
+        """Return memory for as much as is left."""
+        return self._memory[: self._size_bytes - self._progress.filled_bytes]
+
+    def received(self, size_bytes: int) -> None:
+        """Write what was put there.
+
+        Raises:
+            CacheUnavailable: the file cannot be written.
+        """
+        self.write(self._memory[:size_bytes])
+
+    def write(self, data: memoryview) -> None:
+        """Write what comes next.
+
+        Raises:
+            CacheUnavailable: the file cannot be written.
+        """
+        fd, at, landed = self._place
+        at += self._progress.filled_bytes
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(fd, data[done:], at + done)
+        except OSError as error:
+            raise _unwritten(error) from error
+        if landed is not None:
+            landed(at, data)
+        _count(self._progress, len(data))
+
+    def stop(self) -> None:
+        """Nothing to stop: it writes only while it is told of bytes."""
 
 
 class MovedBody:
@@ -131,11 +185,12 @@ class Files:
     """Chooses each body's way: made once per pool.
 
     Args:
-        movers: threads for bodies that are large and go to a file; None: all go through memory.
+        movers: threads for bodies that are large and go to a file; None: all are received where they belong.
     """
 
     def __init__(self, movers: Movers | None) -> None:
         self._movers = movers
+        self._memory = memoryview(bytearray(0 if movers is None else _WORTH_IT_BYTES))
 
     def body(
         self,
@@ -144,14 +199,25 @@ class Files:
         target: memoryview,
         progress: ReadProgress,
         ended: Callable[[Exception | None], object],
+        first: bytes = b"",
     ) -> Body:
-        """Begin with a body of which ``target`` holds as much already as ``progress`` says."""
-        done = progress.filled_bytes
+        """Begin with a body, of which ``first`` has come already.
+
+        Raises:
+            CacheUnavailable: the target's file cannot be written.
+        """
+        progress.filled_bytes = 0
+        place = file_of(target) if target.nbytes and self._movers is not None else None
+        if place is not None and target.nbytes < _WORTH_IT_BYTES:
+            written = WrittenBody(place, target.nbytes, progress, self._memory)
+            if first:
+                written.write(memoryview(first))
+            return written
+        done = len(first)
+        target[:done] = first
         if done:
-            progress.first_byte_s = time.monotonic()
-        worth_it = target.nbytes >= _WORTH_IT_BYTES and done < target.nbytes
-        place = file_of(target) if worth_it and self._movers is not None else None
-        if place is None or self._movers is None:
+            _count(progress, done)
+        if place is None or self._movers is None or done == target.nbytes:
             return MemoryBody(target, progress)
         if place.landed is not None and done:
             place.landed(place.at, target[:done])

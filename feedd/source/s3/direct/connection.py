@@ -11,6 +11,7 @@ from feedd.errors import BadResponse, FeeddError
 from feedd.source.s3.direct.alarm import Alarm
 from feedd.source.s3.direct.answer import Answer
 from feedd.source.s3.direct.body import Files
+from feedd.source.s3.direct.silence import Silence
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
@@ -55,15 +56,12 @@ class Connection(asyncio.BufferedProtocol):
         self._files = files
         self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
-        self._read_timeout_s = read_timeout_s
         self._on_lost = on_lost
         self._scratch = memoryview(bytearray(_HEAD_BYTES_MAX))
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = Alarm(self.drop)
-        self._watch = Alarm(self._check)
-        self._seen = (0, 0)  # of the answer, when the watch last looked
-        self._quiet_since_s = 0.0
+        self._silence = Silence(read_timeout_s, self._come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False
@@ -99,8 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._target, self._judge, self._progress = target, judge, progress
-        self._seen, self._quiet_since_s = (0, 0), self._loop.time()
-        self._watch.set(self._quiet_since_s + self._read_timeout_s / 2)
+        self._silence.begin()
         try:
             self._transport.write(request)
             await self._waiter
@@ -110,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
             raise
         finally:
             self._waiter = None
-            self._watch.set(math.inf)
+            self._silence.end()
         self._served_count += 1
         return answer
 
@@ -118,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close without ceremony; the memory of an exchange is let go of at once."""
         self._let_go()
         self._idle.stop()
-        self._watch.stop()
+        self._silence.stop()
         if self._transport is not None:
             self._transport.abort()
 
@@ -145,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: that many bytes went there."""
-        if self._waiter is None or self._waiter.done():
+        if not self._owed:
             self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
             self.drop()
             return
@@ -162,8 +159,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Transport: gone, for whatever reason."""
-        waiter, answer = self._waiter, self._answer
-        if waiter is not None and not waiter.done():
+        answer = self._answer
+        if self._owed:
             silent = not (self._filled or answer)
             if exc is None and answer is not None and self._body is None and answer.ends_with_connection:
                 self._finish()
@@ -173,7 +170,7 @@ class Connection(asyncio.BufferedProtocol):
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
         self._idle.stop()
-        self._watch.stop()
+        self._silence.stop()
         if not self.lost.done():
             self.lost.set_result(None)
         self._on_lost(self)
@@ -215,9 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         if answer.size_bytes != size_bytes or len(data) > size_bytes:
             got = max(answer.size_bytes, len(data))
             raise BadResponse(f"expected {size_bytes} bytes, got {got}", stage="source")
-        self._target[: len(data)] = data
-        self._progress.filled_bytes = len(data)
-        self._body = self._files.body(self._transport, self._loop, self._target, self._progress, self._moved)
+        self._body = self._files.body(self._transport, self._loop, self._target, self._progress, self._moved, data)
         if len(data) == size_bytes:
             self._finish()
 
@@ -251,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answered(error)
 
     def _answered(self, outcome: Answer | Exception) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._owed and self._waiter is not None:
             # not set_exception: the loop holds the future a while longer, and it would lead to frames with the target
             self._outcome = outcome
             self._waiter.set_result(None)
@@ -278,13 +273,15 @@ class Connection(asyncio.BufferedProtocol):
         self._judge = self._answer = None
         self._filled = 0
 
-    def _check(self) -> None:
-        """Called by the watch, twice in the time that silence may last."""
-        now_s, seen = self._loop.time(), (self._filled, self._progress.filled_bytes)
-        if seen != self._seen:
-            self._seen, self._quiet_since_s = seen, now_s
-        ends_s = self._quiet_since_s + self._read_timeout_s
-        if now_s >= ends_s:
+    @property
+    def _owed(self) -> bool:
+        """Whether somebody waits for an answer that has not come."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _come(self) -> tuple[int, int]:
+        """Return how much of an answer is here: of its head, and of its body."""
+        return self._filled, self._progress.filled_bytes
+
+    def _silent(self) -> None:
+        if self._owed:
             self._fail(TimeoutError("no byte for too long"))
-        else:
-            self._watch.set(min(now_s + self._read_timeout_s / 2, ends_s))

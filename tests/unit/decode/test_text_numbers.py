@@ -1,0 +1,113 @@
+"""Numbers written as text: decoded for all rows at once, they are what each is alone, and so are the bad ones."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.decode import split
+from feedd.decode.codecs.registry import make
+from feedd.decode.execute import Executor
+from feedd.decode.messages import Decoded, DecodeRequest, request_decoder
+from feedd.decode.recipe import parse_field, spec_of
+from feedd.decode.work import DecodeTask, FieldWork
+from feedd.errors import BadSample
+from feedd.values import ObjectRef, ShardFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_PAGE = 4096
+_WRITTEN = (
+    b"0 -0 +7 007 9223372036854775807 9223372036854775808 -9223372036854775808 1_000 1e3 1e39 -3.5e38 nan inf 0x10"
+    b" 3.4028235677973366e38 cat 12\xc2\xb2 1.0000000000000000000000000000000000001"
+)
+_TEXTS = [*_WRITTEN.split(b" "), b"", b" 5\n", b"\t12 ", b"5 6", b"1" * 40, b"1" * 70]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where files lie."""
+    return tmp_path_factory.mktemp("numbers")
+
+
+def _decoded(folder: Path, texts: Sequence[bytes], recipe: str) -> tuple[NDArray[np.generic], list[tuple[int, str]]]:
+    """Return the values of an arena behind one request for all texts, and the bad rows."""
+    file = folder / "texts"
+    file.write_bytes(b"".join(texts))
+    ends = np.cumsum([len(text) for text in texts])
+    sizes = np.array([len(text) for text in texts], np.int64)
+    field = parse_field("n", recipe)
+    dtype = np.dtype(spec_of(field).dtype)
+    shard = ShardFile(ObjectRef("s3://bucket", "texts", int(ends[-1]), "etag"), str(file), 0)
+    at = np.arange(len(texts)) * dtype.itemsize
+    work = FieldWork(field, np.zeros(len(texts), np.int32), ends - sizes, sizes, at)
+    task = DecodeTask((shard,), 1, 0, (work,), np.zeros(len(texts), np.uint64))
+    request = request_decoder.decode(split.decode_packet(task, range(len(texts)), 1))
+    assert isinstance(request, DecodeRequest)
+    fd = os.memfd_create("arena")
+    try:
+        os.ftruncate(fd, _PAGE)
+        executor = Executor()
+        executor.attach(1, fd, _PAGE)
+        answer, _ = executor.run(request)
+        assert isinstance(answer, Decoded)
+        executor.detach(1)
+        values = np.frombuffer(os.pread(fd, len(texts) * dtype.itemsize, 0), dtype)
+    finally:
+        os.close(fd)
+    return values, [(row, reason) for row, _, reason in answer.bad]
+
+
+@pytest.mark.parametrize("recipe", ["int", "float", "float:float64"])
+@given(texts=st.lists(st.sampled_from(_TEXTS) | st.from_regex(rb"[+-]?[0-9]{1,20}(\.[0-9]+)?", fullmatch=True)))
+@settings(max_examples=60, deadline=None)
+def test_many_at_once_are_what_each_is_alone(folder: Path, recipe: str, texts: list[bytes]) -> None:
+    """Values agree to the bit, and bad rows have the codec's own reasons."""
+    texts = [*texts, b"1"]
+    values, bad = _decoded(folder, texts, recipe)
+    codec = make(parse_field("n", recipe))
+    reasons: list[tuple[int, str]] = []
+    for row, text in enumerate(texts):
+        alone = np.zeros((), values.dtype)
+        try:
+            codec.decode(memoryview(text), alone, 0)
+        except BadSample as error:
+            reasons.append((row, error.message))
+        else:
+            assert values[row].tobytes() == alone.tobytes(), text
+    assert bad == reasons
+
+
+def test_a_row_beyond_its_shard_is_bad_and_the_others_are_not(folder: Path) -> None:
+    """What the file has behind the object, or before it, belongs to nobody."""
+    path = folder / "behind"
+    path.write_bytes(b"0123456789")
+    shard = ShardFile(ObjectRef("s3://bucket", "behind", 4, "etag"), str(path), 2)
+    start, size = np.array([0, 3, 4, -1, 2], np.int64), np.array([2, 2, 1, 1, 2], np.int64)
+    work = FieldWork(parse_field("n", "int"), np.zeros(5, np.int32), start, size, np.arange(5) * 8)
+    request = request_decoder.decode(
+        split.decode_packet(DecodeTask((shard,), 1, 0, (work,), np.zeros(5, np.uint64)), range(5), 1)
+    )
+    assert isinstance(request, DecodeRequest)
+    fd = os.memfd_create("arena")
+    try:
+        os.ftruncate(fd, _PAGE)
+        executor = Executor()
+        executor.attach(1, fd, _PAGE)
+        answer, _ = executor.run(request)
+        executor.detach(1)
+        values = np.frombuffer(os.pread(fd, 40, 0), np.int64).tolist()
+    finally:
+        os.close(fd)
+    assert isinstance(answer, Decoded)
+    assert [row for row, *_ in answer.bad] == [1, 2, 3]
+    assert values == [23, 0, 0, 0, 45]
