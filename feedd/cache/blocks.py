@@ -43,16 +43,19 @@ class BlockSums:
         self._block_bytes = layout.block_bytes(size_bytes)
         self._sums = [_UNKNOWN] * layout.block_count(size_bytes)
 
-    def landed(self, at: int, data: memoryview) -> None:
-        """Sum bytes as they are written to the file at offset ``at``; may be called in any thread."""
+    def landed(self, at: int, data: memoryview, *, begins: bool = False) -> None:
+        """Sum bytes as they are written to the file at offset ``at``; may be called in any thread.
+
+        They go on from what was written right before them, unless an object of its own ``begins`` there.
+        """
         at -= self._data_at
         end, begin = at + len(data), at
         while at < end:
-            before = self._written.pop(at, None) if at % self._block_bytes else None
+            before = self._written.pop(at, None) if at % self._block_bytes and not begins else None
             start, crc = (at, 0) if before is None else (before.start, before.crc)
             stop = min(end, (at // self._block_bytes + 1) * self._block_bytes)
             self._written[stop] = _Run(start, stop, crc32c(data[at - begin : stop - begin], crc))
-            at = stop
+            at, begins = stop, False
 
     def take(self, span: ByteRange, piece: memoryview) -> None:
         """Sum what came of each block; what is small is summed in ``finish``."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Landed = Callable[[int, memoryview], object]
+    from collections.abc import Iterator
 
 _PIECE_BYTES = 256 << 10  # stays in the processor's cache
+
+
+class Landed(Protocol):
+    """What is told of bytes that were written to a file."""
+
+    def __call__(self, at: int, data: memoryview, *, begins: bool = False) -> object:
+        """Take note of bytes at an offset; ``begins``: with what was written before them they have nothing to do."""
 
 
 class FilePlace(NamedTuple):

@@ -75,6 +75,20 @@ def test_small_parts_are_summed_as_they_come(cuts: list[int], seed: int) -> None
     assert sums.finish(memoryview(seen)) == WANTED
 
 
+def test_objects_side_by_side_are_summed_as_they_are_written() -> None:
+    """What is written behind an object, before that one is taken, is another's; in whatever pieces it comes."""
+    zeros = memoryview(bytearray(SIZE))
+    borders = [0, *range(48 << 10, SIZE, 128 << 10), SIZE]  # no border of blocks leaves a short piece
+    sums = BlockSums(SIZE, 4096)
+    for start, end in itertools.pairwise(borders):
+        middle = (start + end) // 2
+        sums.landed(4096 + start, memoryview(DATA)[start:middle], begins=True)
+        sums.landed(4096 + middle, memoryview(DATA)[middle:end])
+    for start, end in itertools.pairwise(borders):
+        sums.take(ByteRange(start, end), zeros[start:end])  # if it looked there it would find zeros
+    assert sums.finish(zeros) == WANTED
+
+
 def test_unreported_bytes_are_summed_at_the_end() -> None:
     """A fetcher that tells of no part still leaves whole checksums."""
     assert BlockSums(SIZE).finish(memoryview(DATA)) == WANTED

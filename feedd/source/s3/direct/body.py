@@ -106,7 +106,7 @@ class WrittenBody:
         except OSError as error:
             raise _unwritten(error) from error
         if landed is not None:
-            landed(at, data)
+            landed(at, data, begins=not self._progress.filled_bytes)
         _count(self._progress, len(data))
 
     def stop(self) -> None:
