@@ -42,11 +42,13 @@ class FileMapping(mmap.mmap):
 
     Attributes:
         fd: open as long as the mapping is; duplicated by whoever may outlive that.
+        address: of its first byte in this process.
         landed: told by whoever writes through the descriptor, of offset and bytes, while those are still in the
             processor's cache; from any thread, not kept. None: nobody wants to know.
     """
 
     fd: int
+    address: int
     landed: Landed | None
 
     def __new__(cls, fd: int, size_bytes: int) -> FileMapping:  # noqa: PYI034 - mmap's own would be typed Self of mmap
@@ -57,6 +59,7 @@ class FileMapping(mmap.mmap):
         """
         mapping = super().__new__(cls, fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         mapping.fd = os.dup(fd)
+        mapping.address = _address(mapping)
         mapping.landed = None
         return mapping
 
@@ -84,7 +87,7 @@ def file_of(target: memoryview) -> FilePlace | None:
     mapping = target.obj
     if not isinstance(mapping, FileMapping) or mapping.fd < 0:
         return None
-    return FilePlace(mapping.fd, _address(target) - _address(mapping), mapping.landed)
+    return FilePlace(mapping.fd, _address(target) - mapping.address, mapping.landed)
 
 
 def pieces(data: memoryview) -> Iterator[memoryview]:
