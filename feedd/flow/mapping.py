@@ -90,6 +90,14 @@ def file_of(target: memoryview) -> FilePlace | None:
     return FilePlace(mapping.fd, _address(target) - mapping.address, mapping.landed)
 
 
+def blank(target: memoryview) -> None:
+    """Write zeros; whoever wants to know what is written to the file is told."""
+    target[:] = bytes(len(target))
+    place = file_of(target) if target.nbytes else None
+    if place is not None and place.landed is not None:
+        place.landed(place.at, target, begins=True)
+
+
 def pieces(data: memoryview) -> Iterator[memoryview]:
     """Yield ``data`` piece by piece, each good until the next is asked for; those of a file are read from it.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
 from feedd.flow.line import Line, Standing
+from feedd.flow.mapping import blank
 from feedd.flow.pace import Pace
 from feedd.flow.parts import PartSize
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
@@ -202,7 +203,7 @@ class _Parts(Standing):
             except (NotFound, PermissionDenied) as error:
                 if not arrivals.lost(span, error):
                     raise
-                piece[:] = bytes(len(piece))
+                blank(piece)
             if progress.first_byte_s is not None:
                 self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
             arrivals.arrived(span, piece, progress.answered_by)

@@ -145,19 +145,17 @@ def _without(index: ShardIndex, lost: Sequence[_Lost]) -> ShardIndex:
 def _read(file: ShardFile) -> tuple[_Lost, ...]:
     try:
         table = _table(file)
+        names = table.names() if table.lost else []
+        extensions = {number: split_name(names[number])[1] for number in table.lost}
     except (OSError, ValueError) as error:
         raise _unreadable(file, error) from error
-    if not table.lost:
-        return ()
-    names = table.names()
-    folder = _folder(file, names)
     return tuple(
         _Lost(
             int(table.sample[number]),
-            split_name(names[number])[1],
-            f"expected the object {folder}{names[number]}, got one that was gone, or may not be read",
+            extension,
+            f"expected the object {_folder(file, names)}{names[number]}, got one that was gone, or may not be read",
         )
-        for number in table.lost
+        for number, extension in extensions.items()
     )
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import struct
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 from awscrt.checksums import crc32c
 from hypothesis import given
 
 from feedd.cache.blocks import BlockSums
+from feedd.flow.mapping import FileMapping, blank
 from feedd.units import MIB
 from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SIZE = 5 * MIB + 12_345
 DATA = random.Random(0).randbytes(SIZE)
 WANTED = struct.pack("<6I", *(crc32c(DATA[at : at + MIB]) for at in range(0, SIZE, MIB)))
-_SUMMED_BYTES = 16 << 10  # and more at once are summed when they come
 edges = st.lists(
     st.integers(0, SIZE) | st.integers(0, 5).map(lambda block: block * MIB) | st.just(SIZE), max_size=8, unique=True
 )
@@ -56,25 +61,6 @@ def test_what_was_written_over_counts_no_more() -> None:
     assert sums.finish(view) == WANTED
 
 
-@given(cuts=st.lists(st.integers(1, SIZE - 1), min_size=30, max_size=90, unique=True), seed=st.integers(0, 9))
-def test_small_parts_are_summed_as_they_come(cuts: list[int], seed: int) -> None:
-    """Objects of a pack, in any order, some of them more than once: of what came nothing need be read again."""
-    borders = sorted({0, SIZE, *cuts})
-    parts = list(itertools.pairwise(borders))
-    random.Random(seed).shuffle(parts)
-    sums = BlockSums(SIZE)
-    for start, end in parts + parts[:5]:
-        sums.take(ByteRange(start, end), memoryview(DATA)[start:end])
-    small = [(start, end) for start, end in parts if end - start < 2 * _SUMMED_BYTES]
-    seen = bytearray(SIZE)  # zeros in the place of all that was told and is not small
-    for start, end in small:
-        seen[start:end] = DATA[start:end]
-    for at in range(0, SIZE, MIB):  # what a border of blocks leaves of a part may be small, too
-        low, high = max(0, at - _SUMMED_BYTES), min(SIZE, at + _SUMMED_BYTES)
-        seen[low:high] = DATA[low:high]
-    assert sums.finish(memoryview(seen)) == WANTED
-
-
 def test_objects_side_by_side_are_summed_as_they_are_written() -> None:
     """What is written behind an object, before that one is taken, is another's; in whatever pieces it comes."""
     zeros = memoryview(bytearray(SIZE))
@@ -87,6 +73,25 @@ def test_objects_side_by_side_are_summed_as_they_are_written() -> None:
     for start, end in itertools.pairwise(borders):
         sums.take(ByteRange(start, end), zeros[start:end])  # if it looked there it would find zeros
     assert sums.finish(zeros) == WANTED
+
+
+def test_zeros_in_the_place_of_what_was_lost_are_what_is_summed(tmp_path: Path) -> None:
+    """An object across a border of blocks landed in part before it was refused: its old bytes count no more."""
+    size, low, high = 2 * MIB, MIB - 50_000, MIB + 50_000
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(file, 0, size)
+    mapping = FileMapping(file, size)
+    os.close(file)
+    sums = BlockSums(size)
+    mapping.landed = sums.landed
+    with memoryview(mapping) as whole:
+        with whole[low:high] as piece:
+            piece[:70_000] = DATA[:70_000]
+            sums.landed(low, memoryview(DATA)[:70_000], begins=True)
+            blank(piece)
+            sums.take(ByteRange(low, high), piece)
+        assert sums.finish(whole) == struct.pack("<2I", *[crc32c(bytes(MIB))] * 2)
+    mapping.close()
 
 
 def test_unreported_bytes_are_summed_at_the_end() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from feedd.decode import split
 from feedd.decode.codecs.registry import make
 from feedd.decode.execute import Executor
+from feedd.decode.field import Field
 from feedd.decode.messages import Decoded, DecodeRequest, request_decoder
 from feedd.decode.recipe import parse_field, spec_of
 from feedd.decode.work import DecodeTask, FieldWork
@@ -37,6 +38,24 @@ _TEXTS = [*_WRITTEN.split(b" "), b"", b" 5\n", b"\t12 ", b"5 6", b"1" * 40, b"1"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where files lie."""
     return tmp_path_factory.mktemp("numbers")
+
+
+def _page(task: DecodeTask, rows: int) -> bytes:
+    """Return an arena of a page behind a request whose rows are all good."""
+    request = request_decoder.decode(split.decode_packet(task, range(rows), 1))
+    assert isinstance(request, DecodeRequest)
+    fd = os.memfd_create("arena")
+    try:
+        os.ftruncate(fd, _PAGE)
+        executor = Executor()
+        executor.attach(1, fd, _PAGE)
+        answer, _ = executor.run(request)
+        assert isinstance(answer, Decoded)
+        assert not answer.bad
+        executor.detach(1)
+        return os.pread(fd, _PAGE, 0)
+    finally:
+        os.close(fd)
 
 
 def _decoded(folder: Path, texts: Sequence[bytes], recipe: str) -> tuple[NDArray[np.generic], list[tuple[int, str]]]:
@@ -85,6 +104,37 @@ def test_many_at_once_are_what_each_is_alone(folder: Path, recipe: str, texts: l
         else:
             assert values[row].tobytes() == alone.tobytes(), text
     assert bad == reasons
+
+
+def test_good_rows_need_no_way_of_their_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bulk takes is not decoded row by row as well; what it leaves is."""
+    rows: list[int] = []
+    alone = Field.decode
+
+    def counted(self: Field, row: int, *others: Any) -> None:
+        rows.append(row)
+        alone(self, row, *others)
+
+    monkeypatch.setattr(Field, "decode", counted)
+    values, bad = _decoded(folder, [b"7", b"x", b" 8\n", b"0" * 40 + b"9", b"10"], "int")
+    assert rows == [1, 3]
+    assert values.tolist() == [7, 0, 8, 9, 10]
+    assert [row for row, _ in bad] == [1]
+
+
+@pytest.mark.parametrize("at", [[0, 32, 64], [64, 32, 0], [0, 40, 80], [0, 32, 96]])
+def test_rows_of_a_field_lie_where_they_should_whatever_is_between(folder: Path, at: list[int]) -> None:
+    """Rows that follow one another are one array; others are found one by one."""
+    file = folder / "classes"
+    file.write_bytes(b"201")
+    recipe = parse_field("n", '{"decode": "int", "transforms": [{"op": "one_hot", "classes": 4}]}')
+    shard = ShardFile(ObjectRef("s3://bucket", "classes", 3, "etag"), str(file), 0)
+    work = FieldWork(recipe, np.zeros(3, np.int32), np.arange(3), np.ones(3, np.int64), np.array(at))
+    page = _page(DecodeTask((shard,), 1, 0, (work,), np.zeros(3, np.uint64)), 3)
+    dtype = np.dtype(spec_of(recipe).dtype)
+    found = [np.frombuffer(page, dtype, 4, place).tolist() for place in at]
+    assert found == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert np.count_nonzero(np.frombuffer(page, np.uint8)) == 3 * np.count_nonzero(np.ones(1, dtype).view(np.uint8))
 
 
 def test_a_row_beyond_its_shard_is_bad_and_the_others_are_not(folder: Path) -> None:

@@ -220,7 +220,7 @@ class Files:
         if place is None or self._movers is None or done == target.nbytes:
             return MemoryBody(target, progress)
         if place.landed is not None and done:
-            place.landed(place.at, target[:done])
+            place.landed(place.at, target[:done], begins=True)
         moved = MovedBody(self._movers, transport, loop, ended)
         try:
             moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection whose body bytes are received straight into the caller's memory."""
+"""One HTTP/1.1 connection; where the bytes of bodies are received, and how they get to the target, is ``body``'s."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StaleConnection(ConnectionError):
 class Connection(asyncio.BufferedProtocol):
     """Sends one request at a time. Whoever gets an error from ``exchange`` leaves a dropped connection behind.
 
-    The target is let go of in the same step in which ``exchange`` is answered or left: the kernel is only ever
-    offered memory of an exchange that somebody waits for.
+    The target is let go of in the same step in which ``exchange`` is answered or left: nothing is written there that
+    nobody waits for, and the kernel is offered it no longer.
 
     Args:
         read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.

@@ -181,7 +181,7 @@ class SplicedMove(Move):
             count = os.preadv(self._file_fd, [buffer[: size_bytes - done]], self._at + done)
             if not count:
                 raise OSError(errno.EIO, "file ends before what was written")
-            self._landed(self._at + done, buffer[:count])
+            self._landed(self._at + done, buffer[:count], begins=not (self._progress.filled_bytes or done))
             done += count
 
     def _from_socket(self, gear: Gear) -> int:
@@ -264,7 +264,7 @@ class DecryptedMove(Move):
             self.file_error = error
             return
         if self._landed is not None:
-            self._landed(self._at, data)
+            self._landed(self._at, data, begins=not self._progress.filled_bytes)
         self._arrived(data.nbytes)
 
 
