@@ -127,7 +127,7 @@ def _write_labels(
     if plain.stored != NUMBER_STORED or plain.count != 1 or not told.any():
         return np.zeros(len(start), np.bool_)
     numbers = numbers_of(start[told]).astype(plain.out)
-    _windows(arena, plain.out_bytes)[out_at[told]] = numbers.view(f"V{plain.out_bytes}")
+    windows(arena, plain.out_bytes)[out_at[told]] = numbers.view(f"V{plain.out_bytes}")
     return told
 
 
@@ -156,7 +156,7 @@ def _copy(
             fitting = numbers <= np.iinfo(np.int64).max
         with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 it is infinity, as IEEE rounds
             rows = numbers.astype(plain.out).view(f"V{plain.out_bytes}")
-    _windows(arena, plain.out_bytes)[out_at] = rows
+    windows(arena, plain.out_bytes)[out_at] = rows
     return fitting
 
 
@@ -167,7 +167,7 @@ def _wide_bytes(row: memoryview, stored: str) -> memoryview:
 def _copy_touched(
     width: int, source: _Source, start: NDArray[np.int64], arena: mmap.mmap, out_at: NDArray[np.int64]
 ) -> None:
-    single, rows, into = source.bytes(), source.windows(width), _windows(arena, width)
+    single, rows, into = source.bytes(), source.windows(width), windows(arena, width)
     ends = np.array([[0, width - 1]])
     step = _PIECE_BYTES // width
     edges = [0, *(np.flatnonzero(np.diff(out_at) != width) + 1).tolist(), len(start)]
@@ -183,6 +183,6 @@ def _copy_touched(
                 into[out_at[piece]] = rows[its]
 
 
-def _windows(data: mmap.mmap, width: int) -> NDArray[Any]:
+def windows(data: mmap.mmap, width: int) -> NDArray[Any]:
     """Return all windows of so many bytes, one at each byte, without copying any."""
     return np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))

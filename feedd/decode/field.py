@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from feedd.decode.bulk import windows
 from feedd.decode.codecs.number import FloatCodec, IntCodec
 from feedd.decode.labels import NUMBER_BYTES, are_numbers, number_of
 from feedd.decode.padding import Padding, parse_pad
@@ -36,20 +37,19 @@ class Field:
 
     def __init__(self, message: FieldMessage, codec: SampleCodec) -> None:
         spec = codec.spec(message.name)
-        start, out_at = np.frombuffer(message.start, np.int64), np.frombuffer(message.out_at, np.int64)
+        start = np.frombuffer(message.start, np.int64)
         self._codec = codec
         self._dtype: np.dtype[Any] = np.dtype(spec.dtype)
         self._dense = spec.shape if spec.kind is FieldKind.DENSE else None
         self._file_no: list[int] = np.frombuffer(message.file_no, np.int32).tolist()
         self._start: list[int] = start.tolist()
         self._size: list[int] = np.frombuffer(message.size, np.int64).tolist()
-        self._out_at: list[int] = out_at.tolist()
+        self._out_at: list[int] = np.frombuffer(message.out_at, np.int64).tolist()
         self._told = bool(are_numbers(start).any())
         shape = np.frombuffer(message.shape, np.int64).reshape(-1, max(1, spec.ndim))
         self._shape: list[list[int]] = shape.tolist()
         pad = parse_pad(message.pad)
         self._padding = None if pad is None or not message.dims else Padding(pad, message.dims, self._dtype)
-        self._steps = np.diff(out_at)
         self._targets: NDArray[Any] | None = None
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Field:
             return
         row_bytes = math.prod(shape) * self._dtype.itemsize
         at = slot_at + self._out_at[0]
-        if (self._steps == row_bytes).all() and 0 <= at <= len(out) - row_bytes * len(self):
+        if (np.diff(self._out_at) == row_bytes).all() and 0 <= at <= len(out) - row_bytes * len(self):
             self._targets = np.ndarray((len(self), *shape), self._dtype, out, at)
 
     def numbers(self, shards: Shards, out: mmap.mmap, slot_at: int) -> NDArray[np.bool_] | None:
@@ -107,10 +107,9 @@ class Field:
                 with suppress(BadSample):
                     values.append(codec.value(shards[self._file_no[row]].text(self._start[row], size)))
                     done[row] = True
-        windows = np.ndarray((len(out) - item_bytes + 1,), f"V{item_bytes}", out, 0, (1,))
         with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
             numbers = np.array(values, "int64" if isinstance(codec, IntCodec) else "float64").astype(self._dtype)
-        windows[out_at[done]] = numbers.view(windows.dtype)
+        windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
         return done
 
     def decode(self, row: int, shards: Shards, out: mmap.mmap, slot_at: int, seed: int) -> None:

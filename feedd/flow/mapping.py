@@ -90,6 +90,17 @@ def file_of(target: memoryview) -> FilePlace | None:
     return FilePlace(mapping.fd, _address(target) - mapping.address, mapping.landed)
 
 
+def write_at(fd: int, data: memoryview, at: int) -> None:
+    """Write all of ``data``, bytes, at an offset of a file.
+
+    Raises:
+        OSError: the file cannot be written; some of it may be.
+    """
+    done = 0
+    while done < data.nbytes:
+        done += os.pwrite(fd, data[done:], at + done)
+
+
 def blank(target: memoryview) -> None:
     """Write zeros; whoever wants to know what is written to the file is told."""
     target[:] = bytes(len(target))

@@ -108,15 +108,15 @@ class Pipeline:
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
-            return await self._open(request, view, mark, listing)
+            return await self._open(request, view, mark)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise
 
-    async def _open(self, request: Request, listing: Listing, mark: bytes, base: Listing) -> Session:
+    async def _open(self, request: Request, listing: Listing, mark: bytes) -> Session:
         plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
         async with AsyncExitStack() as undo:
-            one = _Opening(next(self._numbers), request, listing, mark, base, plan, plan.reader(), undo)
+            one = _Opening(next(self._numbers), request, listing, mark, plan, plan.reader(), undo)
             outlook = Outlook(f"session-{one.number}", listing, one.reader, self.stages.cache, self._crowd)
             undo.callback(outlook.close)
             outlook.enter(Cursor(request.spec.epoch))
@@ -157,7 +157,8 @@ class Pipeline:
 
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
         """Label the samples, then resolve the recipes, which may name labels."""
-        classes = await self._labelling.label(one.base, one.request)
+        labelled = one.listing.base or one.listing  # views have its labels
+        classes = await self._labelling.label(labelled, one.request)
         return *await resolve(self.stages, self.shelf, one.listing, one.reader, one.request), classes
 
     async def _tickets(self, one: _Opening, memory: _Memory) -> Tickets | None:
@@ -235,7 +236,6 @@ class _Opening:
         request: what was asked for.
         listing: as it reads it.
         mark: the fingerprint.
-        base: the listing that ``listing`` is a view of, and has the labels of, or that itself.
         plan: what its rank reads.
         reader: stands in the session's epoch.
         undo: what is to be undone where it does not open.
@@ -245,7 +245,6 @@ class _Opening:
     request: Request
     listing: Listing
     mark: bytes
-    base: Listing
     plan: Planned
     reader: AnyReader
     undo: AsyncExitStack

@@ -69,8 +69,7 @@ class LostObjects:
         found = indexes
         # what is waited for has come
         packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.arriving}
-        for number, lost in zip(packs, await self._of(list(packs.values())), strict=True):
-            file = packs[number]
+        for (number, file), lost in zip(packs.items(), await self._of(list(packs.values())), strict=True):
             if lost:
                 if len(self._lacking) < _KNOWN_MAX:
                     self._lacking[file.ref] = None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
-from feedd.flow.mapping import FileMapping, file_of, file_pieces
+from feedd.flow.mapping import FileMapping, file_of, file_pieces, write_at
 from feedd.flow.tasks import to_its_end
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _copy(fd: int, target: memoryview, place: FilePlace | None, stop: threading.
         if place is None:
             target[at : at + piece.nbytes] = piece
         else:
-            _write(place.fd, piece, place.at + at)
+            write_at(place.fd, piece, place.at + at)
             if place.landed is not None:
                 place.landed(place.at + at, piece)
 
@@ -109,7 +109,7 @@ def _copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int, stop: thre
     try:
         for span in spans:
             for at, piece in _pieces(source, file.data_at + span.start, span.size_bytes, stop):
-                _write(fd, piece, span.start + at)
+                write_at(fd, piece, span.start + at)
     finally:
         os.close(source)
 
@@ -123,9 +123,3 @@ def _tell(place: FilePlace, size_bytes: int, stop: threading.Event) -> None:
 def _pieces(fd: int, start: int, size_bytes: int, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:
     """Yield a range of a file as ``file_pieces`` does, until it is enough."""
     return takewhile(lambda _: not stop.is_set(), file_pieces(fd, start, size_bytes))
-
-
-def _write(fd: int, piece: memoryview, at: int) -> None:
-    done = 0
-    while done < piece.nbytes:
-        done += os.pwrite(fd, piece[done:], at + done)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from feedd.errors import CacheUnavailable
-from feedd.flow.mapping import file_of
+from feedd.flow.mapping import file_of, write_at
 from feedd.source.s3.direct.move import DecryptedMove, SplicedMove
 from feedd.source.s3.direct.tunnel import Tunnel
 
@@ -99,10 +98,8 @@ class WrittenBody:
         """
         fd, at, landed = self._place
         at += self._progress.filled_bytes
-        done = 0
         try:
-            while done < len(data):
-                done += os.pwrite(fd, data[done:], at + done)
+            write_at(fd, data, at)
         except OSError as error:
             raise _unwritten(error) from error
         if landed is not None:

@@ -246,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answered(error)
 
     def _answered(self, outcome: Answer | Exception) -> None:
-        if self._owed and self._waiter is not None:
+        if self._waiter is not None and not self._waiter.done():
             # not set_exception: the loop holds the future a while longer, and it would lead to frames with the target
             self._outcome = outcome
             self._waiter.set_result(None)

@@ -19,6 +19,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
+from feedd.flow.mapping import write_at
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -256,10 +258,8 @@ class DecryptedMove(Move):
                 self._write(gear.buffer[:filled])
 
     def _write(self, data: memoryview) -> None:
-        done = 0
         try:
-            while done < data.nbytes:
-                done += os.pwrite(self._file_fd, data[done:], self._at + done)
+            write_at(self._file_fd, data, self._at)
         except OSError as error:
             self.file_error = error
             return
