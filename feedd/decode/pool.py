@@ -188,7 +188,7 @@ class DecodePool:
         call = DecodeCall(task, self._poison)
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
         if rows == self._options.chunk_rows:  # not worth it for plain copies
-            rows = self._dispatch.spread(call.rows, self._portions.of(task.arena_id))
+            rows = self._dispatch.spread(call.rows, self._portions.of(task.arena_id, call.rows))
         await self._dispatch.do(call, rows)
         result = call.result
         if call.rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from feedd.decode.work import DecodeTask, FieldWork
     from feedd.values import ShardFile
+
+_FEW_FILES: Final = 8  # go along as they are: which of them some rows need costs as much as the rest of a request
 
 
 def file_message(file: ShardFile) -> FileMessage:
@@ -46,8 +48,10 @@ def measure_packet(
 
 def _files(
     files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
-) -> tuple[tuple[FileMessage, ...], NDArray[np.int32]]:
-    """Return the files that ``rows`` need, and their new numbers by old number."""
+) -> tuple[tuple[FileMessage, ...], NDArray[np.int32] | None]:
+    """Return the files that ``rows`` need, and their new numbers by old number; None: all of them, as they are."""
+    if len(files) <= _FEW_FILES:
+        return tuple(map(file_message, files)), None
     needed = np.zeros(len(files), np.bool_)
     for work in fields:
         needed[work.file_no[rows.start : rows.stop]] = True
@@ -57,14 +61,15 @@ def _files(
     return tuple(file_message(files[old]) for old in used.tolist()), renumber
 
 
-def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32]) -> FieldMessage:
+def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32] | None) -> FieldMessage:
     part = slice(rows.start, rows.stop)
+    file_no = work.file_no[part] if renumber is None else renumber[work.file_no[part]]
     return FieldMessage(
         name=work.recipe.name,
         codec=work.recipe.codec,
         params=work.recipe.params,
         stored=work.recipe.stored,
-        file_no=renumber[work.file_no[part]].astype("<i4", copy=False).tobytes(),
+        file_no=file_no.astype("<i4", copy=False).tobytes(),
         start=work.start[part].astype("<i8", copy=False).tobytes(),
         size=work.size[part].astype("<i8", copy=False).tobytes(),
         out_at=work.out_at[part].astype("<i8", copy=False).tobytes(),
