@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.cache.blocks import BlockSums
-from feedd.errors import CacheUnavailable
+from feedd.errors import BadResponse, CacheUnavailable
 from feedd.flow.mapping import FileMapping
 from feedd.source.options import SourceOptions
 from feedd.source.s3.direct.body import Files
@@ -28,10 +28,20 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 BODY = bytes(range(251)) * 400
 AT = 5_000  # of the body in the file
 HEAD = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+WAIT = b"HTTP/1.1 100 Continue\r\n\r\n"
 CUTS: dict[str, Sent] = {
     "in one piece": HEAD + BODY,
     "head and body apart": [HEAD, BODY],
     "in several pieces": [HEAD + BODY[:7], BODY[7:20_000], BODY[20_000:20_001], BODY[20_001:]],
+    "the head cut": [HEAD[:20], HEAD[20:30], HEAD[30:] + BODY],
+    "a word before": WAIT + HEAD + BODY,
+    "a word before, the head cut": [WAIT[:9], WAIT[9:] + HEAD[:20], HEAD[20:] + BODY[:50_000], BODY[50_000:]],
+}
+TOO_MUCH: dict[str, tuple[Sent, str]] = {
+    "behind the body": (HEAD + BODY + b"x", f"expected {len(BODY)} bytes, got {len(BODY) + 1}"),
+    "of a head": (b"HTTP/1.1 206 OK\r\nX: " + bytes(40_000), "expected a head of at most 16384 bytes"),
+    "of a head, cut": ([b"HTTP/1.1 206 OK\r\nX: ", bytes(40_000)], "expected a head of at most 16384 bytes"),
+    "of a head behind a word": (WAIT + b"HTTP/1.1 206 OK\r\nX: " + bytes(40_000), "expected a head of at most 16384"),
 }
 
 
@@ -59,11 +69,8 @@ async def test_every_byte_is_where_it_belongs_and_summed_once(mapping: FileMappi
     """However an answer is cut; nothing beside it is touched, and no byte is read again for its checksum."""
     sums = BlockSums(mapping.size(), 0)
     mapping.landed = sums.landed
-    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=5.0, parts_in_flight=4, hedge_share=0.0)
     async with RawServer(sent, sent) as server:
-        pool = ConnectionPool(
-            Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options, files
-        )
+        pool = _pool(server, files)
         for _ in range(2):  # the second time over the first
             progress = ReadProgress()
             with memoryview(mapping) as whole, whole[AT : AT + len(BODY)] as target:
@@ -76,6 +83,43 @@ async def test_every_byte_is_where_it_belongs_and_summed_once(mapping: FileMappi
     sums.take(ByteRange(AT, AT + len(BODY)), memoryview(bytes(len(BODY))))  # as if it were zeros by now
     found = sums.finish(memoryview(bytes(AT + len(BODY) + 100)))
     assert found == BlockSums(len(wanted)).finish(memoryview(wanted))
+
+
+def _pool(server: RawServer, files: Files) -> ConnectionPool:
+    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=5.0, parts_in_flight=4, hedge_share=0.0)
+    return ConnectionPool(Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options, files)
+
+
+@pytest.mark.parametrize(("sent", "got"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
+async def test_too_much_is_refused(mapping: FileMapping, files: Files, sent: Sent, got: str) -> None:
+    """However it comes; nothing behind the body's place is touched."""
+    async with RawServer(sent) as server:
+        pool = _pool(server, files)
+        with (
+            memoryview(mapping) as whole,
+            whole[AT : AT + len(BODY)] as target,
+            pytest.raises(BadResponse, match=got),
+        ):
+            await pool.request(REQUEST, target, lambda _: None)
+        await pool.aclose()
+    assert bytes(mapping)[AT + len(BODY) :] == bytes(100)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 80, 30_000])
+async def test_what_an_error_says_is_not_written(mapping: FileMapping, files: Files, cut: int) -> None:
+    """The same connection then brings what was wanted."""
+    said = b"no such thing" * 5_000
+    error = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(said)}\r\n\r\n".encode() + said
+    async with RawServer([error[:cut], error[cut:]] if cut else error, HEAD + BODY) as server:
+        pool = _pool(server, files)
+        with memoryview(mapping) as whole, whole[AT : AT + len(BODY)] as target:
+            answer = await pool.request(REQUEST, target, lambda _: None)
+            assert (answer.status, bytes(answer.body)) == (404, said)
+            assert not any(whole)
+            await pool.request(REQUEST, target, lambda _: None)
+            assert target == BODY
+        await pool.aclose()
+        assert server.connection_count == 1
 
 
 async def test_a_file_that_cannot_be_written_is_the_caches_trouble(

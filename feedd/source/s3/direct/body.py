@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from feedd.errors import CacheUnavailable
 from feedd.flow.mapping import file_of, write_at
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from feedd.source.s3.direct.mover import Mover, Movers
     from feedd.values import ReadProgress
 
-_WORTH_IT_BYTES = 256 << 10  # below that a turn through another thread costs more than it saves
+HEAD_BYTES_MAX: Final = 16 * 1024  # S3's heads are below 1 KiB
+_WORTH_IT_BYTES: Final = 256 << 10  # below that a turn through another thread costs more than it saves
+_NOTHING: Final = memoryview(b"")
 
 
 class Body(Protocol):
@@ -187,7 +189,16 @@ class Files:
 
     def __init__(self, movers: Movers | None) -> None:
         self._movers = movers
-        self._memory = memoryview(bytearray(0 if movers is None else _WORTH_IT_BYTES))
+        self._memory = memoryview(bytearray(0 if movers is None else _WORTH_IT_BYTES + HEAD_BYTES_MAX))
+
+    def at_once(self, target: memoryview) -> memoryview | None:
+        """Return where a small body that goes to a file is received together with its head, as both mostly are here.
+
+        Anybody's again as soon as what was received is looked at. Against the head by itself: one ``recv`` and one
+        ``pwrite`` instead of three and two. None: the body goes another way.
+        """
+        small = self._movers is not None and 0 < target.nbytes < _WORTH_IT_BYTES
+        return self._memory if small and file_of(target) is not None else None
 
     def body(
         self,
@@ -196,7 +207,7 @@ class Files:
         target: memoryview,
         progress: ReadProgress,
         ended: Callable[[Exception | None], object],
-        first: bytes = b"",
+        first: memoryview = _NOTHING,
     ) -> Body:
         """Begin with a body, of which ``first`` has come already.
 
@@ -208,7 +219,7 @@ class Files:
         if place is not None and target.nbytes < _WORTH_IT_BYTES:
             written = WrittenBody(place, target.nbytes, progress, self._memory)
             if first:
-                written.write(memoryview(first))
+                written.write(first)
             return written
         done = len(first)
         target[:done] = first

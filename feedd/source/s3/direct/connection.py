@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from feedd.errors import BadResponse, FeeddError
 from feedd.source.s3.direct.alarm import Alarm
 from feedd.source.s3.direct.answer import Answer
-from feedd.source.s3.direct.body import Files
+from feedd.source.s3.direct.body import HEAD_BYTES_MAX, Files
 from feedd.source.s3.direct.silence import Silence
 from feedd.values import ReadProgress
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from feedd.source.s3.direct.body import Body
 
-_HEAD_BYTES_MAX = 16 * 1024  # S3's heads are below 1 KiB; what lies behind a head in this buffer is copied once
 _NOTHING = memoryview(bytearray())
 _NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written: there is no body without somebody who waits for it
@@ -57,7 +56,8 @@ class Connection(asyncio.BufferedProtocol):
         self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
-        self._scratch = memoryview(bytearray(_HEAD_BYTES_MAX))
+        self._scratch = memoryview(bytearray(HEAD_BYTES_MAX))  # what lies behind a head in it is copied once
+        self._shared: memoryview | None = None  # instead, for an answer of which nothing has come
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = Alarm(self.drop)
@@ -97,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
         self._target, self._judge, self._progress = target, judge, progress
+        self._shared = self._files.at_once(target)
         self._silence.begin()
         try:
             self._transport.write(request)
@@ -138,7 +139,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
         """Transport: where the next bytes go."""
-        return self._scratch[self._filled :] if self._body is None else self._body.buffer()
+        if self._body is not None:
+            return self._body.buffer()
+        return self._scratch[self._filled :] if self._filled or self._shared is None else self._shared
 
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: that many bytes went there."""
@@ -148,8 +151,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             if self._body is None:
-                self._filled += nbytes
-                self._read_scratch()
+                if self._filled or self._shared is None:
+                    self._filled += nbytes
+                    self._read(self._scratch[: self._filled])
+                else:
+                    self._read(self._shared[:nbytes])
             else:
                 self._body.received(nbytes)
                 if self._progress.filled_bytes == self._target.nbytes:
@@ -177,31 +183,32 @@ class Connection(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------ the answer
 
-    def _read_scratch(self) -> None:
+    def _read(self, data: memoryview) -> None:
+        """Take in what has come and is not of a body's: all that counts of it is kept, or has been written."""
         if self._answer is not None:  # an error's body
-            data, self._filled = bytes(self._scratch[: self._filled]), 0
-            self._read_error_body(self._answer, data)
+            self._filled = 0
+            self._read_error_body(self._answer, bytes(data))
             return
-        data = bytes(self._scratch[: self._filled])
-        while (end := data.find(b"\r\n\r\n") + 4) >= 4:
+        while (end := (head := bytes(data[:HEAD_BYTES_MAX])).find(b"\r\n\r\n") + 4) >= 4:
             answer = Answer()
-            answer.feed(data[:end])
+            answer.feed(head[:end])
             data = data[end:]
             if not 100 <= answer.status < 200:
                 self._filled = 0
                 self._read_behind_head(answer, data)
                 return
-            self._scratch[: len(data)] = data  # "please wait": the answer is yet to come
-            self._filled = len(data)
-        if self._filled == len(self._scratch):
-            message = f"expected a head of at most {_HEAD_BYTES_MAX} bytes, got a longer one"
+        # the answer is yet to come, maybe behind a "please wait"
+        if data.nbytes >= HEAD_BYTES_MAX:
+            message = f"expected a head of at most {HEAD_BYTES_MAX} bytes, got a longer one"
             raise BadResponse(message, stage="source")
+        self._scratch[: data.nbytes] = data
+        self._filled = data.nbytes
 
-    def _read_behind_head(self, answer: Answer, data: bytes) -> None:
+    def _read_behind_head(self, answer: Answer, data: memoryview) -> None:
         self._answer = answer
         answer.address = self.address
         if answer.status >= 300:
-            self._read_error_body(answer, data)
+            self._read_error_body(answer, bytes(data))
             return
         answer.drop_parser()
         assert self._judge is not None
@@ -270,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
             self._body = None
         self._target = _NOTHING
         self._progress = _NOBODYS
-        self._judge = self._answer = None
+        self._judge = self._answer = self._shared = None
         self._filled = 0
 
     @property
