@@ -210,7 +210,10 @@ class Session:
     async def _plan_together(
         self, jobs: Sequence[tuple[Cursor, SlotRef]]
     ) -> tuple[list[tuple[Drawn, SlotRef]], list[EpochEnd]]:
-        """Plan batches as long as they read the same windows; what follows is asked for again."""
+        """Plan batches as long as they read the same windows, then ends; what follows is asked for again.
+
+        Steps need not ascend, where lanes gave some back: a batch behind an end is no longer in its place.
+        """
         planned: list[tuple[Drawn, SlotRef]] = []
         ends: list[EpochEnd] = []
         ahead = self._parts.ahead
@@ -221,7 +224,7 @@ class Session:
             drawn = await self._planned(at)
             if isinstance(drawn, EpochEnd):
                 ends.append(drawn)
-            elif planned and drawn.last_window != planned[0][0].last_window:  # its shards may not be here yet
+            elif ends or (planned and drawn.last_window != planned[0][0].last_window):  # its shards may not be here yet
                 if self._furthest == at:
                     self._furthest = before
                 break

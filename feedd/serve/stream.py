@@ -168,8 +168,8 @@ class StreamCall:
             outcomes: Sequence[Outcome] = [None] * len(jobs)
             try:
                 outcomes = await self._produce(jobs)
-                while len(outcomes) < len(jobs):
-                    self._jobs.appendleft(jobs.pop())
+                self._put_back(jobs[len(outcomes) :])
+                del jobs[len(outcomes) :]
             finally:
                 self.apply(
                     [
@@ -179,6 +179,11 @@ class StreamCall:
                     ]
                 )
             await asyncio.sleep(0)  # what is made goes out before the next is planned, which takes milliseconds
+
+    def _put_back(self, jobs: Sequence[Produce]) -> None:
+        """Have jobs taken again, before those of later steps: another lane may have put back such."""
+        if jobs:
+            self._jobs = deque(sorted((*jobs, *self._jobs), key=lambda job: job.at.step))
 
     async def _produce(self, jobs: Sequence[Produce]) -> Sequence[Outcome]:
         if len(jobs) > 1:

@@ -83,6 +83,22 @@ async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
             assert values(one[0], one[1]) == values(one[0], other.data)
 
 
+@pytest.mark.parametrize("behind", [1, 2])
+async def test_a_step_asked_for_behind_an_end_is_left(tmp_path: Path, behind: int) -> None:
+    """What is returned is, one by one, of the first jobs: a batch must not take the place of the end before it."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        session = await rig.open(fields=FIELDS, prefetch_batches=16)
+        steps = len(await batches(await rig.open(fields=FIELDS, prefetch_batches=16)))
+        wanted = [steps - behind, steps, steps + 1, steps - 3 + behind, steps - 4]
+        found = await together(session, wanted)
+        assert found[1:] == [EpochEnd(0, steps)] * 2
+        assert isinstance(found[0], tuple)
+        assert found[0][0].cursor.step == steps - behind
+        found = await together(session, wanted[1:])
+        assert found == [EpochEnd(0, steps)] * 2
+
+
 async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
     """Behind an epoch's end the first of the next are made at once, decoded once, and handed over together."""
     async with feeding(tmp_path) as rig:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadShard
 from tests.fakes.backend import FakeScript
+from tests.fakes.fetchers import until
 from tests.unit.serve.raw_client import serving
 
 if TYPE_CHECKING:
@@ -48,3 +50,19 @@ async def test_what_is_not_made_is_asked_for_again(short_dir: Path) -> None:
             *range(9, max(a.step for a in session.produced) + 1),
         ]
         assert len([at for at in session.produced if at.step < 9]) == 9
+
+
+async def test_what_several_ask_for_again_is_asked_for_in_order(short_dir: Path) -> None:
+    """Whoever gave back first: earlier steps go first, or what is made of them may wait behind the epoch's end."""
+    gate = asyncio.Event()
+    script = FakeScript(at_once=4, steps=12, alone={2, 6}, gates={1: gate, 5: gate})
+    async with serving(short_dir, script) as rig:
+        opened = await rig.open(prefetch_batches=8)
+        stream = await rig.stream(opened.session_id, credits=8, inline_only=True)
+        session = rig.backend.sessions[0]
+        await until(lambda: session.producing_count == 2)
+        gate.set()
+        await stream.until(8)
+        assert [b.cursor.step for b in stream.batches] == list(range(8))
+        assert [at.step for at in session.produced if at.step in {2, 3, 6, 7}] == [2, 3, 6, 7]
+        stream.call.cancel()
