@@ -15,6 +15,7 @@ import numpy as np
 
 from feedd.decode.narrow import item_bytes
 from feedd.decode.params import FloatParams, ImageParams, IntParams, TensorParams, TokensParams, params_of
+from feedd.decode.portions import equal_part
 from feedd.decode.ready import PIXELS, prefix_of
 from feedd.decode.stored import parse_stored
 
@@ -103,5 +104,4 @@ def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
         row_bytes += plain.out_bytes
         columns_bytes += _FIELD_ROW_BYTES
     most = min(_REQUEST_BYTES // max(row_bytes, 1), _REQUEST_ROWS, _COLUMNS_BYTES // columns_bytes)
-    parts = max(-(-total // max(most, rows)), 1)
-    return max(-(-total // parts), rows)
+    return max(equal_part(total, max(most, rows)), rows)

@@ -31,7 +31,7 @@ class Portions:
         if took_s is not None:
             twice = min(2 * self._rows, CHUNK_ROWS_MAX)
             most = twice if took_s * twice <= _WANTED_S else max(self._rows, int(_WANTED_S / took_s))
-        return -(-rows // max(-(-rows // most), 1))
+        return equal_part(rows, most)
 
     def took(self, arena_id: int, rows: int, busy_s: float) -> None:
         """Note what a batch of one row or more took, summed over workers."""
@@ -40,3 +40,8 @@ class Portions:
     def forget(self, arena_id: int) -> None:
         """Take note that there is no such arena any more; unknown ones are ignored."""
         self._took_s.pop(arena_id, None)
+
+
+def equal_part(rows: int, most: int) -> int:
+    """Return how many of ``rows`` to send at once, ``most`` or fewer, so that as few messages have the same to do."""
+    return -(-rows // max(-(-rows // most), 1))

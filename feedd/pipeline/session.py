@@ -212,7 +212,7 @@ class Session:
     ) -> tuple[list[tuple[Drawn, SlotRef]], list[EpochEnd]]:
         """Plan batches as long as they read the same windows, then ends; what follows is asked for again.
 
-        Steps need not ascend, where lanes gave some back: a batch behind an end is no longer in its place.
+        What is returned is of the first jobs, one by one: a batch that was asked for behind an end stops it.
         """
         planned: list[tuple[Drawn, SlotRef]] = []
         ends: list[EpochEnd] = []

@@ -300,7 +300,7 @@ def test_ctrl_c_in_training(s3: S3Server, daemons: Callable[..., Daemon], how: s
         if not think_s:
             time.sleep(0.3)  # until it waits for the next batch; were it earlier, the test would still hold
         os.killpg(trainer.pid, signal.SIGINT)
-        # Torch waits 5 s for a worker that is left with its queue's lock: an interrupt met it as it got hold of that.
+        # Torch waits 5 s for a worker that does not end: one of some hundred interrupts leaves one.
         _, errors = trainer.communicate(timeout=15 + 2 * 5)
     finally:
         if trainer.poll() is None:

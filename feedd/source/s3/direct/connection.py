@@ -139,9 +139,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
         """Transport: where the next bytes go."""
-        if self._body is not None:
-            return self._body.buffer()
-        return self._scratch[self._filled :] if self._filled or self._shared is None else self._shared
+        return self._memory[self._filled :] if self._body is None else self._body.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: that many bytes went there."""
@@ -151,11 +149,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             if self._body is None:
-                if self._filled or self._shared is None:
-                    self._filled += nbytes
-                    self._read(self._scratch[: self._filled])
-                else:
-                    self._read(self._shared[:nbytes])
+                self._read(self._memory[: self._filled + nbytes])
             else:
                 self._body.received(nbytes)
                 if self._progress.filled_bytes == self._target.nbytes:
@@ -279,6 +273,11 @@ class Connection(asyncio.BufferedProtocol):
         self._progress = _NOBODYS
         self._judge = self._answer = self._shared = None
         self._filled = 0
+
+    @property
+    def _memory(self) -> memoryview:
+        """Where what is not of a body is received: memory of our own, once something has to be kept in it."""
+        return self._scratch if self._filled or self._shared is None else self._shared
 
     @property
     def _owed(self) -> bool:
