@@ -1,8 +1,8 @@
 """How many rows a worker is sent at once. Pure bookkeeping.
 
-Each message costs the daemon 0.4 ms whatever it says (measured: 20 us for each of 32 photographs, 14 for each of 64,
-where a photograph costs a worker 0.7 ms; 37 and 25 on a machine where it costs 1.6). But rows that take long are sent
-few at a time: a worker that is killed, or asked to stop, has that much to lose.
+Each message costs the daemon about half a millisecond whatever it says (measured: 20 us for each of 32 photographs, 14
+for each of 64, where a photograph costs a worker 0.7 ms; 37 and 27 on a machine where it costs 1.6). But rows that take
+long are sent few at a time: a worker that is killed, or asked to stop, has that much to lose.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from feedd.decode.work import CHUNK_ROWS_MAX
 
-_WANTED_S: Final = 0.125  # a decode that is cancelled waits for what runs
+_WANTED_S: Final = 0.125  # a decode that is cancelled waits for what workers were sent: up to four of these
 
 
 class Portions:

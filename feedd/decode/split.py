@@ -50,7 +50,7 @@ def _files(
     files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
 ) -> tuple[tuple[FileMessage, ...], NDArray[np.int32] | None]:
     """Return the files that ``rows`` need, and their new numbers by old number; None: all of them, as they are."""
-    if len(files) <= _FEW_FILES:
+    if len(files) <= _FEW_FILES and len(rows) > 1:  # a row by itself is sent as small as it can be
         return tuple(map(file_message, files)), None
     needed = np.zeros(len(files), np.bool_)
     for work in fields:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from feedd.units import MIB
 
 _WINDOW_COUNT = 256
-_SORT_EVERY = 16  # order statistics move slowly: sorting for each sample would cost more than it tells
+_SORT_EVERY = 64  # order statistics move slowly: sorting for each sample would cost more than it tells
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,11 @@ class _Family(Generic[_Series]):
     """Series of one kind. Prometheus' own ``labels()`` locks and checks names on each call; children are kept here."""
 
     parents: dict[str, _Series]
-    children: dict[tuple[object, ...], _Series] = field(default_factory=dict)
+    children: dict[object, _Series] = field(default_factory=dict)
 
     def child(self, metric: Metric, labels: dict[str, str]) -> _Series:
-        key = (metric.name, *labels.items())  # in the caller's order: two orders are two ways to the same series
+        # in the caller's order: two orders are two ways to the same series
+        key = (metric.name, *labels.items()) if labels else metric.name
         child = self.children.get(key)
         if child is None:
             values = _label_values(metric, labels)

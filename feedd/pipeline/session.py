@@ -126,7 +126,7 @@ class Session:
         if ahead is not None and ahead.holds(jobs[0][1]):
             return await self._hand_over(list(itertools.takewhile(lambda job: ahead.holds(job[1]), jobs)))
         before, slots = self._furthest, [slot for _, slot in jobs]
-        self._making_count += 1
+        self._start(jobs[0][0])  # looks whether this is another stream before it counts as under way
         self._coming.update(slots)
         try:
             planned, ends = await self._plan_together(jobs)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from feedd.errors import BadResponse, FeeddError, Throttled
+from feedd.flow.beside import Beside, Interruptible
 from feedd.flow.hedge import Hedge, LookAgain, Sight
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
 from feedd.source.pages import closing_pages
@@ -102,8 +103,9 @@ class _Race:
         self._rest = ReadProgress()
         self._rest_at = 0
         self._before: Sight | None = None
-        self._scope: asyncio.Timeout | None = None  # of the first request, as long as it runs
-        self._second: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._first = Interruptible()
+        self._second = Beside()
         self._first_won = self._spoiled = False
         self._failures: list[FeeddError | None] = [None, None]
         self.second_won = False
@@ -115,37 +117,40 @@ class _Race:
 
     async def run(self, after_s: float) -> None:
         """Fill the target; look at the first request after ``after_s``."""
+        self._look_in(after_s)
         try:
-            async with asyncio.TaskGroup() as group:
-                await self._run_first(group, after_s)
-                if self._second is not None and (self._first_won or self._spoiled):
-                    self._second.cancel()
+            try:
+                await self._run_first()
+            except BaseException:
+                self._second.cancel()
+                raise
+            finally:
+                self._timer.cancel()
+                if self._second.begun:
+                    await self._end_second()
             self._settle()
         finally:
             self._failures.clear()  # their tracebacks lead here
 
-    async def _run_first(self, group: asyncio.TaskGroup, after_s: float) -> None:
-        self._look_in(after_s, group)
+    async def _run_first(self) -> None:
         try:
-            async with asyncio.timeout(None) as scope:
-                self._scope = scope
+            with self._first:
                 await self._inner.read_into(self._ref, self._span, self._target, self._progress)
-            self._first_won = True
+                self._first_won = True
         except FeeddError as error:
-            self._failures[0] = error  # raised outside of the group, which would wrap it
+            self._failures[0] = error  # raised when there is no second any more
             self._spoiled_by(error, self._progress)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-        finally:
-            self._scope = None
-            self._timer.cancel()
 
-    def _look_in(self, after_s: float, group: asyncio.TaskGroup) -> None:
+    async def _end_second(self) -> None:
+        if self._first_won or self._spoiled:
+            self._second.cancel()
+        await self._second.ended()
+
+    def _look_in(self, after_s: float) -> None:
         self._look_at_s = self._now_s() + after_s
-        self._timer = asyncio.get_running_loop().call_later(after_s, self._look, group)
+        self._timer = self._loop.call_later(after_s, self._look)
 
-    def _look(self, group: asyncio.TaskGroup) -> None:
+    def _look(self) -> None:
         """Called by the timer: see how the first request is doing."""
         now_s = self._now_s()
         first_s = self._progress.first_byte_s
@@ -158,10 +163,10 @@ class _Race:
         verdict = self._hedger.judge(self._span.size_bytes, sight, self._before, now_s)
         self._before = sight
         if isinstance(verdict, LookAgain):
-            self._look_in(verdict.after_s, group)
+            self._look_in(verdict.after_s)
         elif isinstance(verdict, Hedge):
             self._rest_at = sight.filled_bytes
-            self._second = group.create_task(self._run_second())
+            self._second.begin(self._run_second())
 
     async def _run_second(self) -> None:
         rest = ByteRange(self._span.start + self._rest_at, self._span.end)
@@ -172,14 +177,10 @@ class _Race:
         except FeeddError as error:
             self._failures[1] = error
             if self._spoiled_by(error, self._rest):
-                self._stop_first()
+                self._first.interrupt()
             return
         self.second_won = not self._first_won
-        self._stop_first()
-
-    def _stop_first(self) -> None:
-        if self._scope is not None:
-            self._scope.reschedule(asyncio.get_running_loop().time())
+        self._first.interrupt()
 
     def _spoiled_by(self, error: FeeddError, progress: ReadProgress) -> bool:
         """Tell whether bytes came that may be anybody's, possibly over good ones of the other request."""
@@ -206,7 +207,7 @@ class _Race:
             progress.filled_bytes, progress.answered_by = self._span.size_bytes, rest.answered_by
             self._note(self.hedged_bytes, self._asked_again_s, rest, now_s)
         else:
-            if self._second is not None:
+            if self._second.begun:
                 progress.filled_bytes = max(progress.filled_bytes, self._rest_at + rest.filled_bytes)
             self._raise(first=True)
 

@@ -140,15 +140,19 @@ class RangeFetcher:
             # an error that ends the fetch for good says more than one that might have passed
             raise min(failures, key=lambda error: error.retryable)
 
-    def _advance(self) -> None:
-        """Begin as many parts as there are places for."""
+    def _advance(self, freed: ByteRange | None = None) -> None:
+        """Begin as many parts as there are places for; ``freed``: one that ended, whose place is free again."""
         loop = asyncio.get_running_loop()
+        size_bytes, count = (0, 0) if freed is None else (-freed.size_bytes, -1)
         while (taken := self._line.take()) is not None:
             parts, span = taken
-            self._recorder.move(FETCH_BYTES, span.size_bytes)
-            self._recorder.move(FETCH_PARTS, 1)
+            size_bytes, count = size_bytes + span.size_bytes, count + 1
             # the place is not given back by the task itself: one cancelled before its first step never runs
             parts.begin(span).add_done_callback(functools.partial(self._ended, parts, span, loop.time()))
+        if size_bytes:
+            self._recorder.move(FETCH_BYTES, size_bytes)
+        if count:  # mostly one took the place of another
+            self._recorder.move(FETCH_PARTS, count)
 
     def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
         """Hand the place of a part on; of a fetch that failed nothing more begins."""
@@ -158,11 +162,9 @@ class RangeFetcher:
         else:
             self._line.leave(parts)
         self._line.give_back(parts, span)
-        self._recorder.move(FETCH_BYTES, -span.size_bytes)
-        self._recorder.move(FETCH_PARTS, -1)
         if parts.over:
             parts.ended.set()
-        self._advance()
+        self._advance(span)
 
 
 class _Parts(Standing):

@@ -20,6 +20,7 @@ from feedd.decode.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Fai
 from feedd.decode.plain import chunk_rows, plain_numbers
 from feedd.decode.recipe import parse_field, spec_of
 from feedd.decode.work import DecodeTask, FieldWork
+from feedd.values import ObjectRef, ShardFile
 from tests.budget import budget
 from tests.fakes.tars import shard_file
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from feedd.decode.messages import Answer
     from feedd.decode.plain import Plain
-    from feedd.values import FieldRecipe, ShardFile
+    from feedd.values import FieldRecipe
 
 ARENA_BYTES = 1 << 20
 RECIPES = {
@@ -283,6 +284,16 @@ def test_rows_of_kilobytes_are_gathered_in_pieces(tmp_path: Path, executor: Exec
         at = 128 + int(of.fields[0].out_at[row])
         if row not in {2, 3}:
             assert executor._arenas[1][at : at + width] == data[file][start : start + width]
+
+
+def test_a_row_by_itself_brings_its_own_file_only() -> None:
+    """It is sent when nothing larger fits into a message; a few files go along with several rows as they are."""
+    files = tuple(ShardFile(ObjectRef("s3://b", f"k{n}", 64, "e"), f"/f{n}", 0) for n in range(3))
+    of = task(files, parse_field("x", "int"), np.array([[0, 0, 8], [2, 8, 8]]))
+    assert [file.path for file in request(of, range(2)).files] == ["/f0", "/f1", "/f2"]
+    alone = request(of, range(1, 2))
+    assert [file.path for file in alone.files] == ["/f2"]
+    assert np.frombuffer(alone.fields[0].file_no, "<i4").tolist() == [0]
 
 
 def test_rows_of_more_files_than_are_kept(tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadSample
-from feedd.metrics import DECODE_SAMPLES
+from feedd.metrics import DECODE_SAMPLES, PIPELINE_EPOCHS
 from feedd.values import BatchReady, Cursor, EpochEnd
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.fetchers import until
@@ -97,6 +97,21 @@ async def test_a_step_asked_for_behind_an_end_is_left(tmp_path: Path, behind: in
         assert found[0][0].cursor.step == steps - behind
         found = await together(session, wanted[1:])
         assert found == [EpochEnd(0, steps)] * 2
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+async def test_an_epoch_read_again_is_noticed(tmp_path: Path, at_once: int) -> None:
+    """Whoever reads it from the start once more counts as another stream, however many batches are made at a time."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        session = await rig.open(fields=FIELDS, prefetch_batches=16)
+        steps = len(await batches(await rig.open(fields=FIELDS, prefetch_batches=16)))
+        before = rig.recorder.total(PIPELINE_EPOCHS)
+        for times in (1, 2):
+            at = 0
+            while at <= steps:
+                at += len(await together(session, list(range(at, at + at_once))))
+            assert rig.recorder.total(PIPELINE_EPOCHS) - before == times
 
 
 async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:

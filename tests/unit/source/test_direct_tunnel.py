@@ -19,6 +19,7 @@ from feedd.source.options import SourceOptions
 from feedd.source.s3.direct.body import Files
 from feedd.source.s3.direct.mover import Movers
 from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
+from feedd.source.s3.direct.tunnel import Tunnel
 from feedd.values import ReadProgress
 from tests.unit.serve.certs import Authority
 
@@ -259,3 +260,89 @@ async def test_somebody_who_does_not_speak_tls(authority: Authority, mapping: Fi
         async with pool_to(server, authority) as pool:
             with pytest.raises(EndpointConnectionError):
                 await body_of(pool, mapping)
+
+
+class Above:
+    """Takes what was decrypted, and notes how it came."""
+
+    def __init__(self, room_bytes: int) -> None:
+        self.memory = memoryview(bytearray(room_bytes))
+        self.pieces: list[bytes] = []
+        self.lost: list[Exception | None] = []
+
+    def connection_made(self, transport: object) -> None:
+        """Nothing to do."""
+
+    def get_buffer(self, _: int) -> memoryview:
+        """All of it, each time."""
+        return self.memory
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Keep a piece."""
+        self.pieces.append(bytes(self.memory[:nbytes]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note why."""
+        self.lost.append(exc)
+
+
+class Wire:
+    """A plain transport: what is written to it goes to a server's cipher."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.into, self.out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.server = context.wrap_bio(self.into, self.out, server_side=True)
+        self.closed = ""
+
+    def write(self, data: bytes) -> None:
+        """To the server."""
+        self.into.write(data)
+
+    def close(self) -> None:
+        """In peace."""
+        self.closed = self.closed or "closed"
+
+    def abort(self) -> None:
+        """At once."""
+        self.closed = self.closed or "aborted"
+
+    def is_closing(self) -> bool:
+        """Whether either was called."""
+        return bool(self.closed)
+
+    def deliver(self, tunnel: Tunnel) -> None:
+        """Hand all that the server said to the tunnel, in one piece."""
+        data = self.out.read()
+        tunnel.get_buffer(-1)[: len(data)] = data
+        tunnel.buffer_updated(len(data))
+
+
+@pytest.mark.parametrize(("room_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
+@pytest.mark.parametrize("ending", ["goes on", "closed", "aborted"])
+async def test_records_are_handed_up_together(
+    context: ssl.SSLContext, authority: Authority, room_bytes: int, count: int, ending: str
+) -> None:
+    """What came in one piece is handed up in as few as there is room for, and its end behind it."""
+    trusted = ssl.create_default_context(cafile=str(authority.ca_path))
+    above, wire = Above(room_bytes), Wire(context)
+    tunnel = Tunnel(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
+    tunnel.connection_made(wire)  # type: ignore[arg-type]  # likewise
+    while not tunnel.shaken.done() or wire.into.pending:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            wire.server.do_handshake()
+        wire.deliver(tunnel)
+    sent = [os.urandom(size) for size in (16_000, 9_000, 16_000)]
+    for record in sent:
+        wire.server.write(record)
+    if ending == "closed":
+        with contextlib.suppress(ssl.SSLWantReadError):
+            wire.server.unwrap()
+    elif ending == "aborted":
+        wire.out.write(b"no record at all")
+    wire.deliver(tunnel)
+    assert b"".join(above.pieces) == b"".join(sent)
+    assert len(above.pieces) == count
+    assert wire.closed == ("" if ending == "goes on" else ending)
+    tunnel.connection_lost(None)
+    (why,) = above.lost
+    assert isinstance(why, ConnectionResetError) == (ending == "aborted")

@@ -180,7 +180,6 @@ class Connection(asyncio.BufferedProtocol):
     def _read(self, data: memoryview) -> None:
         """Take in what has come and is not of a body's: all that counts of it is kept, or has been written."""
         if self._answer is not None:  # an error's body
-            self._filled = 0
             self._read_error_body(self._answer, bytes(data))
             return
         while (end := (head := bytes(data[:HEAD_BYTES_MAX])).find(b"\r\n\r\n") + 4) >= 4:

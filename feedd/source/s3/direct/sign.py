@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _EVENT = "before-sign.s3.GetObject"
 _KEY = "k"
+_PLAIN = re.compile(r"[A-Za-z0-9_.~/-]+")  # stays as it is when it is encoded: most keys, at a tenth of the cost
 _PORTS = {"http": 80, "https": 443}
 # stores accept signatures for 15 minutes; credentials are renewed when they have at least one minute left
 _SIGNED_FOR_S = 10.0
@@ -134,7 +136,7 @@ class Template:
         self._latest.at_s = -math.inf
 
     def _path_of(self, key: str) -> str:
-        encoded: str = percent_encode(key, safe="/~")
+        encoded: str = key if _PLAIN.fullmatch(key) else percent_encode(key, safe="/~")
         return self.path + encoded
 
     async def _signed_head(self, path: str) -> tuple[str, float]:

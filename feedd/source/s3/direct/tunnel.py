@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from feedd.source.s3.direct.move import Cipher
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from feedd.source.s3.direct.connection import Connection
 
 RECEIVE_BYTES = 64 << 10  # of what is read on the loop: heads, small bodies, and where large ones begin
@@ -36,6 +38,7 @@ class Tunnel(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._paused = False
         self._why: Exception | None = None
+        self._end: Callable[[], object] | None = None  # what to do behind what was decrypted last
         self.shaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
@@ -129,24 +132,35 @@ class Tunnel(asyncio.BufferedProtocol):
 
     def _feed(self) -> None:
         """Hand up what can be decrypted, until somebody else takes over."""
-        while not self._paused and not self._transport.is_closing():
+        more = True
+        while more and not self._paused and not self._transport.is_closing():
             buffer = self._above.get_buffer(-1)
+            count = self._decrypt(buffer)
+            more = 0 < count == buffer.nbytes
+            if count:
+                self._above.buffer_updated(count)
+            if self._end is not None:
+                self._end()
+        if not self._paused:
+            self._flush()
+
+    def _decrypt(self, buffer: memoryview) -> int:
+        """Fill the buffer as far as goes: a record has 16 KiB at most, and each step above is a write to a file."""
+        count = 0
+        while count < buffer.nbytes:
             try:
-                count = int(self._tls.read(buffer.nbytes, buffer))
+                came = int(self._tls.read(buffer.nbytes - count, buffer[count:]))
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError as error:
-                self._why = ConnectionResetError(
-                    str(error)
-                )  # the error itself leads to this frame, and so to the buffer
-                self.abort()
+                self._why = ConnectionResetError(str(error))  # not the error: it leads to this frame, and the buffer
+                self._end = self.abort
                 break
-            if not count:  # the other side says that it is done
-                self._transport.close()
+            if not came:  # the other side says that it is done
+                self._end = self._transport.close
                 break
-            self._above.buffer_updated(count)
-        if not self._paused:
-            self._flush()
+            count += came
+        return count
 
     def _flush(self) -> None:
         """Send what the cipher wants sent: new keys too, which the other side may ask for at any time."""
