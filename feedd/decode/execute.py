@@ -35,6 +35,7 @@ from feedd.decode.messages import (
     MeasureRequest,
     Pinned,
     PinRequest,
+    Prepare,
 )
 from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
@@ -130,6 +131,12 @@ class Executor:
             # A cycle of a codec's making may still hold a row: the mapping then goes when that is collected.
             with suppress(BufferError):
                 arena.close()
+
+    def prepare(self, request: Prepare) -> None:
+        """Make codecs before a row waits for them: OpenCV takes 50 ms to import, and what is not in memory yet more."""
+        for name, codec, params in request.recipes:
+            with suppress(Exception):  # whatever it is, decode meets it again and reports it
+                _codec_for(FieldRecipe(name, (), codec, params))
 
     def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
         """Return the reply and the descriptors that go with it (the caller closes them).

@@ -1,6 +1,7 @@
 """What daemon and decode worker say to each other: msgpack on a SEQPACKET socket pair, one message per packet.
 
-Columns travel as raw little-endian bytes. Requests are answered in order, one reply each; attach and detach have none.
+Columns travel as raw little-endian bytes. Requests are answered in order, one reply each. What is told (``Told``)
+has none.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 6
+PROTOCOL: Final = 7
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -54,6 +55,12 @@ class Detach(msgspec.Struct, frozen=True, array_like=True, tag="detach"):
     """Unmap it."""
 
     arena_id: int
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Samples of such fields will come: load what their codecs need. Name, codec and parameters of each."""
+
+    recipes: tuple[tuple[str, str, str], ...]
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
@@ -184,7 +191,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Asked: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
-Request: TypeAlias = Attach | Detach | Asked
+Told: TypeAlias = Attach | Detach | Prepare
+Request: TypeAlias = Told | Asked
 Answer: TypeAlias = Indexed | Made | NeedRanges | Pinned | Measured | Decoded | Failed
 Reply: TypeAlias = Hello | Answer
 

@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from feedd import metrics
+from feedd.decode.audio_params import AudioParams
 from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall, ProduceCall
 from feedd.decode.crew import Crew
 from feedd.decode.descriptors import copies
 from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.make_call import MakeCall
-from feedd.decode.messages import Attach, Detach, encode
+from feedd.decode.messages import Attach, Detach, Prepare, encode
 from feedd.decode.overseer import Overseer
+from feedd.decode.params import ImageParams, params_of
 from feedd.decode.plain import chunk_rows
 from feedd.decode.poison import Poison
 from feedd.decode.portions import Portions
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
+from feedd.decode.text_params import TokenizeParams
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange, FieldRecipe, ShardFile, ShardIndex
 
 _MEASURE_ROWS: Final = 256
+_LOADED: Final = (AudioParams, ImageParams, TokenizeParams)  # whose libraries are loaded where they are met
 
 
 class DecodePool:
@@ -74,6 +78,12 @@ class DecodePool:
     def worker_pids(self) -> tuple[int, ...]:
         """Processes that take work now, by worker number."""
         return self._dispatch.pids
+
+    def prepare(self, recipes: Iterable[FieldRecipe]) -> None:
+        """Have workers load what such fields need, where that takes long, while nothing is there to decode yet."""
+        slow = [(one.name, one.codec, one.params) for one in recipes if isinstance(params_of(one), _LOADED)]
+        if slow:
+            self._dispatch.tell(Packet(encode(Prepare(tuple(slow)))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
         """Return where each sample of ``file`` lies.

@@ -27,6 +27,7 @@ from feedd.decode.messages import (
     Detach,
     Failed,
     Hello,
+    Prepare,
     Reply,
     encode,
     request_decoder,
@@ -107,6 +108,9 @@ def serve(sock: socket.socket) -> None:
                 continue
             if isinstance(request, Detach):
                 executor.detach(request.arena_id)
+                continue
+            if isinstance(request, Prepare):
+                executor.prepare(request)
                 continue
             reply, answered = executor.run(request, fds)
         finally:

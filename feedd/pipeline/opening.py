@@ -86,15 +86,17 @@ class Pipeline:
             ResourceExhausted: no memory for the arena.
         """
         request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
         for ref in self.stages.lost.taken():  # what was lost to others may be had by now
             await self.stages.cache.discard(ref)
-        request = await with_tables(self.stages.sources, request)
         expected = spec.expect_fingerprint
-        listing = await self.shelf.mixed(
-            request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
-        )
+        with self.shelf.begun(request.sources, request.cuts):
+            request = await with_tables(self.stages.sources, request)
+            listing = await self.shelf.mixed(
+                request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
+            )
         mark = await asyncio.to_thread(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
             raise ObjectChanged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from feedd.pipeline.dataset.cuts import CutFiles
     from feedd.pipeline.dataset.learned import Learned
@@ -100,6 +101,19 @@ class Shelf:
         if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
             return newest
         return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
+
+    @contextlib.contextmanager
+    def begun(self, sources: _Urls, cuts: Cuts = ()) -> Iterator[None]:
+        """List meanwhile what ``mixed`` is about to be asked for, where nothing is held of it."""
+        wanted = sources, cuts
+        if any(name[0] == wanted for name in self._listings):
+            yield
+            return
+        flight = self._listing_flight.join(wanted, lambda: self._list(sources, cuts))
+        try:
+            yield
+        finally:
+            self._listing_flight.leave(flight)
 
     def forget(self, listing: Listing) -> None:
         """Drop a listing that turned out to be stale; sessions that hold it keep it."""

@@ -22,15 +22,15 @@ from botocore.utils import parse_timestamp
 
 from feedd.errors import BadConfig
 from feedd.source.once import Once
+from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.credentials import keep_until_expiry
 from feedd.source.s3.errors import FOREIGN, RENEWABLE, SKEWED, Asked, code_of, date_of, translate
 from feedd.source.s3.skew import ClockOffset
-from feedd.source.s3.transports import ClosingSession
+from feedd.source.s3.transports import ClosingSession, trusting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from feedd.source.options import S3Options, SourceOptions
 
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
@@ -89,12 +89,22 @@ def _loader() -> Loader:
 
 
 def warm() -> None:
-    """Parse the S3 service model, megabytes of JSON, before the first client asks for it. Blocks; thread-safe."""
+    """Do what the first client would wait for: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
     loader = _loader()
     for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", kind)
     loader.load_data("endpoints")
     loader.load_data("partitions")
+    with contextlib.suppress(*FOREIGN, BadConfig):  # whoever needs a client meets it again
+        trusting(trusted_authorities(S3Options()))
+        asyncio.run(_rehearse())
+
+
+async def _rehearse() -> None:
+    """Open a client that asks nobody: what the SDK imports and works out on the way takes 50 ms, once."""
+    async with contextlib.AsyncExitStack() as stack:
+        nobody = S3Options(endpoint_url="http://127.0.0.1", region="us-east-1", anonymous=True)
+        await open_client(stack, nobody, SourceOptions())
 
 
 def _timestamp(text: Any) -> datetime:  # noqa: ANN401 - text or a number, as the protocol has it

@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
+from botocore.httpsession import create_urllib3_context, get_cert_path
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
     from types import TracebackType
 
 _CLOSE_S = 5.0
+
+
+def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocore has it
+    """Return what verifies servers, read once for each file of certificates: 30 ms, and each listing has a session.
+
+    Raises:
+        OSError: there is no such file, or it holds no certificates.
+    """
+    path = verify if isinstance(verify, str) else get_cert_path(verify=True) or ""
+    return _trusting(path, Path(path).stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _trusting(path: str, _changed_ns: int) -> ssl.SSLContext:
+    context: ssl.SSLContext = create_urllib3_context()
+    context.check_hostname = True
+    context.load_verify_locations(path)
+    return context
 
 
 class Transports:
@@ -78,6 +100,12 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
     ) -> None:
         await super().__aexit__(kind, error, where)
         await self._transports.gone(_CLOSE_S)
+
+    def _build_verify_context(self) -> ssl.SSLContext:
+        """aiobotocore: run by a thread. Nothing is added to what others have, too: certificates of ours, a proxy's."""
+        own = self._cert_file or self._proxy_config.settings
+        made: ssl.SSLContext = super()._build_verify_context() if own or not self._verify else trusting(self._verify)
+        return made
 
     async def _create_connector(self, proxy_url: str | None) -> Any:  # noqa: ANN401 - aiohttp's connector, handed through
         connector = await super()._create_connector(proxy_url)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from feedd.decode import columns, execute, split
-from feedd.decode.execute import Executor
+from feedd.decode.execute import Executor, _codec_for
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.messages import (
     Attach,
@@ -19,13 +19,14 @@ from feedd.decode.messages import (
     Measured,
     Pinned,
     PinRequest,
+    Prepare,
     encode,
     request_decoder,
 )
 from feedd.decode.recipe import parse_field
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import Internal
-from feedd.values import ShardFile
+from feedd.values import FieldRecipe, ShardFile
 from tests.fakes.tars import shard_file, tar_bytes
 
 if TYPE_CHECKING:
@@ -211,3 +212,13 @@ def test_a_view_left_behind_does_not_keep_an_arena_attached(arena: int) -> None:
     assert executor._arenas == {}
     row[:] = b"\7" * 8
     assert os.pread(arena, 8, 0) == b"\7" * 8
+
+
+def test_a_prepared_codec_is_the_one_that_decodes() -> None:
+    """It is made once; what cannot be made is left to the row that asks for it."""
+    recipe = parse_field("prepared", "image:7x7")
+    executor = Executor()
+    executor.prepare(Prepare((("x", "nonsense", "{}"), (recipe.name, recipe.codec, recipe.params))))
+    before = _codec_for.cache_info()
+    _codec_for(FieldRecipe(recipe.name, (), recipe.codec, recipe.params))
+    assert _codec_for.cache_info().hits == before.hits + 1

@@ -5,7 +5,7 @@ import io
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,14 +17,12 @@ from feedd.decode.pool import DecodePool
 from feedd.decode.recipe import parse_field
 from feedd.decode.work import CHUNK_ROWS_MAX, DecodeOptions
 from feedd.errors import BadRecipe, BadRequest, BadShard, CacheUnavailable, Draining, Internal, Unsupported, WorkerLost
-from feedd.values import ObjectRef, ShardFile
+from feedd.values import FieldRecipe, ObjectRef, ShardFile
 from tests.fakes.decoding import ARENA_ID, decoding
+from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
 from tests.unit.decode.test_strided import safetensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +50,26 @@ async def test_values_arrive_in_their_rows(shards: list[ShardFile]) -> None:
         assert rows["jpg"][row] == decode_image(fields["jpg"], 32, 32).tobytes()
         assert np.frombuffer(rows["cls"][row], np.int64)[0] == int(fields["cls"])
         assert json.loads(rows["json"][row]) == json.loads(fields["json"])
+
+
+def _has_loaded(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_workers_load_what_is_said_to_come(shards: list[ShardFile]) -> None:
+    """What codecs are slow to import is there before the first sample; nonsense and what is quick change nothing."""
+    wanted = {"jpg": "image:32x32", "cls": "int"}
+    async with decoding(shards, DecodeOptions(workers=2)) as rig:
+        pids = rig.pool.worker_pids
+        rig.pool.prepare([parse_field("cls", "int")])
+        await rig.task({"cls": "int"})  # both have answered what was asked behind it
+        assert not any(_has_loaded(pid, "cv2") for pid in pids)
+        broken = FieldRecipe("x", ("x",), "tokenize", '{"tokenizer":"/nowhere"}')
+        rig.pool.prepare([broken, *(parse_field(*item) for item in wanted.items())])
+        await until(lambda: all(_has_loaded(pid, "cv2") for pid in pids))
+        result, _ = await rig.decode(wanted)
+        assert result.bad == ()
+        assert rig.pool.worker_pids == pids
 
 
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 64), (2, 32), (3, 7), (2, 1)])

@@ -11,12 +11,16 @@ import pytest
 
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged
 from feedd.pipeline.stages import PipelineOptions
+from feedd.source.memory import MemoryStore
 from feedd.values import Topology
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
+
+    from feedd.values import ObjectRef
 
 NOBODY = Topology(9, 8, 1, 0, 9, 8)
 
@@ -40,6 +44,35 @@ async def test_a_failed_open_leaves_nothing(tmp_path: Path) -> None:
             await rig.open(sharding="rows")
         with pytest.raises(NotFound):
             await rig.open(urls=("s3://memory/nothing/",))
+
+
+async def test_tables_are_asked_for_while_objects_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One listing, which waits for nobody; an open that fails for its table holds nothing of it."""
+    listed = asyncio.Event()
+    list_before, head_before = MemoryStore.list, MemoryStore.head
+
+    def listing(self: MemoryStore, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        assert not listed.is_set(), "listed once"
+        listed.set()
+        return list_before(self, prefix, start_after)
+
+    async def head(self: MemoryStore, key: str) -> ObjectRef:
+        await listed.wait()
+        return await head_before(self, key)
+
+    async with feeding(tmp_path) as rig:
+        for name in ("a", "b"):
+            rig.store.put(f"train/{name}.jpg", name.encode())
+        rig.store.put("train/labels.csv", b"file_name,value\na.jpg,4\nb.jpg,5\n")
+        monkeypatch.setattr(MemoryStore, "list", listing)
+        monkeypatch.setattr(MemoryStore, "head", head)
+        fields = (("jpg", "bytes"), ("value", "table:labels.csv"))
+        session = await rig.open(fields=fields, batch_size=2)
+        assert sorted((await batches(session))[0].ints("value")) == [4, 5]
+        await rig.open(fields=fields, batch_size=2)  # the listing is fresh
+        listed.clear()
+        with pytest.raises(NotFound):
+            await rig.open(urls=("s3://memory/trai",), fields=(("jpg", "bytes"), ("value", "table:nothing.csv")))
 
 
 async def test_a_cancelled_open_leaves_nothing(tmp_path: Path) -> None:

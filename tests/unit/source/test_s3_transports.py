@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from feedd.bench.server.server import S3Server
 from feedd.errors import StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.store import S3Store
-from feedd.source.s3.transports import Transports
+from feedd.source.s3.transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
 from tests.unit.serve.certs import Authority
 
@@ -81,3 +82,21 @@ async def test_connections_given_up_in_mid_body(tmp_path: Path, *, tls: bool) ->
         await store.close()
         port = int(server.url.rpartition(":")[2])
         assert _connections(port) == 0
+
+
+async def test_certificates_are_read_once_for_each_file(tmp_path: Path) -> None:
+    """Sessions share what verifies servers until the file changes; none that adds to it does."""
+    authority = Authority(tmp_path)
+    path = str(authority.ca_path)
+    sessions = [ClosingSession(verify=path) for _ in range(2)]
+    first, second = (session._build_verify_context() for session in sessions)
+    assert first is second
+    assert first.check_hostname
+    assert [one["subject"] for one in first.get_ca_certs()]
+    with_its_own = ClosingSession(verify=path, client_cert=authority.issue("client"))
+    assert with_its_own._build_verify_context() is not first
+    by_proxy = ClosingSession(verify=path, proxies_config={"proxy_ca_bundle": path})
+    assert by_proxy._build_verify_context() is not first
+    assert ClosingSession(verify=False)._build_verify_context().verify_mode is ssl.CERT_NONE
+    os.utime(path, ns=(1, 1))
+    assert sessions[0]._build_verify_context() is not first
