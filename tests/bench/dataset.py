@@ -50,7 +50,7 @@ class Shape:
 
 
 FULL = Shape(shard_count=8, shard_samples=1152, shard_limit_bytes=64_000_000)
-LONG = Shape(shard_count=8, shard_samples=2048, shard_limit_bytes=113_000_000)
+LONG = Shape(shard_count=16, shard_samples=2048, shard_limit_bytes=113_000_000)
 QUICK = Shape(shard_count=8, shard_samples=256, shard_limit_bytes=16_000_000)
 
 
