@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import mmap
 import time
 from contextlib import suppress
@@ -39,6 +40,7 @@ from feedd.decode.messages import (
 )
 from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
+from feedd.decode.slow import SLOW_MODULES
 from feedd.decode.work import CHUNK_ROWS_MAX
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.values import FieldRecipe
@@ -133,10 +135,10 @@ class Executor:
                 arena.close()
 
     def prepare(self, request: Prepare) -> None:
-        """Make codecs before a row waits for them: OpenCV takes 50 ms to import, and what is not in memory yet more."""
-        for name, codec, params in request.recipes:
+        """Import before a row waits for it: OpenCV takes 50 ms, and what is not in memory yet more."""
+        for name in SLOW_MODULES.intersection(request.modules):
             with suppress(Exception):  # whatever it is, decode meets it again and reports it
-                _codec_for(FieldRecipe(name, (), codec, params))
+                importlib.import_module(f"feedd.decode.codecs.{name}")
 
     def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
         """Return the reply and the descriptors that go with it (the caller closes them).

@@ -58,9 +58,9 @@ class Detach(msgspec.Struct, frozen=True, array_like=True, tag="detach"):
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """Samples of such fields will come: load what their codecs need. Name, codec and parameters of each."""
+    """Samples for these modules of ``decode.codecs`` will come: import them (see ``decode.slow``)."""
 
-    recipes: tuple[tuple[str, str, str], ...]
+    modules: tuple[str, ...]
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from feedd import metrics
-from feedd.decode.audio_params import AudioParams
 from feedd.decode.calls import DecodeCall, IndexCall, MeasureCall, PinCall, ProduceCall
 from feedd.decode.crew import Crew
 from feedd.decode.descriptors import copies
@@ -16,12 +15,12 @@ from feedd.decode.dispatch import Dispatch, Packet
 from feedd.decode.make_call import MakeCall
 from feedd.decode.messages import Attach, Detach, Prepare, encode
 from feedd.decode.overseer import Overseer
-from feedd.decode.params import ImageParams, params_of
+from feedd.decode.params import params_of
 from feedd.decode.plain import chunk_rows
 from feedd.decode.poison import Poison
 from feedd.decode.portions import Portions
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
-from feedd.decode.text_params import TokenizeParams
+from feedd.decode.slow import slow_module
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange, FieldRecipe, ShardFile, ShardIndex
 
 _MEASURE_ROWS: Final = 256
-_LOADED: Final = (AudioParams, ImageParams, TokenizeParams)  # whose libraries are loaded where they are met
 
 
 class DecodePool:
@@ -81,9 +79,9 @@ class DecodePool:
 
     def prepare(self, recipes: Iterable[FieldRecipe]) -> None:
         """Have workers load what such fields need, where that takes long, while nothing is there to decode yet."""
-        slow = [(one.name, one.codec, one.params) for one in recipes if isinstance(params_of(one), _LOADED)]
-        if slow:
-            self._dispatch.tell(Packet(encode(Prepare(tuple(slow)))))
+        modules = {slow_module(params_of(one)) for one in recipes} - {""}
+        if modules:
+            self._dispatch.tell(Packet(encode(Prepare(tuple(sorted(modules))))))
 
     async def index(self, file: ShardFile, format_name: str) -> ShardIndex:
         """Return where each sample of ``file`` lies.

@@ -72,16 +72,22 @@ class Beside:
         """Wait for its end, even if cancelled, which is handed on to it.
 
         Raises:
-            Whatever it raised, unless it was cancelled. CancelledError: we were.
+            Whatever it raised, unless it was cancelled. CancelledError: we were; what it ended with is dropped.
         """
         task, cancelled = self._task, None
         while task is not None and not task.done():
             try:
                 await asyncio.wait([task])
             except asyncio.CancelledError as error:
+                if cancelled is None:
+                    task.cancel()
                 cancelled = error
-                task.cancel()
         if cancelled is not None:
-            raise cancelled
+            if task is not None and not task.cancelled():
+                task.exception()  # looked at: what it ended with is dropped
+            try:
+                raise cancelled
+            finally:
+                del cancelled  # its traceback leads to this frame, and would keep all that its callers hold
         if task is not None and not task.cancelled():
             task.result()

@@ -146,9 +146,14 @@ class RangeFetcher:
         size_bytes, count = (0, 0) if freed is None else (-freed.size_bytes, -1)
         while (taken := self._line.take()) is not None:
             parts, span = taken
+            task = parts.begin(span)
+            if task is None:
+                self._line.leave(parts)
+                self._line.give_back(parts, span)
+                continue
             size_bytes, count = size_bytes + span.size_bytes, count + 1
             # the place is not given back by the task itself: one cancelled before its first step never runs
-            parts.begin(span).add_done_callback(functools.partial(self._ended, parts, span, loop.time()))
+            task.add_done_callback(functools.partial(self._ended, parts, span, loop.time()))
         if size_bytes:
             self._recorder.move(FETCH_BYTES, size_bytes)
         if count:  # mostly one took the place of another
@@ -191,9 +196,14 @@ class _Parts(Standing):
         if self.over:  # only empty spans
             self.ended.set()
 
-    def begin(self, span: ByteRange) -> asyncio.Task[None]:
-        """Start on a part."""
-        return self._tasks.create_task(self._fetch(span), context=self._context)
+    def begin(self, span: ByteRange) -> asyncio.Task[None] | None:
+        """Start on a part; None: the fetch has failed in this turn of the loop, and nothing of it begins any more."""
+        work = self._fetch(span)
+        try:
+            return self._tasks.create_task(work, context=self._context)
+        except RuntimeError:  # its task group is ending
+            work.close()
+            return None
 
     async def _fetch(self, span: ByteRange) -> None:
         arrivals, progress = self._arrivals, ReadProgress()

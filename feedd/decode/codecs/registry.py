@@ -153,7 +153,7 @@ def _ready(params: ImageParams) -> SampleCodec:
 def _image(params: ImageParams) -> SampleCodec:
     if params.raw:
         return BytesCodec(params)
-    # Importing OpenCV costs 50 ms and 10 MB: only workers that see images pay for it.
+    # Importing OpenCV costs 50 ms and 10 MB: only workers of daemons that serve images pay for it.
     if not params.plain:
         from feedd.decode.codecs.picture import PictureCodec  # noqa: PLC0415 - lazy on purpose
 

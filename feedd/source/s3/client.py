@@ -95,9 +95,11 @@ def warm() -> None:
         loader.load_service_model("s3", kind)
     loader.load_data("endpoints")
     loader.load_data("partitions")
-    with contextlib.suppress(*FOREIGN, BadConfig):  # whoever needs a client meets it again
-        trusting(trusted_authorities(S3Options()))
-        asyncio.run(_rehearse())
+    for step in (lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - whoever needs a client meets it again, and says it
+            _log.debug("the sdk could not be rehearsed", error=str(error))
 
 
 async def _rehearse() -> None:

@@ -26,11 +26,12 @@ def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocor
         OSError: there is no such file, or it holds no certificates.
     """
     path = verify if isinstance(verify, str) else get_cert_path(verify=True) or ""
-    return _trusting(path, Path(path).stat().st_mtime_ns)
+    version = Path(path).stat()
+    return _trusting(path, (version.st_mtime_ns, version.st_size, version.st_ino))
 
 
 @functools.lru_cache(maxsize=4)
-def _trusting(path: str, _changed_ns: int) -> ssl.SSLContext:
+def _trusting(path: str, _version: tuple[int, int, int]) -> ssl.SSLContext:
     context: ssl.SSLContext = create_urllib3_context()
     context.check_hostname = True
     context.load_verify_locations(path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from feedd.decode import columns, execute, split
-from feedd.decode.execute import Executor, _codec_for
+from feedd.decode.execute import Executor
 from feedd.decode.formats.tar import TarFormat
 from feedd.decode.messages import (
     Attach,
@@ -26,7 +26,7 @@ from feedd.decode.messages import (
 from feedd.decode.recipe import parse_field
 from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import Internal
-from feedd.values import FieldRecipe, ShardFile
+from feedd.values import ShardFile
 from tests.fakes.tars import shard_file, tar_bytes
 
 if TYPE_CHECKING:
@@ -214,11 +214,14 @@ def test_a_view_left_behind_does_not_keep_an_arena_attached(arena: int) -> None:
     assert os.pread(arena, 8, 0) == b"\7" * 8
 
 
-def test_a_prepared_codec_is_the_one_that_decodes() -> None:
-    """It is made once; what cannot be made is left to the row that asks for it."""
-    recipe = parse_field("prepared", "image:7x7")
-    executor = Executor()
-    executor.prepare(Prepare((("x", "nonsense", "{}"), (recipe.name, recipe.codec, recipe.params))))
-    before = _codec_for.cache_info()
-    _codec_for(FieldRecipe(recipe.name, (), recipe.codec, recipe.params))
-    assert _codec_for.cache_info().hits == before.hits + 1
+def test_only_our_own_slow_modules_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is none of ours is not looked for; one that cannot be imported is left to the row that needs it."""
+    asked: list[str] = []
+
+    def fail(name: str) -> None:
+        asked.append(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr("feedd.decode.execute.importlib.import_module", fail)
+    Executor().prepare(Prepare(("os", "../x", "picture", "text", "audio")))
+    assert sorted(asked) == ["feedd.decode.codecs.audio", "feedd.decode.codecs.picture"]

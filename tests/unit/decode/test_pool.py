@@ -13,11 +13,13 @@ import uvloop
 
 from feedd import metrics
 from feedd.decode.codecs.image import decode_image
+from feedd.decode.params import params_of
 from feedd.decode.pool import DecodePool
 from feedd.decode.recipe import parse_field
+from feedd.decode.slow import slow_module
 from feedd.decode.work import CHUNK_ROWS_MAX, DecodeOptions
 from feedd.errors import BadRecipe, BadRequest, BadShard, CacheUnavailable, Draining, Internal, Unsupported, WorkerLost
-from feedd.values import FieldRecipe, ObjectRef, ShardFile
+from feedd.values import ObjectRef, ShardFile
 from tests.fakes.decoding import ARENA_ID, decoding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
@@ -57,19 +59,32 @@ def _has_loaded(pid: int, library: str) -> bool:
 
 
 async def test_workers_load_what_is_said_to_come(shards: list[ShardFile]) -> None:
-    """What codecs are slow to import is there before the first sample; nonsense and what is quick change nothing."""
+    """What codecs are slow to import is there before the first sample, however often it was said."""
     wanted = {"jpg": "image:32x32", "cls": "int"}
     async with decoding(shards, DecodeOptions(workers=2)) as rig:
         pids = rig.pool.worker_pids
-        rig.pool.prepare([parse_field("cls", "int")])
-        await rig.task({"cls": "int"})  # both have answered what was asked behind it
         assert not any(_has_loaded(pid, "cv2") for pid in pids)
-        broken = FieldRecipe("x", ("x",), "tokenize", '{"tokenizer":"/nowhere"}')
-        rig.pool.prepare([broken, *(parse_field(*item) for item in wanted.items())])
+        rig.pool.prepare([parse_field(*item) for item in wanted.items()] * 10_000)
         await until(lambda: all(_has_loaded(pid, "cv2") for pid in pids))
         result, _ = await rig.decode(wanted)
         assert result.bad == ()
         assert rig.pool.worker_pids == pids
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        ("int", ""),
+        ("image:raw", ""),
+        ("image:8x8", "image"),
+        ("image", "image"),
+        ('{"decode": "image", "size": [8, 8], "mode": "gray"}', "picture"),
+        ("audio", "audio"),
+    ],
+)
+def test_what_is_slow_to_load(text: str, module: str) -> None:
+    """The module that a recipe's codec is in, where its libraries take long to import."""
+    assert slow_module(params_of(parse_field("x", text))) == module
 
 
 @pytest.mark.parametrize(("workers", "chunk_rows"), [(1, 64), (2, 32), (3, 7), (2, 1)])

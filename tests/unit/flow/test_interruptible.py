@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -133,11 +134,41 @@ def test_one_beside_is_waited_for() -> None:
         other = Beside()
         task = loop.create_task(work())
         loop.call_later(1.0, task.cancel)
-        loop.call_later(1.5, task.cancel)  # impatience does not help
+        loop.call_later(1.5, task.cancel)  # impatience changes nothing: it may take its time to end
         began_s = loop.time()
         await asyncio.wait([task])
         assert task.cancelled()
         assert said[-1] == "other cancelled"
-        assert loop.time() == began_s + 1.5, "the second cancellation cut its last wait short"
+        assert loop.time() == began_s + 2.0
+
+    run_virtually(run())
+
+
+def test_a_task_that_fails_as_we_are_cancelled_is_looked_at() -> None:
+    """The cancellation is what is raised, and nobody complains of an error that nobody saw."""
+
+    async def run() -> None:
+        loop, kept = asyncio.get_running_loop(), [Beside()]
+        complaints: list[object] = []
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+
+        async def fail() -> None:
+            try:
+                await asyncio.sleep(9.0)
+            finally:
+                raise ValueError("beside")
+
+        async def work() -> None:
+            kept[0].begin(fail())
+            await kept[0].ended()
+
+        task = loop.create_task(work())
+        loop.call_later(1.0, task.cancel)
+        await asyncio.wait([task])
+        assert task.cancelled()
+        kept.clear()
+        del task
+        gc.collect()
+        assert not complaints
 
     run_virtually(run())

@@ -263,9 +263,14 @@ async def test_somebody_who_does_not_speak_tls(authority: Authority, mapping: Fi
 
 
 class Above:
-    """Takes what was decrypted, and notes how it came."""
+    """Takes what was decrypted, and notes how it came.
+
+    Attributes:
+        tunnel: paused at the first piece, where there is one.
+    """
 
     def __init__(self, room_bytes: int) -> None:
+        self.tunnel: Tunnel | None = None
         self.memory = memoryview(bytearray(room_bytes))
         self.pieces: list[bytes] = []
         self.lost: list[Exception | None] = []
@@ -280,6 +285,8 @@ class Above:
     def buffer_updated(self, nbytes: int) -> None:
         """Keep a piece."""
         self.pieces.append(bytes(self.memory[:nbytes]))
+        if self.tunnel is not None:
+            self.tunnel.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note why."""
@@ -293,6 +300,12 @@ class Wire:
         self.into, self.out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.server = context.wrap_bio(self.into, self.out, server_side=True)
         self.closed = ""
+
+    def pause_reading(self) -> None:
+        """Nothing to do: it delivers when it is told to."""
+
+    def resume_reading(self) -> None:
+        """Likewise."""
 
     def write(self, data: bytes) -> None:
         """To the server."""
@@ -317,20 +330,26 @@ class Wire:
         tunnel.buffer_updated(len(data))
 
 
-@pytest.mark.parametrize(("room_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
-@pytest.mark.parametrize("ending", ["goes on", "closed", "aborted"])
-async def test_records_are_handed_up_together(
-    context: ssl.SSLContext, authority: Authority, room_bytes: int, count: int, ending: str
-) -> None:
-    """What came in one piece is handed up in as few as there is room for, and its end behind it."""
+def connected(above: Above, wire: Wire, authority: Authority) -> Tunnel:
+    """Return a tunnel whose handshake is done."""
     trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    above, wire = Above(room_bytes), Wire(context)
     tunnel = Tunnel(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
     tunnel.connection_made(wire)  # type: ignore[arg-type]  # likewise
     while not tunnel.shaken.done() or wire.into.pending:
         with contextlib.suppress(ssl.SSLWantReadError):
             wire.server.do_handshake()
         wire.deliver(tunnel)
+    return tunnel
+
+
+@pytest.mark.parametrize(("room_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
+@pytest.mark.parametrize("ending", ["goes on", "closed", "aborted"])
+async def test_records_are_handed_up_together(
+    context: ssl.SSLContext, authority: Authority, room_bytes: int, count: int, ending: str
+) -> None:
+    """What came in one piece is handed up in as few as there is room for, and its end behind it."""
+    above, wire = Above(room_bytes), Wire(context)
+    tunnel = connected(above, wire, authority)
     sent = [os.urandom(size) for size in (16_000, 9_000, 16_000)]
     for record in sent:
         wire.server.write(record)
@@ -346,3 +365,30 @@ async def test_records_are_handed_up_together(
     tunnel.connection_lost(None)
     (why,) = above.lost
     assert isinstance(why, ConnectionResetError) == (ending == "aborted")
+
+
+async def test_what_is_behind_a_pause_is_left_for_others(context: ssl.SSLContext, authority: Authority) -> None:
+    """Where no more than a record has room, the record behind it is theirs who paused, and so is what ends it all."""
+    above, wire = Above(16 << 10), Wire(context)
+    above.tunnel = tunnel = connected(above, wire, authority)
+    wire.server.write(b"head")
+    wire.server.write(b"body")
+    wire.out.write(b"no record at all")
+    wire.deliver(tunnel)
+    assert above.pieces == [b"head"]
+    assert not wire.is_closing()
+    assert tunnel.cipher.tls.read(100) == b"body"
+    above.tunnel = None
+    tunnel.resume_reading()
+    assert wire.is_closing()
+
+
+async def test_an_end_behind_what_pauses(context: ssl.SSLContext, authority: Authority) -> None:
+    """What was decrypted together with the end is handed up, and the connection ends though somebody has paused it."""
+    above, wire = Above(100_000), Wire(context)
+    above.tunnel = tunnel = connected(above, wire, authority)
+    wire.server.write(b"head and body")
+    wire.out.write(b"no record at all")
+    wire.deliver(tunnel)
+    assert above.pieces == [b"head and body"]
+    assert wire.is_closing()

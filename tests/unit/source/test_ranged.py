@@ -77,6 +77,38 @@ async def test_bytes_in_flight_are_bounded() -> None:
         recorder.peaks.clear()
 
 
+class FailingStore(GatedStore):
+    """A store that fails to tell the checksum of ``a``, but not before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = asyncio.Event()
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        if ref.key == "a":
+            await self.fails.wait()
+            raise StoreUnavailable("expected a checksum, got none")
+        return None
+
+
+async def test_a_place_is_not_lost_with_a_fetch_that_fails_meanwhile() -> None:
+    """A place that comes free in the same turn of the loop in which the next in the line fails goes to who follows."""
+    store, recorder = FailingStore(), TallyRecorder()
+    fetcher = RangeFetcher(lambda _: store, ByteBudget(1000), recorder, FetchLimits(10, 1, verified=True))
+    first, failing, last = (store.put(key, key.encode() * 10) for key in ("b", "a", "c"))
+    tasks = [asyncio.ensure_future(fetcher.fetch(ref, memoryview(bytearray(10)))) for ref in (first, failing, last)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert store.begun == [("b", 0)]
+    store.fails.set()
+    store.gate.set()
+    async with asyncio.timeout(10):
+        await asyncio.wait(tasks)
+    assert [type(task.exception()) for task in tasks] == [type(None), StoreUnavailable, type(None)]
+    assert store.begun == [("b", 0), ("c", 0)]
+    assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0
+
+
 async def test_failure_that_lasts_is_told_first() -> None:
     """Of several failures the one that cannot pass is raised, alone, and the gauges return to zero."""
     store, recorder = GatedStore(), TallyRecorder()

@@ -14,6 +14,7 @@ from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
 from feedd.errors import StoreUnavailable
 from feedd.source.options import S3Options, SourceOptions
+from feedd.source.s3.client import warm
 from feedd.source.s3.store import S3Store
 from feedd.source.s3.transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
@@ -100,3 +101,21 @@ async def test_certificates_are_read_once_for_each_file(tmp_path: Path) -> None:
     assert ClosingSession(verify=False)._build_verify_context().verify_mode is ssl.CERT_NONE
     os.utime(path, ns=(1, 1))
     assert sessions[0]._build_verify_context() is not first
+
+
+def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the SDK makes of it: whoever needs a client meets it again."""
+    met: list[str] = []
+
+    async def open_client(*_: object) -> None:
+        met.append("client")
+        raise TypeError("an option this version does not know")
+
+    def trusting(_: object) -> None:
+        met.append("certificates")
+        raise FileNotFoundError("/nowhere")
+
+    monkeypatch.setattr("feedd.source.s3.client.open_client", open_client)
+    monkeypatch.setattr("feedd.source.s3.client.trusting", trusting)
+    warm()
+    assert met == ["certificates", "client"]

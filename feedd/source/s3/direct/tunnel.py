@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from feedd.source.s3.direct.connection import Connection
 
+_RECORD_BYTES = 16 << 10
 RECEIVE_BYTES = 64 << 10  # of what is read on the loop: heads, small bodies, and where large ones begin
 
 
@@ -132,11 +133,10 @@ class Tunnel(asyncio.BufferedProtocol):
 
     def _feed(self) -> None:
         """Hand up what can be decrypted, until somebody else takes over."""
-        more = True
-        while more and not self._paused and not self._transport.is_closing():
+        dry = False
+        while not dry and not self._paused and not self._transport.is_closing():
             buffer = self._above.get_buffer(-1)
-            count = self._decrypt(buffer)
-            more = 0 < count == buffer.nbytes
+            count, dry = self._decrypt(buffer)
             if count:
                 self._above.buffer_updated(count)
             if self._end is not None:
@@ -144,23 +144,29 @@ class Tunnel(asyncio.BufferedProtocol):
         if not self._paused:
             self._flush()
 
-    def _decrypt(self, buffer: memoryview) -> int:
-        """Fill the buffer as far as goes: a record has 16 KiB at most, and each step above is a write to a file."""
+    def _decrypt(self, buffer: memoryview) -> tuple[int, bool]:
+        """Fill the buffer as far as goes: a record has 16 KiB at most, and each step above is a write to a file.
+
+        Where no more than a record has room the next one is left alone: behind a head it is of a body that is moved.
+
+        Returns:
+            Bytes that are there, and whether nothing more can be decrypted.
+        """
         count = 0
-        while count < buffer.nbytes:
+        while not count or _RECORD_BYTES < buffer.nbytes > count:
             try:
                 came = int(self._tls.read(buffer.nbytes - count, buffer[count:]))
             except ssl.SSLWantReadError:
-                break
+                return count, True
             except ssl.SSLError as error:
                 self._why = ConnectionResetError(str(error))  # not the error: it leads to this frame, and the buffer
                 self._end = self.abort
-                break
+                return count, True
             if not came:  # the other side says that it is done
                 self._end = self._transport.close
-                break
+                return count, True
             count += came
-        return count
+        return count, False
 
     def _flush(self) -> None:
         """Send what the cipher wants sent: new keys too, which the other side may ask for at any time."""
