@@ -47,7 +47,7 @@ COLUMNS = (
 @contextlib.contextmanager
 def _long(plan: Plan) -> Iterator[Plan]:
     """The same run over more pictures, from a server of its own."""
-    longer = Plan(plan.round_count, plan.quick, plan.peers, plan.say, None if plan.quick else LONG)
+    longer = Plan(plan.round_count, plan.quick, plan.peers, plan.say, None if plan.quick else LONG, plan.arms)
     try:
         yield longer
     finally:
@@ -71,7 +71,7 @@ def run(plan: Plan) -> Result:
                 return run_arm(arm, {}, _TIMEOUT_S)
             return long.once(arm, round_index, _TIMEOUT_S)
 
-        outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
+        outcomes = interleave(long.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     title = f"{shape.sample_count} JPEGs 500x375 -> 224, batch {BATCH_SIZE}, {WORKERS} decode processes, shuffled"
     result = Result("jpeg", title, COLUMNS, outcomes)
     result.verdicts = _verdicts(result)

@@ -55,7 +55,7 @@ def _measured(plan: Plan, server: BenchServer, latency_ms: int, data: ObjectsDat
         f" {latency_ms} ms to the first byte, cold, shuffled"
     )
     arms = [_shortened(arm) if latency_ms and arm.name == _SLOW else arm for arm in _arms(plan, server, data)]
-    outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
+    outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
     result = Result(f"objects_{latency_ms}ms", title, COLUMNS, outcomes)
     ours = result.outcome("feedd")
     for name, target in _TARGETS.items():

@@ -41,6 +41,7 @@ class Plan:
         peers: their environment, or None.
         say: prints a line of progress.
         shape: how many pictures; None: as quick says.
+        arms: names of those to run; empty: all.
     """
 
     round_count: int
@@ -48,6 +49,7 @@ class Plan:
     peers: Peers | None
     say: Callable[[str], None]
     shape: Shape | None = None
+    arms: tuple[str, ...] = ()
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _data: Data | None = None
     _server: BenchServer | None = None
@@ -71,6 +73,10 @@ class Plan:
     def used_server(self) -> BenchServer | None:
         """The server, if any bench asked for it."""
         return self._server
+
+    def chosen(self, arms: list[Arm]) -> list[Arm]:
+        """Return the arms that are to run."""
+        return [arm for arm in arms if not self.arms or arm.name in self.arms]
 
     def close(self) -> None:
         """Stop the server."""
