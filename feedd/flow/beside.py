@@ -1,7 +1,4 @@
-"""Two tools of a task group's, for calls that hardly ever need one: free to have, paid for when they are used.
-
-Measured with uvloop, a task group and a timeout around a request cost 9 us; these cost 1.
-"""
+"""Two tools of a task group's, for calls that hardly ever need one: nearly free to have, paid for when used."""
 
 from __future__ import annotations
 

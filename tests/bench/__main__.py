@@ -105,8 +105,13 @@ def main() -> int:
         "machine": machine.facts(peers),
         "benches": {},
     }
-    say = lambda text: console.print(text, style="dim", highlight=False)  # noqa: E731 - one line
-    plan = Plan(rounds, chosen.quick, peers, say, arms=tuple(chosen.arms))
+    plan = Plan(
+        rounds,
+        chosen.quick,
+        peers,
+        lambda text: console.print(text, style="dim", highlight=False),
+        arms=tuple(chosen.arms),
+    )
     failed = False
     try:
         for name in chosen.only:
