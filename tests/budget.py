@@ -1,4 +1,4 @@
-"""How long a property is searched for a counterexample: whole in ``make test``, a fifth of it in ``make check``."""
+"""How long a property is searched for a counterexample: whole in ``make test``, a tenth of it in ``make check``."""
 
 from __future__ import annotations
 

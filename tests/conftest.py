@@ -27,7 +27,7 @@ _FAILED = pytest.StashKey[bool]()
 settings.register_profile(
     "feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True, max_examples=WHOLE
 )
-settings.register_profile("check", settings.get_profile("feedd"), max_examples=WHOLE // 5)
+settings.register_profile("check", settings.get_profile("feedd"), max_examples=WHOLE // 10)
 settings.load_profile("feedd")
 faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
 gc.disable()  # until all tests are collected: what is imported stays

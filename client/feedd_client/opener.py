@@ -12,7 +12,9 @@ from feedd_client._version import PROTOCOL_MAJOR, PROTOCOL_MINOR, __version__
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.errors import (
     BadRequestError,
+    DaemonUnreachable,
     DaemonVersionError,
+    Draining,
     FeedError,
     ResourceError,
 )
@@ -72,7 +74,8 @@ class Opener:
     def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: threading.Event) -> Session:
         """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
 
-        Once a fingerprint is known (``expect``), every further session must be of that very dataset.
+        Once a fingerprint is known (``expect``), every further session must be of that very dataset. A daemon that said
+        it is going away may be gone until its successor listens: being out of reach is then one of those errors.
 
         Raises:
             FeedError: the last one.
@@ -80,17 +83,23 @@ class Opener:
         deadline_s = time.monotonic() + timeout_s
         backoff_s = BACKOFF_FIRST_S
         told = False
+        leaving: Draining | None = None
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.1)
             try:
                 endpoint = self._connect()
                 granted = self._ask(endpoint, epoch, min(left_s, self._options.open_timeout_s))
                 return _adopted(endpoint, granted, self._options.needs_minor)
-            except retry as error:
+            except FeedError as error:
+                gone = leaving is not None and isinstance(error, DaemonUnreachable)
+                if not (gone or isinstance(error, retry)):
+                    raise
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
-                    raise
-                if not told and isinstance(error, ResourceError):  # the daemon is there, and it may take long
+                    raise error from (None if isinstance(error, Draining) else leaving)
+                if isinstance(error, Draining):
+                    leaving = error
+                if not told and isinstance(error, (ResourceError, Draining)):  # it may take long
                     _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
                     told = True
                 self.forget()

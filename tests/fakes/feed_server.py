@@ -49,7 +49,7 @@ class FakeFeed(stubs.FeedServicer):
         self.incarnation = 0
         self._session_count = 0
         self._fault_counts: dict[int, int] = {}
-        self._open_error_count = 0
+        self.refused_count = 0
         self.start()
 
     # ------------------------------------------------------------------ lifecycle
@@ -98,9 +98,10 @@ class FakeFeed(stubs.FeedServicer):
     def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:  # noqa: N802 - gRPC's name
         """Grant a session."""
         with self.lock:
-            if self._open_error_count < len(self.script.open_errors):
-                error = pb.Error(**self.script.open_errors[self._open_error_count])
-                self._open_error_count += 1
+            self.lock.notify_all()
+            if self.refused_count < len(self.script.open_errors):
+                error = pb.Error(**self.script.open_errors[self.refused_count])
+                self.refused_count += 1
                 context.set_trailing_metadata((("feedd-error-bin", error.SerializeToString()),))
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             self._session_count += 1
@@ -108,7 +109,6 @@ class FakeFeed(stubs.FeedServicer):
             self.sessions[session.id] = session
             self.opens.append(request)
             rank = request.topology.rank
-            self.lock.notify_all()
         script = self.script
         response = pb.OpenResponse(
             version=pb.ProtocolVersion(major=script.major, minor=script.minor),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,6 +136,42 @@ def test_open_waits_for_a_daemon_that_is_busy_or_draining(bench: Bench) -> None:
     stubborn = bench.server(steps=2, open_errors=busy * 1000)
     with pytest.raises((fc.Draining, fc.ResourceError)):
         iter(bench.dataset(stubborn, open_timeout_s=3.0))  # long enough for an answer on a busy machine
+
+
+def test_open_outlives_the_gap_between_a_draining_daemon_and_its_successor(bench: Bench) -> None:
+    """Who was told that the daemon is going away waits for the next one, also while nobody listens."""
+    server = bench.server(steps=2, open_errors=({"kind": "draining"},) * 1000)
+
+    def succeed() -> None:
+        server.wait_for(lambda: server.refused_count > 0)
+        server.stop()
+        server.script = replace(server.script, open_errors=())
+        time.sleep(0.3)
+        server.start()
+
+    succeeding = threading.Thread(target=succeed)
+    succeeding.start()
+    try:
+        assert len(list(bench.dataset(server))) == 2
+    finally:
+        succeeding.join()
+
+
+def test_open_says_that_the_daemon_was_going_away(bench: Bench) -> None:
+    """Where no successor comes in time, the error has the reason that was told before."""
+    server = bench.server(steps=2, open_errors=({"kind": "draining", "message": "going away"},) * 1000)
+
+    def leave() -> None:
+        server.wait_for(lambda: server.refused_count > 0)
+        server.stop()
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    with pytest.raises(fc.DaemonUnreachable) as caught:
+        iter(bench.dataset(server, open_timeout_s=3.0))
+    leaving.join()
+    server.start()
+    assert isinstance(caught.value.__cause__, fc.Draining)
 
 
 @pytest.mark.parametrize("kind", ["bad-seq", "wrong-epoch", "stale-generation", "bad-slot", "huge-inline"])

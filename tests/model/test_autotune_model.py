@@ -6,6 +6,7 @@ import math
 import random
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,7 @@ def test_a_steady_load_is_met_and_then_left_alone(bounds: tuple[int, int], deman
     share=st.floats(0, 0.1),
     seed=st.integers(0, 2**32),
 )
+@pytest.mark.slow
 def test_a_load_that_trembles_does_not_make_the_crew_swing(
     bounds: tuple[int, int], demand: float, share: float, seed: int
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_load_that_trembles_does_not_make_the_crew_swing(
 
 @settings(max_examples=budget(50), deadline=None)
 @given(bounds=bounds, peak=st.floats(1, 250), pause_s=st.integers(1, int(SHRINK_AFTER_S) - 1))
+@pytest.mark.slow
 def test_a_pause_shorter_than_a_minute_costs_no_worker(bounds: tuple[int, int], peak: float, pause_s: int) -> None:
     """Between epochs, or while a checkpoint is written, there is nothing to do for a while: the crew stays for it."""
     tune = Autotune(*bounds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from feedd.bench.server.draws import Draws, Odds
 from feedd.bench.server.faults import NO_FAULT
 
@@ -13,6 +15,7 @@ def test_nothing_is_drawn_where_nothing_is_asked_for() -> None:
     assert all(Draws(Odds()).draw(*asked) is NO_FAULT for asked in _KEYS[:50])
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_in_any_order() -> None:
     """What a range meets follows from seed, range and attempt, not from when it is asked for."""
     odds = Odds(latency_s=0.02, delayed_share=0.02, error_share=0.05, seed=3)

@@ -16,6 +16,7 @@ from tests.fakes.books import BooksCache
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.slow
 def test_hit_rate_is_within_two_points_of_the_optimum(share: float, *, uneven: bool) -> None:
     """Over reshuffled epochs feedd finds as much in the cache as Belady's MIN would, which knows the whole trace."""
     planned = trace(300, uneven=uneven)

@@ -17,6 +17,7 @@ def _reference(pixels: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
 @pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.slow
 def test_values_are_the_textbooks(dtype: torch.dtype, tolerance: float, channels_last: bool) -> None:
     """Every pixel is (x / 255 - mean) / std within the dtype's rounding, in the memory order asked for."""
     pixels = torch.arange(2 * 5 * 7 * 3, dtype=torch.int64).remainder(256).to(torch.uint8).view(2, 5, 7, 3)

@@ -62,7 +62,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[pytest.param(kind, marks=[pytest.mark.slow] * (kind == "bzip2")) for kind in KINDS])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Each compression."""
     return KINDS[request.param]
@@ -128,6 +128,7 @@ def test_dictionaries_are_refused() -> None:
 
 
 @pytest.mark.parametrize("library", ["isal", "zstandard"])
+@pytest.mark.slow
 def test_libraries_may_be_missing(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without isal the standard library unpacks; without zstandard the error names the extra."""
     monkeypatch.setitem(sys.modules, library, None)

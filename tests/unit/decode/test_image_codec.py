@@ -82,6 +82,7 @@ def test_random_crops_show_the_box_that_the_seed_says() -> None:
         assert difference(out, reference) < 8.0, seed
 
 
+@pytest.mark.slow
 def test_random_crops_of_jpeg_and_png_agree() -> None:
     """Scaled JPEG decoding cuts the same box as full decoding."""
     codec = make(parse_field("x", "image:64x64:random"))

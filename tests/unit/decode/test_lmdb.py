@@ -48,6 +48,7 @@ def read(data: bytes, url: str = "s3://b/data.mdb") -> list[tuple[str, dict[str,
 
 
 @pytest.mark.parametrize(("count", "batch"), [(0, 1), (1, 1), (7, 3), (3_000, 1_000)])
+@pytest.mark.slow
 def test_entries_are_what_the_library_reads(tmp_path: Path, count: int, batch: int) -> None:
     """Of all sizes, in order of keys, over one level of pages or several; also those written over and deleted."""
     source = np.random.default_rng(count)

@@ -123,6 +123,7 @@ def test_orientation_is_applied_where_it_is_asked_for(kind: str, tag: int) -> No
 
 
 @pytest.mark.parametrize("tag", [1, 3, 6, 8])
+@pytest.mark.slow
 def test_scaled_decoding_cuts_the_turned_box(tag: int) -> None:
     """A JPEG decoded at a quarter shows the same part as one that is decoded whole, whichever way it is turned."""
     large = np.asarray(Image.fromarray(PHOTO).resize((610, 400), Image.Resampling.BICUBIC))

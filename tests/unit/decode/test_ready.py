@@ -130,6 +130,7 @@ def test_what_is_not(recipe: object) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("room", ["all", "some", "none"])
+@pytest.mark.slow
 def test_batches_are_what_they_would_be(name: str, room: str) -> None:
     """For every image, kind and seed, and however many of them are rows; keys and other fields stay."""
     recipe, samples = field(RECIPES[name][0]), pictures()
@@ -208,6 +209,7 @@ def test_originals_come_back(data: bytes, width: int | None) -> None:
 @given(
     name=st.sampled_from(sorted(RECIPES)), data=st.binary(max_size=64), at=st.integers(0, 2000), cut=st.integers(0, 60)
 )
+@pytest.mark.slow
 def test_mutated_cells_do_no_harm(name: str, data: bytes, at: int, cut: int) -> None:
     """They are images of the right shape, or bad samples."""
     recipe = field(RECIPES[name][0])

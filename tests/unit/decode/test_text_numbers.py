@@ -76,6 +76,7 @@ def _decoded(folder: Path, texts: Sequence[bytes], recipe: str) -> tuple[NDArray
 @pytest.mark.parametrize("recipe", ["int", "float", "float:float64"])
 @given(texts=st.lists(st.sampled_from(_TEXTS) | st.from_regex(rb"[+-]?[0-9]{1,20}(\.[0-9]+)?", fullmatch=True)))
 @settings(max_examples=60, deadline=None)
+@pytest.mark.slow
 def test_many_at_once_are_what_each_is_alone(folder: Path, recipe: str, texts: list[bytes]) -> None:
     """Values agree to the bit, and bad rows have the codec's own reasons."""
     texts = [*texts, b"1"]

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[Callable[[Feeding], None], tuple[tuple[str, str], ...], i
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 async def test_orders_and_nodes_deliver_the_same(tmp_path: Path, name: str) -> None:
     """Whatever the seed, the epoch and the number of nodes: the same samples are good."""
     store, fields, count = CASES[name]
@@ -156,6 +157,7 @@ async def test_a_large_first_shard_is_not_fetched_to_tell(tmp_path: Path) -> Non
         assert bad(made) == 1
 
 
+@pytest.mark.slow
 async def test_a_large_file_of_columns_is_not_fetched_to_tell(tmp_path: Path) -> None:
     """Of Parquet the footer, of Arrow the start, of CSV some MiB; arrays in it are told by their column alone."""
     wide = {
@@ -184,6 +186,7 @@ async def test_a_large_file_of_columns_is_not_fetched_to_tell(tmp_path: Path) ->
                 assert 0 < sum(size for key, size in spans if "/0." in key) < 2 * MIB or name == "arrow"
 
 
+@pytest.mark.slow
 async def test_images_made_ready_change_nothing(tmp_path: Path) -> None:
     """A large first shard whose images are to be made ready is not made to tell: its first samples are read as is."""
     image = jpeg(np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8), 95)

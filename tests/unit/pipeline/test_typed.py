@@ -163,6 +163,7 @@ async def test_columns_without_values_take_the_first_type_there_is(tmp_path: Pat
         assert [text for one in made for text in one.texts("m")] == [b""] * 2
 
 
+@pytest.mark.slow
 async def test_only_the_start_of_a_large_shard_is_fetched_to_tell_types(tmp_path: Path) -> None:
     """8 MiB of it; a node that does not read the first shard does not fetch it."""
     rows = b"x,1\n" * (9 << 18)
@@ -205,6 +206,7 @@ def fetched_bytes(rig: Feeding) -> int:
     return int(rig.recorder.total(SOURCE_BYTES))
 
 
+@pytest.mark.slow
 async def test_very_many_columns_are_typed(tmp_path: Path) -> None:
     """Their types are part of every entry's identity: the commonest is told once."""
     names = [f"column{n}" for n in range(600)]

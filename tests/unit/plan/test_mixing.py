@@ -45,6 +45,7 @@ def test_domain_and_block_are_pinned() -> None:
 
 @settings(max_examples=budget(100), deadline=None)
 @given(parts=_PARTS, far=st.integers(0, 10**12))
+@pytest.mark.slow
 def test_shares_are_even(parts: list[int], far: int) -> None:
     """After any n samples each count is within (1 + w (k - 2)) / 2 of its share: below 1 for up to three sources."""
     total, positive = sum(parts), sum(part > 0 for part in parts)

@@ -45,6 +45,7 @@ def test_permutation_vector_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1024, 4095, 4096, 200_000])
+@pytest.mark.slow
 def test_permutation_sorts_whole_words(count: int) -> None:
     """However many there are, the order is that of the words: 200,000 of them agree in upper halves some times."""
     words = rng.stream(77, np.arange(count))

@@ -371,6 +371,7 @@ async def test_close_is_idempotent_and_ends_the_stream(short_dir: Path) -> None:
             await rig.feed.Open(open_request(urls=[]), timeout=5)
 
 
+@pytest.mark.slow
 async def test_a_session_nobody_uses_is_closed(short_dir: Path) -> None:
     """Without stream and lifeline a session ends after its grace, and not while a stream runs."""
     options = ServeOptions(listen=(f"unix://{short_dir}/f.sock",), session_grace_s=0.3)

@@ -78,6 +78,7 @@ def test_as_many_as_are_allowed() -> None:
     assert (len(found), found[-1]) == (URLS_MAX, "s3://b/099999.tar")
 
 
+@pytest.mark.slow
 def test_deep_and_hostile_braces_end() -> None:
     """Neither depth nor length takes long."""
     with pytest.raises(BadRequest, match="deep"):

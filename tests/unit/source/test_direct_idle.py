@@ -74,6 +74,7 @@ async def test_an_alarm_rings_at_its_last_moment_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["new", "kept"])
+@pytest.mark.slow
 async def test_a_silent_address_is_left_before_the_deadline_of_a_small_request(kept: bool) -> None:
     """Silence is noticed by the connection itself, which puts the address in quarantine, on a kept one as on a new."""
     answers = [head() + BODY] if kept else []

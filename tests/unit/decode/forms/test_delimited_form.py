@@ -192,6 +192,7 @@ _CELLS = st.sampled_from(
     ),
     short=st.sets(st.integers(0, 39), max_size=3),
 )
+@pytest.mark.slow
 def test_bad_rows_change_no_others(cells: list[tuple[str, str]], kinds: tuple[str, str], short: set[int]) -> None:
     """Each row is what it is in a file of its own; what is bad in that is bad among others."""
     typed = typed_params([], dict(zip("ab", kinds, strict=True)))
@@ -254,6 +255,7 @@ def types(text: bytes, form: DelimitedForm = CSV_FORM) -> tuple[dict[str, str], 
     return json.loads(bytes(out.written)), len(held)
 
 
+@pytest.mark.slow
 def test_types_are_told_by_the_start_of_a_large_object() -> None:
     """Whole rows of it; all of it where rows do not end there, as in one quoted value of many lines."""
     small = b'a,B ,n\n"x\ny",1,\n'

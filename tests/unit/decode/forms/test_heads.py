@@ -70,6 +70,7 @@ def test_a_head_tells_columns_and_that_there_are_rows(way: str) -> None:
     assert (empty.fields, empty.stored, empty.sample_count) == (whole.fields, whole.stored, 0)
 
 
+@pytest.mark.slow
 def test_the_head_of_text_is_its_first_rows() -> None:
     """Whole ones, a line feed within quotes is none of their ends; where no row ends in it, all of the object."""
     rows = b'x,"a\nb"\n' * (2 << 20)

@@ -74,6 +74,7 @@ def test_one_value_of_a_dictionary_in_every_row() -> None:
             make_shard(MakeRequest(1, task.form, task.url, *sizes), (task.source_fd, task.out_fd))
 
 
+@pytest.mark.slow
 def test_a_dictionary_of_large_values_is_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """They count once where they lie, and are taken apart in pieces no larger than those of other columns."""
     sizes: list[int] = []
