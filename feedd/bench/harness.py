@@ -89,6 +89,20 @@ class Outcome:
         spread = self.spread(figure)
         return spread.middle if spread else None
 
+    def over(self, other: Outcome, figure: str, others: str = "") -> Spread | None:
+        """Spread of the ratios to another arm in the same round, which ran a moment later on the same machine.
+
+        Args:
+            other: the arm to divide by.
+            figure: key in the rows.
+            others: key in the other arm's rows; the same where empty.
+        """
+        pairs = [
+            (one.get(figure), two.get(others or figure)) for one, two in zip(self.rounds, other.rounds, strict=False)
+        ]
+        ratios = [float(one) / float(two) for one, two in pairs if one is not None and two]
+        return Spread.of(ratios) if ratios else None
+
 
 def run_arm(
     arm: Arm, extra: Mapping[str, Any], timeout_s: float, *, watch_memory: bool = False, watch_resident: bool = False

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from feedd.bench.harness import Outcome
+    from feedd.bench.harness import Outcome, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,38 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One ratio, and whether it meets its target."""
+    """One ratio, and whether it meets its target.
+
+    Attributes:
+        text: of what to what.
+        ratio: the one that counts: of medians.
+        target: what it is held against.
+        at_least: it has to be reached, not kept under.
+        rounds: the ratios of single rounds. A machine whose speed wanders shows here: neither all rounds of one arm nor
+            those of the other need be the fast ones.
+    """
 
     text: str
     ratio: float
     target: float
     at_least: bool = True
+    rounds: Spread | None = None
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        ours: Outcome,
+        peer: Outcome,
+        figure: str,
+        target: float,
+        *,
+        at_least: bool = True,
+        peers: str = "",
+    ) -> Verdict:
+        """Compare a figure of two arms; ``peers``: the key in the other arm's rows, if it is another."""
+        ratio = (ours.middle(figure) or 0.0) / (peer.middle(peers or figure) or float("inf"))
+        return cls(text, ratio, target, at_least, ours.over(peer, figure, peers))
 
     @property
     def met(self) -> bool:
@@ -67,7 +93,10 @@ class Verdict:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        return f"{self.text}: {self.ratio:.2f}x (target {sign} {self.target:g}x) {'met' if self.met else 'NOT met'}"
+        said = f"{self.text}: {self.ratio:.2f}x (target {sign} {self.target:g}x) {'met' if self.met else 'NOT met'}"
+        if self.rounds is None:
+            return said
+        return f"{said}; round by round {self.rounds.low:.2f}-{self.rounds.high:.2f}, median {self.rounds.middle:.2f}"
 
 
 @dataclass(slots=True)

@@ -93,8 +93,7 @@ def run(plan: Plan) -> Result:
     if ours is not None and not ours.failure:
         for peer in outcomes:
             if peer is not ours and not peer.failure:
-                ratio = (ours.middle("samples_per_s") or 0.0) / (peer.middle("samples_per_s") or float("inf"))
-                result.verdicts.append(Verdict(f"{_OURS} / {peer.name}", ratio, _TARGET))
+                result.verdicts.append(Verdict.of(f"{_OURS} / {peer.name}", ours, peer, "samples_per_s", _TARGET))
     result.notes = [
         f"feedd: a daemon with {WORKERS} decode workers, an empty cache, and its client in one trainer process.",
         f"datasets: streamed by HTTP from the same server, {WORKERS} torch workers; it keeps nothing for a 2nd epoch.",

@@ -9,7 +9,6 @@ from feedd.bench.report import Column, Result, Verdict
 from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
 
 if TYPE_CHECKING:
-    from feedd.bench.harness import Outcome
     from tests.bench.plan import Plan
 
 _TIMEOUT_S = 180.0
@@ -70,10 +69,6 @@ def _verdicts(result: Result) -> list[Verdict]:
         return []
     best = max(peers, key=lambda one: one.middle("samples_per_s") or 0.0)
     return [
-        Verdict(f"samples/s, feedd / {best.name} (the fastest peer)", _ratio(ours, best, "samples_per_s"), 1.15),
-        Verdict(f"CPU per sample, feedd / {best.name}", _ratio(ours, best, "cpu_ms_per_sample"), 1.0, at_least=False),
+        Verdict.of(f"samples/s, feedd / {best.name} (the fastest peer)", ours, best, "samples_per_s", 1.15),
+        Verdict.of(f"CPU per sample, feedd / {best.name}", ours, best, "cpu_ms_per_sample", 1.0, at_least=False),
     ]
-
-
-def _ratio(ours: Outcome, peer: Outcome, figure: str) -> float:
-    return (ours.middle(figure) or 0.0) / (peer.middle(figure) or float("inf"))

@@ -58,8 +58,7 @@ def run(plan: Plan) -> Result:
         )
         peer, ours = (result.outcome(f"{who}, {name}") for who in ("torch DataLoader", "feedd lease"))
         if peer and ours:
-            ratio = (ours.middle("batches_per_s") or 0.0) / (peer.middle("batches_per_s") or float("inf"))
-            result.verdicts.append(Verdict(f"feedd / torch, {name}", ratio, target))
+            result.verdicts.append(Verdict.of(f"feedd / torch, {name}", ours, peer, "batches_per_s", target))
     result.notes = [
         (
             f"torch: {WORKERS} workers, prefetch_factor {_TORCH_PREFETCH}; each batch is a tensor of the worker's own"

@@ -127,23 +127,18 @@ def _verdicts(result: Result) -> list[Verdict]:
         if peer is not None:
             what = "samples/s" if figure == "samples_per_s" else "CPU per sample"
             text = f"{what}, feedd / {peer.name} (the best peer{' of these' if usual else ''})"
-            found.append(Verdict(text, _ratio(ours, peer, figure), target, at_least=figure == "samples_per_s"))
+            found.append(Verdict.of(text, ours, peer, figure, target, at_least=figure == "samples_per_s"))
     warm, decoded = result.outcome(_WARM), result.outcome(_DECODED)
     if warm is not None and decoded is not None:
         text = f"samples/s in later epochs, {decoded.name} / {warm.name}"
-        found.append(Verdict(text, _ratio(decoded, warm, "samples_per_s"), 6.0))
+        found.append(Verdict.of(text, decoded, warm, "samples_per_s", 6.0))
     for name, one in ((_ALONE, ours), (_ALONE, warm), (_BESIDE, ours)):
         alone = result.outcome(name)
         if alone is None or one is None:
             continue
-        rate = alone.middle("samples_per_s") or float("inf")
         for figure, what in (("samples_per_s", "samples/s"), ("samples_per_s_after_first", "behind the first batch")):
-            found.append(Verdict(f"{what}, {one.name} / {name}", (one.middle(figure) or 0.0) / rate, 0.92))
+            found.append(Verdict.of(f"{what}, {one.name} / {name}", one, alone, figure, 0.92, peers="samples_per_s"))
     return found
-
-
-def _ratio(ours: Outcome, peer: Outcome, figure: str) -> float:
-    return (ours.middle(figure) or 0.0) / (peer.middle(figure) or float("inf"))
 
 
 def _trainers(arm: Arm, **settings: Any) -> Arm:
@@ -172,7 +167,7 @@ def run_shared(plan: Plan) -> Result:
     first, second = (result.outcome(arm.name) for arm in (one, four))
     if first and second:
         text = f"aggregate samples/s, {second.name} / {first.name}"
-        result.verdicts = [Verdict(text, _ratio(second, first, "samples_per_s"), 3.5)]
+        result.verdicts = [Verdict.of(text, second, first, "samples_per_s", 3.5)]
     result.notes = ["Aggregate: samples of all jobs by the time of the slowest, from its iter() to its end."]
     return result
 
@@ -202,7 +197,7 @@ def run_memory(plan: Plan) -> Result:
     if ours and peers:
         best = min(peers, key=lambda one: one.middle("peak_pss_bytes") or 0.0)
         text = f"peak PSS, feedd / {best.name} (the smallest peer)"
-        result.verdicts = [Verdict(text, _ratio(ours, best, "peak_pss_bytes"), 0.5, at_least=False)]
+        result.verdicts = [Verdict.of(text, ours, best, "peak_pss_bytes", 0.5, at_least=False)]
     result.notes = [
         (
             f"feedd: the daemon with {WORKERS} decode workers, and {_TRAINERS} ranks. Peers: {_TRAINERS} ranks with"

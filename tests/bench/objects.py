@@ -61,8 +61,7 @@ def _measured(plan: Plan, server: BenchServer, latency_ms: int, data: ObjectsDat
     for name, target in _TARGETS.items():
         peer = result.outcome(name)
         if ours is not None and peer is not None and not peer.failure:
-            ratio = (ours.middle("samples_per_s") or 0.0) / (peer.middle("samples_per_s") or float("inf"))
-            result.verdicts.append(Verdict(f"feedd / {name}", ratio, target))
+            result.verdicts.append(Verdict.of(f"feedd / {name}", ours, peer, "samples_per_s", target))
     result.notes = [
         f"Batch {BATCH_SIZE}, {WORKERS} workers everywhere; torch prefetch_factor {PREFETCH_FACTOR}. Same decoder.",
         f"{_SLOW}, where the store is far: {_SLOW_BATCHES} batches, not the whole epoch.",

@@ -90,6 +90,19 @@ def test_verdicts_know_both_directions() -> None:
     assert "NOT met" in str(Verdict("cost", 1.1, 1.0, at_least=False))
 
 
+def test_verdicts_tell_rounds_apart_from_medians() -> None:
+    """Medians of arms are what counts; beside them stands what single rounds say, as far as both arms have them."""
+    ours = Outcome("a", rounds=[{"rate": 10.0, "later": 12.0}, {"rate": 30.0, "later": 40.0}, {"rate": 20.0}])
+    peer = Outcome("b", rounds=[{"rate": 10.0}, {"rate": 20.0}, {"rate": 5.0}])
+    verdict = Verdict.of("rate", ours, peer, "rate", 2.0)
+    assert verdict.ratio == 2.0
+    assert str(verdict) == "rate: 2.00x (target >= 2x) met; round by round 1.00-4.00, median 1.50"
+    later = Verdict.of("later", ours, peer, "later", 2.0, peers="rate")
+    assert later.rounds is not None
+    assert (later.ratio, later.rounds.low, later.rounds.high) == (2.6, 1.2, 2.0)
+    assert Verdict.of("none", ours, Outcome("c"), "rate", 1.0).rounds is None
+
+
 def test_cells_show_median_and_spread() -> None:
     """A cell holds the median with minimum and maximum, and a dash where there is no figure."""
     outcome = Outcome("a", rounds=[{"rate": 1000.0}, {"rate": 3000.0}, {"rate": 2000.0}])

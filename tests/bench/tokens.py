@@ -83,8 +83,7 @@ def run(plan: Plan) -> Result:
         for name, target in _TARGETS.items():
             peer = result.outcome(name)
             if peer is not None and not ours.failure:
-                ratio = (ours.middle("batches_per_s") or 0.0) / (peer.middle("batches_per_s") or float("inf"))
-                result.verdicts.append(Verdict(f"{ours.name} / {name}", ratio, target))
+                result.verdicts.append(Verdict.of(f"{ours.name} / {name}", ours, peer, "batches_per_s", target))
     result.notes = [
         "Every arm takes whole epochs for the time given, after one that fills caches; each sample is checked for.",
         (
