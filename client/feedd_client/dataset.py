@@ -100,7 +100,8 @@ class FeedDataset(IterableDataset[Any]):
         decoded_cache: have the node keep images decoded, as far as its cache has room, so that later epochs only do
             what is left of their recipes. Batches are the same; but of recipes that begin with a random cut
             (``image:224x224:random``), which then cut from images whose shorter side is 256 (more for larger cuts).
-        open_timeout_s: for opening; includes fetching a first shard.
+        open_timeout_s: for opening; includes fetching a first shard, and the wait for the successor of a daemon that
+            is going away.
         reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
 
     Raises:
