@@ -49,7 +49,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[S3S
     with S3Server(cert=authority.issue("store") if request.param == "https" else None) as running:
         etag = running.put("bucket", "key", DATA)
         access = S3Options(endpoint_url=running.url, anonymous=True, ca_bundle=str(authority.ca_path))
-        options = SourceOptions(s3={"*": access}, connect_timeout_s=2, read_timeout_s=0.2)
+        options = SourceOptions(
+            s3={"*": access}, connect_timeout_s=2, read_timeout_s=1.0
+        )  # of silence, on a busy machine
         yield running, options, ObjectRef("s3://bucket", "key", len(DATA), etag)
 
 
