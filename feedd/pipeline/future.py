@@ -10,6 +10,7 @@ from feedd.plan.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from feedd.pipeline.dataset.foresight import Foresight
     from feedd.pipeline.planning import AnyReader
     from feedd.plan.listing import Listing
     from feedd.plan.walk import Use, Walk
@@ -52,12 +53,22 @@ class Crowd:
 class Outlook:
     """One session's view of the future."""
 
-    def __init__(self, name: str, listing: Listing, reader: AnyReader, cache: ShardCache, crowd: Crowd) -> None:
+    def __init__(
+        self,
+        name: str,
+        listing: Listing,
+        reader: AnyReader,
+        cache: ShardCache,
+        crowd: Crowd,
+        foresight: Foresight | None = None,
+    ) -> None:
+        """Describe a session; ``foresight``: reads indexes ahead of it, where somebody is to."""
         self._name = name
         self._listing = listing
         self._reader = reader
         self._cache = cache
         self._crowd = crowd
+        self._foresight = foresight
         self._walk: Walk | None = None
         self._progress = Progress()
         self._window = -1
@@ -79,10 +90,15 @@ class Outlook:
         if before is not None and before is not walk:
             self._leave(before)
         self._wish(walk, window)
+        if self._foresight is not None:
+            self._foresight.need(walk.needed(window))
+            self._foresight.expect(walk.needed(window + 1))
 
     def skip_to(self, at: Cursor) -> None:
         """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
         self._cache.prefetch([], self._name)
+        if self._foresight is not None:
+            self._foresight.close()
         self.enter(at)
 
     def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
@@ -96,11 +112,17 @@ class Outlook:
         if last_window > self._window:
             self._window = last_window
             self._cache.note_next_use(self._crowd.horizon.advance(walk.key, walk.position(first_window)))
+            if self._foresight is not None:
+                self._foresight.expect(walk.needed(last_window + 1))
             self._wish(walk, last_window)  # never empty, which would cancel what this very batch is about to wait for
+        if self._foresight is not None:
+            self._foresight.look()
 
     def close(self) -> None:
         """Withdraw; what no other reader needs has no next use any more."""
         self._cache.prefetch([], self._name)
+        if self._foresight is not None:
+            self._foresight.close()
         if self._walk is not None:
             self._leave(self._walk)
             self._walk = None

@@ -17,6 +17,7 @@ from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptio
 from feedd.pipeline.batches.packing import packing_of
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.pipeline.batches.remedy import RemedyOptions
+from feedd.pipeline.dataset.foresight import Foresight
 from feedd.pipeline.dataset.labels import Labelling, with_tables
 from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
@@ -119,7 +120,9 @@ class Pipeline:
         plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
         async with AsyncExitStack() as undo:
             one = _Opening(next(self._numbers), request, listing, mark, plan, plan.reader(), undo)
-            outlook = Outlook(f"session-{one.number}", listing, one.reader, self.stages.cache, self._crowd)
+            cache = self.stages.cache
+            foresight = Foresight(self.shelf.readings, listing, cache)
+            outlook = Outlook(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
             undo.callback(outlook.close)
             outlook.enter(Cursor(request.spec.epoch))
             memory, arena, classes = await self._slots(one)
@@ -131,7 +134,7 @@ class Pipeline:
                 places=within.slot_count if within is not arena else 0,
                 classes=classes,
             )
-            filling = Filling(listing, self.shelf, self.stages.cache, assembler)
+            filling = Filling(listing, self.shelf, cache, assembler)
             session = Session(SessionParts(info, filling, one.reader, outlook, arena), self.stages)
             if request.spec.share:
                 await self._take_part(one, session, arena, memory)

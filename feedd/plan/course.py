@@ -203,6 +203,11 @@ class MixedWalk:
             wishes += self._following().shards[:missing].tolist()
         return list(dict.fromkeys(wishes))
 
+    def needed(self, window: int) -> list[int]:
+        """Return the shards of one window (dataset indices); none past the last."""
+        found: list[int] = self._course.shards[self._course.needed(window)].tolist()
+        return found
+
     def _starts_of(self, its: Course) -> NDArray[np.float64]:
         return np.concatenate([np.zeros(1), np.cumsum(self._sizes[its.shards], dtype=np.float64)])
 

@@ -57,6 +57,9 @@ class Walk(Protocol):
     def wishes(self, window: int) -> list[int]:
         """Return what should be at hand from a window on (dataset indices), what is needed first in front."""
 
+    def needed(self, window: int) -> list[int]:
+        """Return the shards of one window (dataset indices); none past the last."""
+
 
 class NodeWalk:
     """The epoch of one dataset."""
@@ -127,6 +130,11 @@ class NodeWalk:
         if len(shards) < count:  # the next one begins with its shards at hand
             shards += itertools.islice(self._places(self.epoch + 1), count - len(shards))
         return list(dict.fromkeys(shards))
+
+    def needed(self, window: int) -> list[int]:
+        """Return the shards of one window (dataset indices); none past the last."""
+        found: list[int] = self._plan.shards(window).tolist()
+        return found
 
     def _uses(self, first_place: int, shards: NDArray[np.int64]) -> Iterator[Use]:
         """Yield uses in this epoch, of shards that stand one after another in its order."""

@@ -199,7 +199,7 @@ class Schema:
             raise search.bad
         name, params = split(first.ref.form)
         if search.left and name in COLUMNAR:  # it knows what else there is, and why that is no field
-            await self._shelf.made(self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}"))
+            await self._shelf.readings.made(self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}"))
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
@@ -226,7 +226,7 @@ class Schema:
         form = head_form(plain.form, self._format(shard))
         if form:
             ref = replace(plain, form=form)
-            index = await self._shelf.made(self._listing, ref)
+            index = await self._shelf.readings.made(self._listing, ref)
             if index.sample_count or split(form)[0] != HEAD:
                 return _Looked(shard, ref, _with_ready(index, ready), whole=False)
         return await self._whole(shard)

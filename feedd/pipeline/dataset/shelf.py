@@ -7,29 +7,25 @@ import contextlib
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from feedd.decode.formats.files import index_of
-from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.registry import check_named, form_named, is_ready
+from feedd.decode.forms.registry import check_named
 from feedd.errors import ObjectChanged
-from feedd.flow.lru import WeightedLru
 from feedd.flow.singleflight import SingleFlight
-from feedd.flow.tasks import off_loop, run_all
+from feedd.flow.tasks import run_all
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
 from feedd.pipeline.dataset.heads import with_heads
+from feedd.pipeline.dataset.indexes import Indexes
 from feedd.pipeline.dataset.labels import LabelledIndexes
-from feedd.pipeline.dataset.megatron import check_types, read_documents, told_by
-from feedd.pipeline.dataset.record_idx import idx_sizes, say_fewer
+from feedd.pipeline.dataset.megatron import check_types, read_documents
+from feedd.pipeline.dataset.record_idx import idx_sizes
 from feedd.pipeline.dataset.sorting import Sorting
 from feedd.pipeline.dataset.told import read_told
 from feedd.pipeline.derived.columnar import counting
 from feedd.pipeline.derived.maker import formed
-from feedd.pipeline.pinned import with_pinned
 from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
-from feedd.plan.objects.layout import is_pack
 from feedd.plan.orders import NeedOrder
 from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
     from feedd.plan.drawn import BatchRows, Drawn
-    from feedd.values import Cursor, ObjectRef, ShardIndex
+    from feedd.values import Cursor, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]
 """Of each source of a dataset."""
@@ -51,21 +47,17 @@ _Wanted = tuple[_Urls, Cuts]
 
 _FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
 _LISTINGS_KEPT = 16
-_INDEX_BYTES = 256 << 20
-_INDEXED_BYTES = 1 << 10  # to index an object of a pack, 2.5 us, is as long as to go over so many bytes
-
-
-class _Key(NamedTuple):
-    """What an index is of: an object, read as what it was named."""
-
-    ref: ObjectRef
-    format: str
 
 
 class Shelf:
-    """Listings by their URLs, indexes by their object; each fetched once however many sessions ask."""
+    """Listings by their URLs, indexes by their object; each fetched once however many sessions ask.
+
+    Attributes:
+        readings: the indexes as shards tell them; from here they come with the listing's labels.
+    """
 
     def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
+        self.readings = Indexes(stages, group)
         self._stages = stages
         self._learned = learned
         # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
@@ -73,8 +65,6 @@ class Shelf:
         self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
         self._sorting = Sorting(group)
         self._labelled = LabelledIndexes()
-        self._indexes: WeightedLru[_Key, ShardIndex] = WeightedLru(_INDEX_BYTES)
-        self._index_flight: SingleFlight[_Key, ShardIndex] = SingleFlight(group)
 
     async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
         """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
@@ -126,12 +116,8 @@ class Shelf:
         Raises:
             ObjectChanged: the listing was told another count. It is dropped.
         """
-        ref = listing.refs[shard]
-        key = _key(listing, shard)
-        index = self._indexes.get(key)
-        if index is None:
-            index = await self._index_flight.do(key, lambda: self._read_index(listing, key, shard))
-        self._learned.note(ref, index.sample_count, format_of(listing, shard))
+        index = await self.readings.of(listing, shard)
+        self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
 
@@ -142,24 +128,13 @@ class Shelf:
             ObjectChanged: see ``index``.
         """
         wanted = tuple(shards)
-        keys = {shard: _key(listing, shard) for shard in wanted}
-        known = {shard: self._indexes.get(key) for shard, key in keys.items()}
+        known = {shard: self.readings.held(listing, shard) for shard in wanted}
         held = {shard: index for shard, index in known.items() if index is not None}
         for shard, index in held.items():
             self._learn(listing, shard, index)
         if len(held) == len(wanted):
             return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
         return await run_all(self.index(listing, shard) for shard in wanted)
-
-    async def made(self, listing: Listing, ref: ObjectRef) -> ShardIndex:
-        """Return the index of what is made of an object of a listing beside its shard, such as its first samples.
-
-        Raises:
-            BadShard, NotFound, ...: said by the object.
-        """
-        key = _Key(ref, "")
-        index = self._indexes.get(key)
-        return index or await self._index_flight.do(key, lambda: self._read_index(listing, key))
 
     async def fresh(self, urls: tuple[str, ...]) -> Listing:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
@@ -197,7 +172,7 @@ class Shelf:
     async def close(self) -> None:
         """End what is under way."""
         await self._listing_flight.cancel_all()
-        await self._index_flight.cancel_all()
+        await self.readings.close()
         await self._sorting.close()
         await asyncio.to_thread(self._learned.save)
 
@@ -252,22 +227,6 @@ class Shelf:
             self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
             raise
 
-    async def _read_index(self, listing: Listing, key: _Key, shard: int = -1) -> ShardIndex:
-        if is_pack(key.ref):
-            index = await _index_of_pack(listing, key.ref)
-        else:
-            name = key.format or ("" if key.ref.form else format_for(key.ref.url))  # before it is fetched
-            index = await with_pinned(
-                self._stages.cache,
-                [told_by(key.ref, key.format)],
-                lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
-            )
-        if shard in listing.idx_bytes:
-            await asyncio.to_thread(say_fewer, key.ref, listing.idx_bytes[shard], index)
-        weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
-        self._indexes.put(key, index, weight)
-        return index
-
 
 def _unchanged(held: Listing, newer: Listing) -> bool:
     """Whether a listing of the same objects reads them, and counts them, as an earlier one."""
@@ -298,12 +257,6 @@ def _with_cuts(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told)
     return files, replace(told, exact=exact, claimed=claimed, formats=formats)
 
 
-def _key(listing: Listing, shard: int) -> _Key:
-    name = format_of(listing, shard)
-    ref = listing.refs[shard]
-    return _Key(ref, "" if form_named(name) or is_ready(ref.form) else name)
-
-
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:
     """Return what URLs name in the place of their shards' formats.
 
@@ -313,9 +266,3 @@ def _known_formats(resolved: Resolved) -> Mapping[int, str]:
     for name in {name for name, _ in itertools.groupby(resolved.named.values())}:
         check_named(name)
     return resolved.named
-
-
-async def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:
-    """Return what the pack itself would say, which the listing knows as well."""
-    packs, number = next((one, number) for one in listing.packs if (number := one.find(ref)) is not None)
-    return await off_loop(lambda: index_of(packs.table(number)), len(packs.span(number)) * _INDEXED_BYTES)

@@ -37,9 +37,10 @@ def test_help_lists_the_commands(feedd: Feedd) -> None:
     assert "Exit codes" in outcome.out
 
 
-def test_version(feedd: Feedd) -> None:
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_version(feedd: Feedd, asked: str) -> None:
     """The version goes to standard output, alone."""
-    outcome = feedd("version")
+    outcome = feedd(asked)
     assert (outcome.code, outcome.out, outcome.err) == (0, f"feedd {__version__}\n", "")
 
 
