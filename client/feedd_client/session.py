@@ -226,7 +226,7 @@ class Stream:
             self._returns.append(pb.Release(slot=lease.slot, generation=lease.generation))
             self._session.refresh(lease)
         self._credits += 1
-        if self._credits * 2 >= self._session.slot_count:
+        if self._credits * 3 >= self._session.slot_count:  # a third is taken, one is here, one is being filled
             self.flush()
 
     def give_back_late(self, slot: int, generation: int) -> None:

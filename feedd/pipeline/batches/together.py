@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from feedd.plan.drawn import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
 
-_BATCHES_MAX = 16
-_ALL_BYTES_MAX = 20 << 20  # of all of them: the first is handed out when the last is done
+_BATCHES_MAX = 21  # a third of 64 slots
+_ALL_BYTES_MAX = 24 << 20  # of all of them: the first is handed out when the last is done
 _SLOTS_LEFT = 16  # at least, or three quarters of fewer: the trainer holds those meanwhile, or others are being made
 _BYTES_MAX = 4 << 20  # of each
 

@@ -153,14 +153,14 @@ async def test_a_bad_sample_among_those_made_ahead_is_named_when_it_is_asked_for
 
 
 async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None:
-    """Whoever asks for no number of slots has so many that a quarter are made at once; each has its own samples."""
+    """Whoever asks for no number of slots has so many that a third are made at once; each has its own samples."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0))
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0)
-        assert (session.slots.slot_count, session.info.at_once) == (64, 16)
-        found, counts = await all_of(session, len(alone), 16)
-        assert 8 < max(counts) <= 16
+        assert (session.slots.slot_count, session.info.at_once) == (64, 21)
+        found, counts = await all_of(session, len(alone), 21)
+        assert 8 < max(counts) <= 21
         assert found[len(alone) :] == [EpochEnd(0, len(alone))] * (len(found) - len(alone))
         for one, other in zip(found, alone, strict=False):
             assert not isinstance(one, EpochEnd)
