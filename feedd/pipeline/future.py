@@ -127,6 +127,11 @@ class Outlook:
             self._leave(self._walk)
             self._walk = None
 
+    async def ended(self) -> None:
+        """Return when nothing that was under way before ``close`` is so any more."""
+        if self._foresight is not None:
+            await self._foresight.ended()
+
     def _found(self, walk: Walk, window: int) -> Progress:
         """Begin a group, with a stream that stands at ``window``."""
         self._crowd.horizon.open(walk.key, walk.position(window), walk.epoch_bytes * _SLACK)

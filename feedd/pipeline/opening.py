@@ -123,6 +123,7 @@ class Pipeline:
             cache = self.stages.cache
             foresight = Foresight(self.shelf.readings, listing, cache)
             outlook = Outlook(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
+            undo.push_async_callback(outlook.ended)
             undo.callback(outlook.close)
             outlook.enter(Cursor(request.spec.epoch))
             memory, arena, classes = await self._slots(one)

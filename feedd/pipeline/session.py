@@ -165,6 +165,7 @@ class Session:
             await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, Tickets) else self)
         await self._stages.arriving.withdraw(self)
         self._parts.outlook.close()
+        await self._parts.outlook.ended()
         self._parts.filling.assembler.close()
         self._parts.arena.close()
 

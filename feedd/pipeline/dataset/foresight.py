@@ -6,13 +6,13 @@ when a batch needs it, that waits behind all decoding that was asked for before,
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
 from feedd.errors import Draining
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from feedd.pipeline.dataset.indexes import Indexes, IndexRun
@@ -35,6 +35,7 @@ class Foresight:
         self._coming: list[int] = []  # shards that are not here
         self._patience = _PATIENCE_DRAWS
         self._begun: set[IndexRun] = set()
+        self._ending: set[IndexRun] = set()  # nobody wants them any more; until they end they may hold pins
 
     def need(self, shards: Iterable[int]) -> None:
         """Read the indexes of these (dataset indices), which are fetched for that where they are not here."""
@@ -60,6 +61,11 @@ class Foresight:
         for run in tuple(self._begun):
             self._end(run)
 
+    async def ended(self) -> None:
+        """Return when nothing that was given up is under way."""
+        if self._ending:
+            await asyncio.wait([run.result for run in self._ending])
+
     def _begin(self, shard: int) -> None:
         with contextlib.suppress(Draining):
             run = self._indexes.begin(self._listing, shard)
@@ -68,6 +74,7 @@ class Foresight:
             self._begun.add(run)
 
             def ended(_: asyncio.Future[ShardIndex]) -> None:
+                self._ending.discard(run)
                 self._end(run)
 
             run.result.add_done_callback(ended)
@@ -75,4 +82,5 @@ class Foresight:
     def _end(self, run: IndexRun) -> None:
         if run in self._begun:
             self._begun.discard(run)
-            self._indexes.leave(run)
+            if self._indexes.leave(run):
+                self._ending.add(run)

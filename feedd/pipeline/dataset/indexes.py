@@ -83,9 +83,9 @@ class Indexes:
             return None
         return self._runs.join(key, lambda: self._read(listing, key, shard))
 
-    def leave(self, run: IndexRun) -> None:
-        """Give up what was begun: it ends unless others want it."""
-        self._runs.leave(run)
+    def leave(self, run: IndexRun) -> bool:
+        """Give up what was begun; True: nobody else wants it, and it is ending."""
+        return self._runs.leave(run)
 
     async def close(self) -> None:
         """End what is under way."""

@@ -78,7 +78,7 @@ async def test_a_session_that_closes_gives_up_what_it_began(tmp_path: Path) -> N
         second = await rig.open(shuffle=True)
         assert len(rig.pipeline.shelf.readings._runs) == 1
         await rig.close(second)
-        await until(lambda: not len(rig.pipeline.shelf.readings._runs))
+        assert not len(rig.pipeline.shelf.readings._runs)
 
 
 async def test_a_shard_that_cannot_be_indexed_ahead_is_an_error_only_where_it_is_read(tmp_path: Path) -> None:
