@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from feedd.pipeline.batches.quarantine import Quarantine
+    from feedd.pipeline.dataset.labels import Tables
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.pipeline.planning import AnyReader, Planned
     from feedd.pipeline.recipes import Recipes, Resolved
@@ -95,8 +96,9 @@ class Pipeline:
         expected = spec.expect_fingerprint
         with self.shelf.begun(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
-            listing = await self.shelf.mixed(
-                request.sources, lambda held: request.fingerprint(held) == expected, request.cuts
+            listing, tables = await both(
+                self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected, request.cuts),
+                self._labelling.tables(request),
             )
         mark = await asyncio.to_thread(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
@@ -111,15 +113,15 @@ class Pipeline:
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
             view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
-            return await self._open(request, view, mark)
+            return await self._open(request, view, mark, tables)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
             raise
 
-    async def _open(self, request: Request, listing: Listing, mark: bytes) -> Session:
+    async def _open(self, request: Request, listing: Listing, mark: bytes, tables: Tables) -> Session:
         plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
         async with AsyncExitStack() as undo:
-            one = _Opening(next(self._numbers), request, listing, mark, plan, plan.reader(), undo)
+            one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
             cache = self.stages.cache
             foresight = Foresight(self.shelf.readings, listing, cache)
             outlook = Outlook(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
@@ -164,7 +166,7 @@ class Pipeline:
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
         """Label the samples, then resolve the recipes, which may name labels."""
         labelled = one.listing.base or one.listing  # views have its labels
-        classes = await self._labelling.label(labelled, one.request)
+        classes = await self._labelling.label(labelled, one.request, one.tables)
         return *await resolve(self.stages, self.shelf, one.listing, one.reader, one.request), classes
 
     async def _tickets(self, one: _Opening, memory: _Memory) -> Tickets | None:
@@ -242,6 +244,7 @@ class _Opening:
         request: what was asked for.
         listing: as it reads it.
         mark: the fingerprint.
+        tables: those of its labels that have been read.
         plan: what its rank reads.
         reader: stands in the session's epoch.
         undo: what is to be undone where it does not open.
@@ -251,6 +254,7 @@ class _Opening:
     request: Request
     listing: Listing
     mark: bytes
+    tables: Tables
     plan: Planned
     reader: AnyReader
     undo: AsyncExitStack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,7 +20,7 @@ from feedd.decode.labels import (
     versioned,
 )
 from feedd.decode.params import params_of
-from feedd.errors import BadRequest
+from feedd.errors import BadRequest, FeeddError
 from feedd.flow.lru import WeightedLru
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.plan.mixed import mix_facts
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     from feedd.decode.labels import TableLabel
     from feedd.pipeline.planning import Request
     from feedd.plan.listing import Listing
+    from feedd.plan.objects.labels import LabelTable
     from feedd.plan.objects.packs import Packs
     from feedd.source.sources import Sources
     from feedd.values import FieldRecipe, ObjectRef, ShardIndex
 
+    Tables = Mapping[str, LabelTable]
+
 _LABELLED_BYTES: Final = 64 << 20
 _NAMES_CHARS: Final = 64 << 20
+_TABLES_USED: Final = 1024
 _ROWS_HINT: Final = "rows are matched by path below the URL's folder"
 
 
@@ -70,9 +75,29 @@ class Labelling:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._known: WeightedLru[tuple[bytes, tuple[int, ...], int, str], _Known] = WeightedLru(_NAMES_CHARS)
+        self._used: WeightedLru[str, bool] = WeightedLru(_TABLES_USED)
 
-    async def label(self, listing: Listing, request: Request) -> dict[str, tuple[str, ...]]:
+    async def tables(self, request: Request) -> Tables:
+        """Read the tables that a request names, if it is the first to do so: while objects are listed there is time.
+
+        One that cannot be read is left for ``label``, which says why.
+        """
+        sources = dict.fromkeys(source for recipe in request.wanted for source in _labels(recipe))
+        found: dict[str, LabelTable] = {}
+        for source in sources:
+            table = table_of(source)
+            if table is not None and not self._used.get(source):
+                with contextlib.suppress(FeeddError, ValueError):
+                    found[source] = await _rows(self._sources, table)
+        return found
+
+    async def label(self, listing: Listing, request: Request, tables: Tables) -> dict[str, tuple[str, ...]]:
         """Have a listing know the labels that a request wants; takes a microsecond or two per sample, once.
+
+        Args:
+            listing: of its objects.
+            request: says which.
+            tables: what has been read of those that it names.
 
         Returns:
             The names of classes, in the order of their numbers, by field; of fields whose labels are names.
@@ -89,20 +114,21 @@ class Labelling:
                 url = listing.refs[shards.start].url
                 classes = getattr(params_of(field), "classes", ())
                 for source in filter(is_label, field.sources):
-                    known = await self._of(listing, shards, source)
+                    known = await self._of(listing, shards, source, tables.get(source))
                     _check_labelled(known, url, source, request)
                     classes = known.classes
                 if found.setdefault(field.name, classes) != classes:
                     raise _disagree(field.name, url)
         return {name: classes for name, classes in found.items() if classes}
 
-    async def _of(self, listing: Listing, shards: range, source: str) -> _Known:
+    async def _of(self, listing: Listing, shards: range, source: str, rows: LabelTable | None) -> _Known:
         key = (listing.digest, listing.firsts, shards.start, source)
         known = self._known.get(key)
         if known is None or shards[0] not in listing.labels.get(source, {}):
-            values, known = await _values(self._sources, listing, shards, source)
+            values, known = await _values(self._sources, listing, shards, source, rows)
             listing.labels[source] = {**listing.labels.get(source, {}), **values}  # others may have come meanwhile
             self._known.put(key, known, sum(map(len, known.classes), 64))
+            self._used.put(source, True, 1)  # noqa: FBT003 - a value, not a flag
         return known
 
 
@@ -123,7 +149,7 @@ class _Known(NamedTuple):
 
 
 async def _values(
-    sources: Sources, listing: Listing, shards: range, source: str
+    sources: Sources, listing: Listing, shards: range, source: str, rows: LabelTable | None
 ) -> tuple[dict[int, NDArray[np.int64]], _Known]:
     owners = await asyncio.to_thread(_owners, listing, shards)
     packs = list(dict.fromkeys(one for one, _ in owners.values()))
@@ -133,8 +159,7 @@ async def _values(
             packs = list(listing.packs)
             labels = await asyncio.to_thread(folder_labels, packs, classes_of(source))
         else:
-            data = await _read(sources, table)
-            rows = await asyncio.to_thread(parse_table, table.file, data, table.column, table.classes)
+            rows = rows or await _rows(sources, table)
             labels = await asyncio.to_thread(table_labels, packs, rows)
     except ValueError as error:
         where = listing.refs[shards.start].url if table is None else table.file
@@ -170,6 +195,11 @@ def _disagree(name: str, url: str) -> BadRequest:
         hint=f'name those of {name!r} in fields: "classes": ["cat", "dog"] in the order that is to number them',
         stage="plan",
     )
+
+
+async def _rows(sources: Sources, table: TableLabel) -> LabelTable:
+    data = await _read(sources, table)
+    return await asyncio.to_thread(parse_table, table.file, data, table.column, table.classes)
 
 
 async def _read(sources: Sources, table: TableLabel) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChan
 from feedd.pipeline.stages import PipelineOptions
 from feedd.source.memory import MemoryStore
 from feedd.values import Topology
-from tests.fakes.feeding import batches, feeding
+from tests.fakes.feeding import ROOT, batches, feeding
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
@@ -73,6 +73,43 @@ async def test_tables_are_asked_for_while_objects_are_listed(tmp_path: Path, mon
         listed.clear()
         with pytest.raises(NotFound):
             await rig.open(urls=("s3://memory/trai",), fields=(("jpg", "bytes"), ("value", "table:nothing.csv")))
+
+
+async def test_a_table_is_read_while_objects_are_listed_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listing does not come before the table has been read; who opens again does not read it again."""
+    async with asyncio.timeout(20), feeding(tmp_path) as rig:
+        for name in ("a", "b"):
+            rig.store.put(f"train/{name}.jpg", name.encode())
+        rig.store.put("train/labels.csv", b"file_name,value\na.jpg,4\nb.jpg,5\n")
+        shelf = rig.pipeline.shelf
+        mixed_before = shelf.mixed
+
+        async def mixed(*args: Any) -> Any:
+            await until(lambda: "train/labels.csv" in rig.store.reads)
+            return await mixed_before(*args)
+
+        monkeypatch.setattr(shelf, "mixed", mixed)
+        fields = (("jpg", "bytes"), ("value", "table:labels.csv"))
+        for _ in range(2):
+            session = await rig.open(fields=fields, batch_size=2)
+            assert sorted((await batches(session))[0].ints("value")) == [4, 5]
+        assert rig.store.reads.count("train/labels.csv") == 1
+
+
+async def test_a_table_that_cannot_be_read_is_said_behind_what_is_wrong_with_the_listing(tmp_path: Path) -> None:
+    """Reading it ahead changes no error: of two things that are wrong the listing's is said, and else the table's."""
+    async with feeding(tmp_path) as rig:
+        rig.store.put("train/a.jpg", b"a")
+        rig.store.put("train/labels.csv", b"\xff\xfe,,,")
+        fields = (("jpg", "bytes"), ("value", "table:labels.csv"))
+        with pytest.raises(BadRequest, match=r"labels\.csv"):
+            await rig.open(fields=fields)
+        with pytest.raises(NotFound, match="nothing"):
+            await rig.open(
+                urls=(f"{ROOT}/nothing/",), fields=(("jpg", "bytes"), ("value", f"table:{ROOT}/train/labels.csv"))
+            )
 
 
 async def test_a_cancelled_open_leaves_nothing(tmp_path: Path) -> None:
