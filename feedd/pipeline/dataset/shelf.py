@@ -117,7 +117,6 @@ class Shelf:
             ObjectChanged: the listing was told another count. It is dropped.
         """
         index = await self.readings.of(listing, shard)
-        self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
         self._learn(listing, shard, index)
         return self._labelled.of(listing, shard, index)
 
@@ -221,6 +220,8 @@ class Shelf:
         return cut_told
 
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
+        """Take note of a count, for this listing and for later daemons: an index at hand may be read by nobody here."""
+        self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
         try:
             listing.learn(shard, index.sample_count)
         except ObjectChanged:

@@ -49,6 +49,16 @@ async def test_the_next_window_is_indexed_when_it_is_here_but_not_before_the_fir
         await until(lambda: _known(rig, session) == [0, 1])
 
 
+async def test_counts_of_what_was_read_ahead_are_learned_for_later_daemons(tmp_path: Path) -> None:
+    """Whoever read an index, its count is kept as soon as a batch is made with it."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[12] * 3)
+        session = await rig.open(batch_size=1)
+        refs = session._parts.filling.listing.refs
+        await batches(session)
+        assert rig.pipeline.shelf._learned.known(refs) == {0: 12, 1: 12, 2: 12}
+
+
 async def test_what_is_not_here_is_not_fetched_to_be_indexed(tmp_path: Path) -> None:
     """A shard that is still on its way, or has no room yet, is not asked for before a batch needs it."""
     async with feeding(tmp_path) as rig:
