@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.lock import DirectoryLock
+from feedd.cache.ondisk.lock import DirectoryLock, was_owned
 from feedd.config.loading import DEFAULT_ORIGIN
 from feedd.errors import CacheUnavailable
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from feedd.config import Effective
 
 ORIGIN = "process tree"
-_YOUNG_S = 60.0  # between making a directory and locking it
+_YOUNG_S = 60.0  # between making a directory and owning it
 
 
 @contextmanager
@@ -49,11 +49,11 @@ def of_its_own(flags: Flags) -> Iterator[Effective]:
 
 
 def sweep(parent: Path) -> None:
-    """Remove this user's cache directories whose daemon was killed."""
+    """Remove this user's cache directories whose daemon was killed; its successor needs the space at once."""
     for path in parent.glob(f"{prefix()}*"):
         try:
             stat = path.lstat()
-            if stat.st_uid != os.geteuid() or time.time() - stat.st_mtime < _YOUNG_S:
+            if stat.st_uid != os.geteuid() or (time.time() - stat.st_mtime < _YOUNG_S and not was_owned(path)):
                 continue
             with DirectoryLock(path):
                 shutil.rmtree(path, ignore_errors=True)

@@ -63,14 +63,15 @@ def test_two_trees_at_once(short_dir: Path) -> None:
 
 def test_what_a_killed_one_left_is_swept(short_dir: Path) -> None:
     """The next start removes a cache nobody owns; one in use, one just made and other people's files stay."""
-    names = ("left", "used", "young")
+    names = ("left", "used", "young", "killed")
     homes = {name: short_dir / f"feedd-cache-{os.geteuid()}-{name}" for name in names}
     other = short_dir / "feedd-cache-of-somebody"
     for home in (*homes.values(), other):
         (home / "v1").mkdir(parents=True)
         (home / "v1" / "block").write_bytes(b"x")
+    (homes["killed"] / "lock").write_text("1\n")  # young, but nobody who locks it will come any more
     with DirectoryLock(homes["used"]):
         for home in (homes["left"], homes["used"], other):
             os.utime(home, (1, 1))
         sweep(short_dir)
-    assert [home.exists() for home in (*homes.values(), other)] == [False, True, True, True]
+    assert [home.exists() for home in (*homes.values(), other)] == [False, True, True, False, True]

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 LOCK_NAME = "lock"
 
 
+def was_owned(directory: Path) -> bool:
+    """Whether a directory has an owner, or had one that was killed: who releases it leaves no name behind."""
+    try:
+        return (directory / LOCK_NAME).lstat().st_size > 0
+    except OSError:
+        return False
+
+
 class DirectoryLock:
     """An flock on ``<directory>/lock``; the directory is made if missing. A context manager.
 
