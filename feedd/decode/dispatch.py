@@ -74,14 +74,19 @@ class Dispatch:
         """Processes that take work now, by worker number."""
         return tuple(self._children[number].pid for number in sorted(self._children.keys() - self._retiring))
 
+    @property
+    def worker_count(self) -> int:
+        """How many take work now."""
+        return len(self._children) - len(self._retiring)
+
     def take_load(self, contended: float = 0.0) -> Load:
         """Return what was measured since the last call; how contended the cores are, others measure."""
         elapsed_s, busy_s, queued_s = self._meter.take(time.monotonic())
-        return Load(max(elapsed_s, 1e-9), busy_s, queued_s, len(self._children) - len(self._retiring), contended)
+        return Load(max(elapsed_s, 1e-9), busy_s, queued_s, self.worker_count, contended)
 
     def spread(self, rows: int, chunk_rows: int) -> int:
         """Return how many rows to send at once, fewer than ``chunk_rows`` where workers had nothing to do else."""
-        idle = 0 if self._schedule.queued else len(self._children) - len(self._retiring) - self._schedule.busy_count
+        idle = 0 if self._schedule.queued else self.worker_count - self._schedule.busy_count
         return max(-(-rows // idle), min(_SPREAD_ROWS_LEAST, chunk_rows)) if idle * chunk_rows > rows else chunk_rows
 
     async def do(self, work: Work, chunk_rows: int) -> None:

@@ -88,6 +88,11 @@ def _ready(params: ImageParams) -> Plain | None:
     return Plain(prefix.dtype, prefix.dtype, math.prod(prefix.shape))
 
 
+def request_rows(field_count: int) -> int:
+    """Return how many rows of so many fields a request has room for."""
+    return max(_COLUMNS_BYTES // (_ROW_BYTES + _FIELD_ROW_BYTES * field_count), 1)
+
+
 def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
     """Return how many rows a worker should be sent at once; ``rows`` unless all fields are plain copies.
 
@@ -96,12 +101,12 @@ def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
         rows: so many where a row is work.
         total: how many there are: they are sent in equal parts.
     """
-    row_bytes, columns_bytes = 0, _ROW_BYTES
+    row_bytes = field_count = 0
     for recipe in recipes:
         plain = plain_numbers(recipe)
         if plain is None:
             return rows
         row_bytes += plain.out_bytes
-        columns_bytes += _FIELD_ROW_BYTES
-    most = min(_REQUEST_BYTES // max(row_bytes, 1), _REQUEST_ROWS, _COLUMNS_BYTES // columns_bytes)
+        field_count += 1
+    most = min(_REQUEST_BYTES // max(row_bytes, 1), _REQUEST_ROWS, request_rows(field_count))
     return max(equal_part(total, max(most, rows)), rows)

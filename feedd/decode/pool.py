@@ -16,7 +16,7 @@ from feedd.decode.make_call import MakeCall
 from feedd.decode.messages import Attach, Detach, Prepare, encode
 from feedd.decode.overseer import Overseer
 from feedd.decode.params import params_of
-from feedd.decode.plain import chunk_rows
+from feedd.decode.plain import chunk_rows, request_rows
 from feedd.decode.poison import Poison
 from feedd.decode.portions import Portions
 from feedd.decode.recipe import check_fields, needs_resolve, spec_of
@@ -196,7 +196,8 @@ class DecodePool:
         call = DecodeCall(task, self._poison)
         rows = chunk_rows((work.recipe for work in task.fields), self._options.chunk_rows, call.rows)
         if rows == self._options.chunk_rows:  # not worth it for plain copies
-            rows = self._dispatch.spread(call.rows, self._portions.of(task.arena_id, call.rows))
+            rows = self._portions.of(task.arena_id, call.rows, self._dispatch.worker_count)
+            rows = self._dispatch.spread(call.rows, min(rows, request_rows(len(task.fields))))
         await self._dispatch.do(call, rows)
         result = call.result
         if call.rows:
