@@ -96,7 +96,9 @@ class Opener:
                     raise
                 pause_s = backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter needs no secrecy
                 if time.monotonic() + pause_s >= deadline_s or stop.wait(pause_s):
-                    raise error from (None if isinstance(error, Draining) else leaving)
+                    if leaving is None or isinstance(error, Draining):
+                        raise
+                    raise error from leaving
                 if isinstance(error, Draining):
                     leaving = error
                 if not told and isinstance(error, (ResourceError, Draining)):  # it may take long

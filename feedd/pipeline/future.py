@@ -91,8 +91,7 @@ class Outlook:
             self._leave(before)
         self._wish(walk, window)
         if self._foresight is not None:
-            self._foresight.need(walk.needed(window))
-            self._foresight.expect(walk.needed(window + 1))
+            self._foresight.enter([*walk.needed(window), *walk.needed(window + 1)])
 
     def skip_to(self, at: Cursor) -> None:
         """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
@@ -113,7 +112,7 @@ class Outlook:
             self._window = last_window
             self._cache.note_next_use(self._crowd.horizon.advance(walk.key, walk.position(first_window)))
             if self._foresight is not None:
-                self._foresight.expect(walk.needed(last_window + 1))
+                self._foresight.expect([*walk.needed(last_window), *walk.needed(last_window + 1)])
             self._wish(walk, last_window)  # never empty, which would cancel what this very batch is about to wait for
         if self._foresight is not None:
             self._foresight.look()

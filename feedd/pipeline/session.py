@@ -165,9 +165,9 @@ class Session:
             await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, Tickets) else self)
         await self._stages.arriving.withdraw(self)
         self._parts.outlook.close()
-        await self._parts.outlook.ended()
         self._parts.filling.assembler.close()
         self._parts.arena.close()
+        await self._parts.outlook.ended()  # the last: a worker may take its grace, and others need the memory
 
     def _start(self, at: Cursor) -> None:
         """Notice a stream that begins elsewhere than where the session stood: what to read ahead is then another."""

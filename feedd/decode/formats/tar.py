@@ -220,7 +220,7 @@ class _Reader(ShardReader):
             path = header[: header.find(0) if header[99] == 0 else 100]
             if header[345] and header[257:263] == b"ustar\0":
                 path = header[345:500].split(b"\0", 1)[0] + b"/" + path
-        self._add([path], [body], [size])
+        self._add([path], [body], [min(size, len(self._data))])  # more is refused by the caller, and fits no column
         return size
 
     def _add(self, paths: Sequence[bytes], bodies: Sequence[int], sizes: Sequence[int]) -> None:

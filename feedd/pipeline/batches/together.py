@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from feedd.plan.drawn import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
 
-_BATCHES_MAX = 21  # a third of 64 slots
+_BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all of them: the first is handed out when the last is done
-_SLOTS_LEFT = 16  # at least, or three quarters of fewer: the trainer holds those meanwhile, or others are being made
+_SLOTS_FEW = 4  # too few to make several at once: the trainer holds some, and others are being made
 _BYTES_MAX = 4 << 20  # of each
 
 
@@ -61,9 +61,10 @@ class Together:
             return 1
         if any(plain_numbers(field) is None for field in distinct[0]):
             return 1
-        slots = self._arena.slot_count
-        most = max(slots // 4, slots - _SLOTS_LEFT)
-        return max(min(_BATCHES_MAX, most, _ALL_BYTES_MAX // self._arena.slot_bytes), 1)
+        if self._arena.slot_count <= _SLOTS_FEW:
+            return 1
+        returned = -(-self._arena.slot_count // 3)  # so many at once, by the client: others would be made apart
+        return max(min(_BATCHES_MAX, returned, _ALL_BYTES_MAX // self._arena.slot_bytes), 1)
 
     async def fill(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,7 +19,7 @@ from feedd.decode.labels import (
     versioned,
 )
 from feedd.decode.params import params_of
-from feedd.errors import BadRequest, FeeddError
+from feedd.errors import BadRequest, FeeddError, StoreUnavailable
 from feedd.flow.lru import WeightedLru
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.plan.mixed import mix_facts
@@ -81,14 +80,21 @@ class Labelling:
         """Read the tables that a request names, if it is the first to do so: while objects are listed there is time.
 
         One that cannot be read is left for ``label``, which says why.
+
+        Raises:
+            StoreUnavailable: there is no answer about one.
         """
         sources = dict.fromkeys(source for recipe in request.wanted for source in _labels(recipe))
         found: dict[str, LabelTable] = {}
         for source in sources:
             table = table_of(source)
             if table is not None and not self._used.get(source):
-                with contextlib.suppress(FeeddError, ValueError):
+                try:
                     found[source] = await _rows(self._sources, table)
+                except StoreUnavailable:
+                    raise  # it was tried for as long as is allowed: not once more
+                except (FeeddError, ValueError):
+                    continue
         return found
 
     async def label(self, listing: Listing, request: Request, tables: Tables) -> dict[str, tuple[str, ...]]:

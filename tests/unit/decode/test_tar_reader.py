@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from feedd.decode.formats import tar
-from feedd.decode.formats.tar import TarFormat
+from feedd.decode.formats.tar import TarFormat, samples_end
 from feedd.errors import BadShard
 from tests.fakes.tars import tar_bytes
 
@@ -171,6 +171,16 @@ def test_absurd_claims_allocate_nothing() -> None:
     flood = b"".join(raw_header(b"%d.e%d" % (n, n), b"%011o" % 0) for n in range(300)) + bytes(1024)
     with pytest.raises(BadShard, match="different extensions"):
         TarFormat().index(memoryview(flood), URL)
+
+
+@pytest.mark.parametrize("size", [1 << 40, (1 << 63) - 1, 1 << 63, (1 << 88) - 1])
+def test_a_size_beyond_all_files_is_a_broken_member(size: int) -> None:
+    """Whatever the field of a size has room for; what is whole before it is found."""
+    whole = raw_header(b"a.x", b"%011o" % 0) + raw_header(b"b.x", b"%011o" % 0)
+    data = whole + raw_header(b"c.x", b"\x80" + size.to_bytes(11, "big")) + bytes(1024)
+    with pytest.raises(BadShard, match=f"{size} bytes of member data"):
+        TarFormat().index(memoryview(data), URL)
+    assert samples_end(memoryview(data)) == len(whole)
 
 
 def test_keys_that_are_not_utf8_become_utf8() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged
+from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged, StoreUnavailable
 from feedd.pipeline.stages import PipelineOptions
 from feedd.source.memory import MemoryStore
 from feedd.values import Topology
@@ -110,6 +110,23 @@ async def test_a_table_that_cannot_be_read_is_said_behind_what_is_wrong_with_the
             await rig.open(
                 urls=(f"{ROOT}/nothing/",), fields=(("jpg", "bytes"), ("value", f"table:{ROOT}/train/labels.csv"))
             )
+
+
+async def test_a_table_without_an_answer_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was asked for as long as it may be asked: an open does not do that again."""
+    async with feeding(tmp_path) as rig:
+        rig.store.put("train/a.jpg", b"a")
+        rig.store.put("train/labels.csv", b"file_name,value\na.jpg,4\n")
+        asked: list[str] = []
+
+        async def fetch(ref: ObjectRef, _: memoryview) -> None:
+            asked.append(ref.key)
+            raise StoreUnavailable("expected an answer, got silence", object=ref.url)
+
+        monkeypatch.setattr(rig.pipeline.stages.sources.fetcher, "fetch", fetch)
+        with pytest.raises(StoreUnavailable, match="silence"):
+            await rig.open(fields=(("jpg", "bytes"), ("value", "table:labels.csv")))
+        assert asked == ["train/labels.csv"]
 
 
 async def test_a_cancelled_open_leaves_nothing(tmp_path: Path) -> None:

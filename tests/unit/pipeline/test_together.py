@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_EPOCHS
 from feedd.values import BatchReady, Cursor, EpochEnd
+from feedd_client._wire import feedd_pb2 as pb
+from feedd_client.session import Lease, Position, Stream
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from feedd.pipeline.session import Session
+    from feedd_client.session import Session as Granted
     from tests.fakes.feeding import GatedStore
 
 FIELDS = (("x", "tensor:uint8:4"), ("y", '{"decode": "tokens", "dtype": "uint16", "count": 2, "from": ["y"]}'))
@@ -70,8 +76,8 @@ async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
     """Rows, bytes, cursors and the end of the epoch are the same; batches of several windows among them."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
-        alone = await batches(await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=16))
-        session = await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=16)
+        alone = await batches(await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=12))
+        session = await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=12)
         assert session.info.at_once == 4
         steps = len(alone)
         found, counts = await all_of(session, steps + 2)
@@ -118,8 +124,8 @@ async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
     """Behind an epoch's end the first of the next are made at once, decoded once, and handed over together."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
-        alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=16), Cursor(1))
-        session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=16)
+        alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12), Cursor(1))
+        session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12)
         await batches(session)
         ahead = session._parts.ahead
         assert ahead is not None
@@ -158,14 +164,39 @@ async def test_small_batches_have_slots_for_many_at_once(tmp_path: Path) -> None
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0))
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=0)
-        assert (session.slots.slot_count, session.info.at_once) == (64, 21)
-        found, counts = await all_of(session, len(alone), 21)
-        assert 8 < max(counts) <= 21
+        assert (session.slots.slot_count, session.info.at_once) == (64, 22)
+        found, counts = await all_of(session, len(alone), 22)
+        assert 8 < max(counts) <= 22
         assert found[len(alone) :] == [EpochEnd(0, len(alone))] * (len(found) - len(alone))
         for one, other in zip(found, alone, strict=False):
             assert not isinstance(one, EpochEnd)
             assert one[0] == other.ready
             assert values(one[0], one[1]) == values(one[0], other.data)
+
+
+@pytest.mark.parametrize("slots", [2, 4, 5, 6, 7, 8, 12, 16, 20, 32, 33, 48, 63, 64])
+async def test_as_many_are_made_at_once_as_a_client_returns(tmp_path: Path, slots: int) -> None:
+    """Of a client that returns one more, that one would be made in a group of its own; of few slots none wait."""
+    sent: list[pb.StreamRequest] = []
+    granted = SimpleNamespace(
+        id="", held={}, mapping=object(), slot_count=slots, pid=0, stream=None, fresh=True, refresh=lambda _: None
+    )
+    granted.endpoint = SimpleNamespace(stub=SimpleNamespace(Stream=lambda requests: requests))
+    stream = Stream(cast("Granted", granted), Position(0, 0), 1)
+    requests = cast("Iterator[pb.StreamRequest]", stream._call)
+    sent.append(next(requests))
+    for slot in range(slots):
+        granted.held[slot] = 1
+        stream.give_back(Lease(np.zeros(0, np.uint8), pb.Batch(), slot, 1))
+    stream._requests.put(None)
+    sent += requests
+    returned = sent[1].credits
+    assert {one.credits for one in sent[1:]} == {returned}
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        session = await rig.open(fields=FIELDS, batch_size=2, prefetch_batches=slots)
+        assert session.slots.slot_count == slots
+        assert session.info.at_once == (returned if slots > 4 else 1)
 
 
 async def test_bad_samples_are_their_own_batchs(tmp_path: Path) -> None:
