@@ -161,7 +161,7 @@ class Crew:
         Raises:
             Internal: the daemon was upgraded while it ran, and has no worker left: only a new one can go on.
         """
-        left = len(self._dispatch.pids)
+        left = self._dispatch.worker_count
         if self._outdated and not left:
             raise Internal(message, hint="restart the daemon", stage="decode")
         wait_s = back_off.failed()

@@ -28,7 +28,7 @@ _KILL_WAIT_S: Final = 10.0
 
 _SPREAD_ROWS_LEAST: Final = 8  # fewer are not worth a message
 _DEPTH: Final = 4
-"""Chunks a worker holds: 45 to 110 ms each for photographs: a busy event loop (p99 of 100 ms) starves nobody."""
+"""Chunks a worker holds: 45 to 125 ms each for photographs: a busy event loop (p99 of 100 ms) starves nobody."""
 
 
 class Pending(Call):

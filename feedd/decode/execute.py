@@ -41,7 +41,6 @@ from feedd.decode.messages import (
 from feedd.decode.plain import plain_numbers
 from feedd.decode.shards import Shard, Shards
 from feedd.decode.slow import SLOW_MODULES
-from feedd.decode.work import CHUNK_ROWS_MAX
 from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
 from feedd.values import FieldRecipe
 
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from feedd.protocols import SampleCodec
 
 _SHORT_REASON_CHARS: Final = 12
+_REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer: the short ones of a thousand rows are 22
 _MAPPED_AT_ONCE_BYTES: Final = 256 << 20
 _MADV_POPULATE_WRITE: Final = 23  # which the module has no name for
 _KEPT_BYTES_MAX: Final = 64 << 20  # of an answer: rows behind that are decoded anew
@@ -72,12 +72,20 @@ class Producer(Protocol):
         """
 
 
-def _reason(error: Exception, before: int) -> str:
-    """Return why a row is bad; of the many in a large request only the first have room for all of it."""
-    text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
-    if before < CHUNK_ROWS_MAX:
-        return text[:REASON_CHARS_MAX]
-    return text[:_SHORT_REASON_CHARS].encode("ascii", "replace").decode()
+class _Reasons:
+    """Why rows of a request are bad: said in full for as long as an answer has room for it."""
+
+    def __init__(self) -> None:
+        self._left_bytes = _REASONS_BYTES
+
+    def of(self, error: Exception) -> str:
+        """Return what one row's error says."""
+        text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
+        text = text[:REASON_CHARS_MAX]
+        self._left_bytes -= len(text.encode(errors="replace"))
+        if self._left_bytes >= 0:
+            return text
+        return text[:_SHORT_REASON_CHARS].encode("ascii", "replace").decode()
 
 
 def _all_here(given: Sequence[int], count: int) -> Sequence[int]:
@@ -241,6 +249,7 @@ class Executor:
         fields = [Field(message, _codec(message)) for message in request.fields]
         seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
         bad: list[tuple[int, int, str]] = []
+        reasons = _Reasons()
         with Shards(request.files) as shards:
             left: list[tuple[int, Field, list[bool]]] = []
             for number, field in enumerate(fields):
@@ -259,7 +268,7 @@ class Executor:
                     except (Internal, CacheUnavailable):
                         raise
                     except Exception as error:  # noqa: BLE001 - one sample must not take the others with it
-                        bad.append((row, number, _reason(error, len(bad))))
+                        bad.append((row, number, reasons.of(error)))
                         break
         return tuple(bad)
 

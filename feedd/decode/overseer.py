@@ -121,7 +121,7 @@ class Overseer:
         """Note whether a worker could be started. The daemon goes on with those it has."""
         error = None if future.cancelled() else future.exception()
         if error is not None:
-            self._autotune.refused(len(self._dispatch.pids))
+            self._autotune.refused(self._dispatch.worker_count)
             self._recorder.gauge(metrics.DECODE_WANTED, self._autotune.wanted)
             _log.warning("decode worker cannot be started", error=str(error))
         return error is None and not future.cancelled()

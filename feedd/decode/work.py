@@ -34,7 +34,7 @@ class DecodeOptions:
         task_deadline_s: a worker that spends longer on one chunk is killed and the chunk replayed.
         nice: niceness of the workers; 0 leaves it.
         chunk_rows: rows a worker is sent at once; small enough to balance, large enough to amortise a message. Up to
-            twice as many where rows are quick (see ``portions``).
+            eight times as many where rows are quick (see ``portions``).
         start_deadline_s: from starting a worker to its hello.
         cancel_grace_s: how long a cancelled decode waits for its running chunks before it kills their workers.
         close_grace_s: how long idle workers get to leave at close.

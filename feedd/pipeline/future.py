@@ -91,7 +91,7 @@ class Outlook:
             self._leave(before)
         self._wish(walk, window)
         if self._foresight is not None:
-            self._foresight.enter([*walk.needed(window), *walk.needed(window + 1)])
+            self._foresight.enter(_soon(walk, window))
 
     def skip_to(self, at: Cursor) -> None:
         """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
@@ -112,7 +112,7 @@ class Outlook:
             self._window = last_window
             self._cache.note_next_use(self._crowd.horizon.advance(walk.key, walk.position(first_window)))
             if self._foresight is not None:
-                self._foresight.expect([*walk.needed(last_window), *walk.needed(last_window + 1)])
+                self._foresight.expect(_soon(walk, last_window))
             self._wish(walk, last_window)  # never empty, which would cancel what this very batch is about to wait for
         if self._foresight is not None:
             self._foresight.look()
@@ -150,3 +150,8 @@ class Outlook:
 
     def _wish(self, walk: Walk, window: int) -> None:
         self._cache.prefetch([self._listing.refs[shard] for shard in walk.wishes(window)], self._name)
+
+
+def _soon(walk: Walk, window: int) -> list[int]:
+    """Return the shards of a window and of the one behind it."""
+    return walk.needed(window) + walk.needed(window + 1)

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 
 from feedd.decode import bulk, split
 from feedd.decode.execute import Executor
+from feedd.decode.field import Field
 from feedd.decode.kept import REST_S, KeptFiles
 from feedd.decode.labels import number_at
 from feedd.decode.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Failed, encode, request_decoder
 from feedd.decode.plain import chunk_rows, plain_numbers
 from feedd.decode.recipe import parse_field, spec_of
 from feedd.decode.work import DecodeTask, FieldWork
+from feedd.errors import BadSample
 from feedd.values import ObjectRef, ShardFile
 from tests.budget import budget
 from tests.fakes.tars import shard_file
@@ -316,8 +318,10 @@ def test_rows_of_more_files_than_are_kept(tmp_path: Path, executor: Executor, mo
         assert executor._arenas[1][at : at + 10] == bytes([row % 9]) * 10
 
 
-def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: Executor) -> None:
-    """Where all rows of a large request are bad, each is named, the first ones with all of the reason."""
+def test_an_answer_that_names_every_row_fits_a_packet(
+    tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all rows of a large request are bad, each is named, with all of the reason as long as there is room."""
     file = shard_file(tmp_path / "a", bytes(200))
     rows = chunk_rows([RECIPES["tokens"]], 32, 1 << 20)
     assert rows == 1024
@@ -325,15 +329,17 @@ def test_an_answer_that_names_every_row_fits_a_packet(tmp_path: Path, executor: 
     answer = run(executor, of, range(rows))
     assert isinstance(answer, Decoded)
     assert [row for row, _, _ in answer.bad] == list(range(rows))
-    assert answer.bad[0][2] == "expected 10 bytes for uint16[5], got 9"
-    longest = replace_reasons(answer)
+    assert {reason for _, _, reason in answer.bad} == {"expected 10 bytes for uint16[5], got 9"}
+
+    def refuse(*_: object) -> None:
+        raise BadSample("\U0001f600" * 400)
+
+    monkeypatch.setattr(Field, "decode", refuse)  # with the longest reasons there are
+    longest = run(executor, of, range(rows))
+    assert isinstance(longest, Decoded)
+    assert [row for row, _, _ in longest.bad] == list(range(rows))
+    assert longest.bad[0][2] == "\U0001f600" * 300
     assert len(encode(longest)) <= MESSAGE_BYTES_MAX
-
-
-def replace_reasons(answer: Decoded) -> Decoded:
-    """Return the answer with reasons as long as they may be, of characters that take four bytes where they may."""
-    bad = tuple((row, field, "\U0001f600" * 300 if row < 64 else reason) for row, field, reason in answer.bad)
-    return Decoded(answer.id, answer.busy_s, bad)
 
 
 def test_requests_have_many_rows_only_where_all_fields_are_plain() -> None:

@@ -165,6 +165,26 @@ async def test_what_is_not_here_is_not_fetched_to_be_indexed(tmp_path: Path) -> 
         assert len(await batches(session, Cursor(1))) == 24
 
 
+async def test_a_session_that_closes_gives_up_what_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read for a session that is gone, and nothing of it is pinned."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[12] * 2)
+        session = await rig.open(batch_size=1)
+        here = session._parts.filling.listing.refs[1]
+        await until(lambda: rig.pipeline.cache.holds(here))
+        for step in range(8):
+            await take(session, Cursor(0, step))
+
+        async def index(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(rig.pipeline.stages.pool, "index", index)
+        await take(session, Cursor(0, 8))
+        assert len(rig.pipeline.shelf.readings._runs) == 1
+        await rig.close(session)
+        assert not len(rig.pipeline.shelf.readings._runs)
+
+
 async def test_a_shard_that_cannot_be_indexed_ahead_is_an_error_only_where_it_is_read(tmp_path: Path) -> None:
     """The open does not fail, the batches before it come, and the one that needs it says what is wrong."""
     async with feeding(tmp_path) as rig:
