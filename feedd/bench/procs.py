@@ -57,6 +57,12 @@ def tree_cpu_s() -> float:
     return own + living
 
 
+def stolen_s() -> float:
+    """CPU seconds of all cores that this machine's host took for itself since it started; 0 where it has none."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return int(fields[8]) / _TICKS_PER_S
+
+
 def memory_of(pids: Iterable[int]) -> tuple[int, int]:
     """Sum of PSS and of anonymous PSS, in bytes. Files on tmpfs count only where they are mapped."""
     total = anonymous = 0

@@ -14,7 +14,7 @@ from feedd import metrics
 from feedd.decode.backoff import BackOff
 from feedd.decode.child import Child
 from feedd.decode.descriptors import close_all
-from feedd.decode.messages import PROTOCOL, Hello, reply_decoder
+from feedd.decode.messages import PROTOCOL, Begun, Hello, reply_decoder
 from feedd.decode.vitals import anonymous_bytes
 from feedd.errors import Internal, ResourceExhausted, WorkerLost
 
@@ -217,7 +217,9 @@ class Crew:
     def _on_message(self, child: Child, data: bytes, fds: list[int]) -> None:
         try:
             reply = reply_decoder.decode(data)
-            if not isinstance(reply, Hello):
+            if isinstance(reply, Begun):
+                self._dispatch.begun(self._numbers[child], reply.id)
+            elif not isinstance(reply, Hello):
                 self._dispatch.answer(self._numbers[child], reply, fds)
             elif reply.protocol != PROTOCOL:
                 self._outdated = True

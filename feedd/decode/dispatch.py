@@ -11,7 +11,7 @@ import structlog
 from feedd import metrics
 from feedd.decode.autotune import Load
 from feedd.decode.calls import Work, error_of
-from feedd.decode.messages import MESSAGE_BYTES_MAX, Failed
+from feedd.decode.messages import MESSAGE_BYTES_MAX, Failed, Mind, encode
 from feedd.decode.meter import Meter
 from feedd.decode.schedule import Call, Chunk, Schedule
 from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
@@ -225,6 +225,8 @@ class Dispatch:
         """Send a request; where its descriptors cannot go along, its call fails and others go on."""
         call = _pending(chunk.call)
         try:
+            if chunk.suspect:
+                self._children[number].send(encode(Mind(chunk.id)))
             self._children[number].send(packet, call.work.fds)
         except ResourceExhausted as error:
             self._schedule.take_back(number)
@@ -268,6 +270,12 @@ class Dispatch:
         self._disarm(number)
         loop = asyncio.get_running_loop()
         self._deadlines[number] = loop.call_later(delay_s, self._children[number].kill, reason)
+
+    def begun(self, number: int, chunk_id: int) -> None:
+        """Take note that a worker begins what it was to mind, unless that could not be sent."""
+        running = self._schedule.running(number)
+        if running is not None and running.id == chunk_id:
+            running.begun = True
 
     def answer(self, number: int, answer: Answer, fds: list[int]) -> None:
         """Take an answer; descriptors stay the caller's.

@@ -1,7 +1,7 @@
 """What daemon and decode worker say to each other: msgpack on a SEQPACKET socket pair, one message per packet.
 
 Columns travel as raw little-endian bytes. Requests are answered in order, one reply each. What is told (``Told``)
-has none.
+has none, but that ``Begun`` comes of ``Mind``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 7
+PROTOCOL: Final = 8
 """Grows with every change here: a worker started after an upgrade on disk must not talk to an older daemon."""
 
 MESSAGE_BYTES_MAX: Final = 96 << 10
@@ -61,6 +61,15 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """Samples for these modules of ``decode.codecs`` will come: import them (see ``decode.slow``)."""
 
     modules: tuple[str, ...]
+
+
+class Mind(msgspec.Struct, frozen=True, array_like=True, tag="mind"):
+    """Say when the request of this id, the next one, is begun: if it ends a worker again, it is not tried a third time.
+
+    Who was dead before he read this has not begun it.
+    """
+
+    id: int
 
 
 class IndexRequest(msgspec.Struct, frozen=True, array_like=True, tag="index"):
@@ -120,6 +129,12 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """First message of a worker."""
 
     protocol: int
+
+
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+    """Said before a request that is to be minded; no answer to it."""
+
+    id: int
 
 
 class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
@@ -191,10 +206,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Asked: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
-Told: TypeAlias = Attach | Detach | Prepare
+Told: TypeAlias = Attach | Detach | Prepare | Mind
 Request: TypeAlias = Told | Asked
 Answer: TypeAlias = Indexed | Made | NeedRanges | Pinned | Measured | Decoded | Failed
-Reply: TypeAlias = Hello | Answer
+Reply: TypeAlias = Hello | Begun | Answer
 
 request_decoder: Final = msgspec.msgpack.Decoder(Request)
 reply_decoder: Final = msgspec.msgpack.Decoder(Reply)

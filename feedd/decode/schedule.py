@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
+
+_EXCUSES: Final = 256
+"""More than a node has workers that could die at the same moment; something must end what never begins."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,12 +37,17 @@ class Chunk:
     Attributes:
         suspect: a single row that was running when its worker died: if that happens again, the row did it.
         id: set when it is sent; answers repeat it.
+        begun: a worker said that it begins this suspect. Workers that die together, of a node without memory or of an
+            impatient hand, do so before they read what the others leave: that is not the row's doing.
+        excuses_left: how many more workers may die with it before they begin it.
     """
 
     call: Call
     rows: range
     suspect: bool = False
     id: int = 0
+    begun: bool = False
+    excuses_left: int = _EXCUSES
 
 
 @dataclass(slots=True)
@@ -60,8 +69,8 @@ class Schedule:
 
     A worker holds ``depth`` chunks at most: one it works on, the others wait in its socket, so that it never idles
     for a round trip. Chunks that take long leave one worker to the others, if there are two. A worker's death is
-    blamed on the chunk it was running: that is replayed row by row, and a row during which a worker dies again is
-    given up. So every row can take at most two workers with it, where looking for it by halves would take six of 32
+    blamed on the chunk it was running: that is replayed row by row, and a row that the next one had begun when it died
+    is given up. So every row can take at most two workers with it, where looking for it by halves would take six of 32
     rows, or six deadlines of one that hangs.
     """
 
@@ -115,6 +124,7 @@ class Schedule:
         worker = next(iter(free))
         self._last_id += 1
         chunk.id = self._last_id
+        chunk.begun = False
         chunk.call.waiting_count -= 1
         chunk.call.running_count += 1
         self._workers[worker].chunks.append(chunk)
@@ -184,8 +194,11 @@ class Schedule:
                 continue
             if position:
                 again.append(chunk)  # it never started
-            elif chunk.suspect:
+            elif chunk.suspect and (chunk.begun or not chunk.excuses_left):
                 given_up.append(chunk)
+            elif chunk.suspect:
+                chunk.excuses_left -= 1
+                again.append(chunk)
             else:
                 again.extend(Chunk(chunk.call, range(row, row + 1), suspect=True) for row in chunk.rows)
         self._put_first(again)

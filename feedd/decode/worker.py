@@ -24,11 +24,12 @@ from feedd.decode.messages import (
     PROTOCOL,
     Answer,
     Attach,
+    Begun,
     Detach,
     Failed,
     Hello,
+    Mind,
     Prepare,
-    Reply,
     encode,
     request_decoder,
 )
@@ -76,13 +77,11 @@ def _too_much(reply: Answer) -> Failed:
     return Failed(reply.id, reply.busy_s, BadShard.kind, message, "", "name the columns you need in fields=")
 
 
-def _answer(sock: socket.socket, reply: Reply, fds: list[int]) -> None:
+def _answer(sock: socket.socket, reply: Answer, fds: list[int]) -> None:
     try:
-        packet = encode(reply)
-        if len(packet) > MESSAGE_BYTES_MAX and not isinstance(reply, Hello):  # whoever reads it would cut it off
+        packet, fds_sent = encode(reply), fds
+        if len(packet) > MESSAGE_BYTES_MAX:  # whoever reads it would cut it off
             packet, fds_sent = encode(_too_much(reply)), []
-        else:
-            fds_sent = fds
         socket.send_fds(sock, [packet], fds_sent)
     finally:
         for fd in fds:
@@ -94,7 +93,7 @@ def serve(sock: socket.socket) -> None:
     executor = Executor()
     waiting = select.poll()
     waiting.register(sock, select.POLLIN)
-    _answer(sock, Hello(PROTOCOL), [])
+    sock.send(encode(Hello(PROTOCOL)))
     while True:
         if executor.keeps and not waiting.poll(1000 * REST_S):
             executor.rest()
@@ -111,6 +110,9 @@ def serve(sock: socket.socket) -> None:
                 continue
             if isinstance(request, Prepare):
                 executor.prepare(request)
+                continue
+            if isinstance(request, Mind):
+                sock.send(encode(Begun(request.id)))
                 continue
             reply, answered = executor.run(request, fds)
         finally:

@@ -14,6 +14,7 @@ import asyncio
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -294,6 +295,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self._groups: dict[Hashable, SharedBatches] = {}
+        self._making: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def group_count(self) -> int:
@@ -303,16 +305,17 @@ class Sharing:
     async def join(self, key: Hashable, member: object, make: Callable[[], Awaitable[SharedBatches]]) -> SharedBatches:
         """Add a session to the group of that name, making it where it is the first.
 
+        Jobs that start together wait for one of them to make it: its memory is allocated once. A maker that fails or is
+        cancelled leaves it to the next, so that a group never stands without a member.
+
         Raises:
             As ``make`` does.
         """
-        group = self._groups.get(key)
-        if group is None:
-            made = await make()
-            group = self._groups.setdefault(key, made)  # somebody else may have made one meanwhile
-            if group is not made:
-                await made.close()
-        group.join(member)
+        async with self._making.setdefault(key, asyncio.Lock()):
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = await make()
+            group.join(member)
         return group
 
     async def leave(self, key: Hashable, member: object) -> None:

@@ -39,6 +39,7 @@ COLUMNS = (
     _RATE,
     Column("after 1st batch", "samples_per_s_after_first", digits=0),
     _CPU,
+    Column("stolen ms/sample", "stolen_ms_per_sample", digits=3),
     Column("1st batch s", "first_batch_s", digits=2),
     _PSS,
 )
@@ -54,6 +55,11 @@ def _long(plan: Plan) -> Iterator[Plan]:
         longer.close()
 
 
+def _touching(arm: Arm) -> Arm:
+    """Return an arm that writes gigabytes, with memory to do so."""
+    return replace(arm, settings={**arm.settings, "touched_bytes": _TOUCHED_BYTES})
+
+
 def run(plan: Plan) -> Result:
     """Measure feedd, the peers with the same decode function and with their users' own, and that function alone."""
     with _long(plan) as long:
@@ -62,8 +68,8 @@ def run(plan: Plan) -> Result:
         usual = [replace(arm, name=arm.name + _USUAL) for arm in part]
         warm = long.feedd_arm(_WARM, cache="warm")
         decoded = long.feedd_arm(_DECODED, cache="warm", decoded_cache=True)
-        arms = [long.feedd_arm(), warm, decoded, *long.peer_arms(), *usual, _alone(long), _beside(long)]
-        arms = [replace(arm, settings={**arm.settings, "touched_bytes": _TOUCHED_BYTES}) for arm in arms]
+        peers = map(_touching, [*long.peer_arms(), *usual])
+        arms = [_touching(long.feedd_arm()), warm, decoded, *peers, _alone(long), _touching(_beside(long))]
 
         def once(arm: Arm, round_index: int) -> Row:
             plan.say(f"jpeg: round {round_index}, {arm.name}")
@@ -88,7 +94,10 @@ def run(plan: Plan) -> Result:
             f" {_USUAL_BATCHES} batches of an epoch."
         ),
         f"Look-ahead of the peers: prefetch_factor {PREFETCH_FACTOR}; of feedd: what the daemon chooses (4 batches).",
-        "Before iter() each trainer touches 3 GiB and frees them: a virtual machine's host is slow to find new memory.",
+        (
+            "Before iter() each trainer with an empty cache touches 3 GiB and frees them: a virtual machine's host is"
+            " slow to find new memory. Stolen: what the host took of both cores meanwhile, for that among others."
+        ),
     ]
     return result
 

@@ -6,8 +6,11 @@ import bz2
 import gzip
 import json
 import lzma
+from functools import partial
 from typing import TYPE_CHECKING
 
+import brotli
+import cramjam
 import pytest
 import torch
 import zstandard
@@ -33,6 +36,8 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     "tar.zst": zstandard.compress,
     "tar.bz2": bz2.compress,
     "tar.xz": lzma.compress,
+    "tar.br": partial(brotli.compress, quality=4),
+    "tar.snappy": lambda data: bytes(cramjam.snappy.compress_raw(data)),
 }
 FIELDS = {"jpg": "image:32x32:random", "cls": "int"}
 

@@ -21,6 +21,7 @@ from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from feedd.values import ShardFile
@@ -48,6 +49,12 @@ def weak(workers: int = 2, **options: float) -> DecodeOptions:
     return DecodeOptions(workers=workers, chunk_rows=chunk_rows, command=poison_worker.COMMAND, **options)  # type: ignore[arg-type]  # floats only
 
 
+async def rows_of(photos: ShardFile) -> Mapping[str, Sequence[bytes]]:
+    """Return what workers decode that nobody kills; of a pool of their own: one that knows rows makes larger chunks."""
+    async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4)) as rig:
+        return (await rig.decode(FIELDS))[1]
+
+
 async def started(rig: Rig) -> None:
     """Return when a worker has answered for the first time since the call: others are then in the middle."""
     before = rig.recorder.total(metrics.DECODE_BUSY)
@@ -58,8 +65,8 @@ async def started(rig: Rig) -> None:
 @pytest.mark.parametrize("victims", [1, 2])
 async def test_a_killed_worker_changes_no_byte(photos: ShardFile, victims: int) -> None:
     """Kill -9 of one or all workers in the middle of a task: the batch is complete and byte for byte the same."""
+    expected = await rows_of(photos)
     async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4)) as rig:
-        _, expected = await rig.decode(FIELDS)
         async with asyncio.TaskGroup() as group:
             call = group.create_task(rig.decode(FIELDS))
             await started(rig)
@@ -72,14 +79,15 @@ async def test_a_killed_worker_changes_no_byte(photos: ShardFile, victims: int) 
 
 async def test_a_stopped_worker_is_killed_at_its_deadline(photos: ShardFile) -> None:
     """A worker that hangs (here: SIGSTOP) is killed when the deadline passes, and its rows are decoded elsewhere."""
+    expected = await rows_of(photos)
     async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4, task_deadline_s=1.0)) as rig:
-        _, expected = await rig.decode(FIELDS)
         async with asyncio.TaskGroup() as group:
             call = group.create_task(rig.decode(FIELDS))
             await started(rig)
             os.kill(rig.pool.worker_pids[0], signal.SIGSTOP)
         result, rows = call.result()
         assert (result.bad, rows) == ((), expected)
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == 1
 
 
 async def test_a_poison_sample_costs_its_row_only(tmp_path: Path) -> None:
@@ -105,6 +113,23 @@ async def test_a_sample_that_kills_once_is_not_bad(tmp_path: Path) -> None:
         result, rows = await rig.decode({"x": "bytes"})
         assert (result.bad, rows["x"]) == ((), [b"a", once, b"c"])
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 1
+
+
+async def test_a_worker_that_died_before_it_read_a_sample_says_nothing_against_it(tmp_path: Path) -> None:
+    """All workers killed at once: what the first one's death leaves is sent to the next, which is dead, too."""
+    once = f"once:{tmp_path / 'mark'}".encode()
+    async with decoding([texts(tmp_path, once)], weak(workers=2)) as rig:
+        task, layout = await rig.task({"x": "bytes"})
+        _, second = rig.pool._dispatch._schedule._with_room[0]  # who is asked next stands first
+        deaf = rig.pool._dispatch._children[second].pid
+        os.kill(deaf, signal.SIGSTOP)  # it reads nothing any more, and nobody knows
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(rig.pool.decode(task))
+            while not rig.recorder.total(metrics.DECODE_RESTARTS):  # noqa: ASYNC110 - a test watches from outside
+                await asyncio.sleep(0.001)
+            os.kill(deaf, signal.SIGKILL)
+        assert (call.result().bad, rig.read(layout)["x"]) == ((), [once])
+        assert rig.recorder.total(metrics.DECODE_RESTARTS) == 2
 
 
 async def test_a_sample_that_hangs_is_given_up_after_two_deadlines(tmp_path: Path) -> None:

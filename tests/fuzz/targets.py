@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import brotli
+import cramjam
 import cv2
 import numpy as np
 import pyarrow as pa
@@ -190,6 +192,10 @@ TARGETS: Final[dict[str, Target]] = {
     "bunzip2": _form("bunzip2", bz2.compress(b"abc" * 99) + bz2.compress(b"d"), url=f"{URL}.txt.bz2"),
     "unxz": _form("unxz", lzma.compress(b"abc" * 99) + bytes(4) + lzma.compress(b"d"), url=f"{URL}.txt.xz"),
     "unzstd": _form("unzstd", zstandard.compress(b"abc" * 99) + zstandard.compress(b"d"), url=f"{URL}.txt.zst"),
+    "unbrotli": _form(
+        "unbrotli", brotli.compress(b"line\n" * 99), brotli.compress(b"a", quality=0), url=f"{URL}.txt.br"
+    ),
+    "unsnappy": _form("unsnappy", bytes(cramjam.snappy.compress_raw(b"line\n" * 99)), url=f"{URL}.txt.snappy"),
     "join": _form("join", dmlc(b"12345678") + recordio(b"ab")),
     "join-dmlc": _form("join:dmlc", dmlc(b"1234\x0a\x23\xd7\xce5678") + recordio(b"ab")),
     "litdata-arrow": _made("litdata-arrow", lambda: _fixture("litdata_arrow/data/*.bin")),

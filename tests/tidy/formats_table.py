@@ -81,6 +81,13 @@ class _Nothing:
         return memoryview(b"")
 
 
+_PACKED_TOO = (
+    "What is compressed with Brotli or Snappy has no mark: only its ending tells (but `text+s3://.../wiki.br` is text"
+    " in Breton), or its name before the URL, `br+` or `snappy+`. Of Snappy one raw block is read, as MosaicML writes"
+    " it, not its frames and not Hadoop's. Zstandard, Brotli and Snappy need `feedd[compressed]`."
+)
+
+
 def rows() -> list[tuple[str, ...]]:
     """Return the table, without its head."""
     packing = frozenset(endings())
@@ -149,7 +156,7 @@ def _extra(form: str) -> str:
         return ""  # numpy reads it
     if own:
         source = f'needs("{own}"'
-    found = re.findall(r"needs\(\"(\w+)\"|feedd\[(\w+)\]", source)
+    found = re.findall(r"(?:needs\(|loaded\(\"[\w.]+\", )\"(\w+)\"|feedd\[(\w+)\]", source)
     return " ".join(dict.fromkeys(f"`feedd[{one or other}]`" for one, other in found))
 
 
@@ -160,7 +167,8 @@ def table() -> str:
     refused = ", ".join(refusal.what for refusal in REFUSED if refusal.extensions)
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return (
-        f"{BEGIN}\n{text}\n\nCompressed: {packed}. Recognised and refused, with what to do instead: {refused}.\n{END}"
+        f"{BEGIN}\n{text}\n\nCompressed: {packed}. {_PACKED_TOO} Recognised and refused, with what to do instead: "
+        f"{refused}.\n{END}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -12,6 +13,7 @@ from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
+    from types import ModuleType
 
 Asked = tuple[tuple[str, ...], ...]
 """For each field the names it may have, as recipes spell them. None at all: every column."""
@@ -188,3 +190,15 @@ def needs(extra: str, url: str, error: ImportError) -> Unsupported:
     """Return the error for a library that is not installed."""
     message = f"expected the library {error.name or extra} to read this, got none"
     return Unsupported(message, object=url, hint=f"install feedd[{extra}]", stage="decode")
+
+
+def loaded(module: str, extra: str, url: str) -> ModuleType:
+    """Return a module that is, or uses, a library of an extra: it is met in workers only, where such data is.
+
+    Raises:
+        Unsupported: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise needs(extra, url, error) from error

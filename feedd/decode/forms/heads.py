@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from feedd.decode.formats.registry import AUTO, format_for
-from feedd.decode.forms.registry import form_for
+from feedd.decode.forms.registry import form_for, says_no_format
 from feedd.decode.forms.suffixes import INFLATE, head_says
-from feedd.errors import Unsupported
 
 HEAD_BYTES: Final = 512
 """How much of an object tells it."""
@@ -20,12 +18,7 @@ _ARROW_ALIGN: Final = 8
 
 def is_unsaid(url: str) -> bool:
     """Whether an object's name says neither format nor form, so that its first bytes must."""
-    if form_for(url):
-        return False
-    try:
-        return format_for(url) == AUTO
-    except Unsupported:
-        return False  # refused by its name, before it is fetched
+    return not form_for(url) and says_no_format(url)
 
 
 def form_by_head(head: bytes, size_bytes: int) -> str:

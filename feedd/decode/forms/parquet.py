@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from feedd.decode.forms.columns import needs
+from feedd.decode.forms.columns import loaded
 from feedd.decode.forms.ranges import coalesced, lacking
 from feedd.errors import BadShard, Unsupported
 from feedd.values import ByteRange
@@ -60,11 +60,7 @@ class ParquetForm:
 
 def _library(url: str) -> ModuleType:
     # The daemon asks a form with nothing held what it wants: it must not pay for the library.
-    try:
-        from feedd.decode.forms import parquet_file  # noqa: PLC0415 - see above
-    except ImportError as error:
-        raise needs("parquet", url, error) from error
-    return parquet_file
+    return loaded("feedd.decode.forms.parquet_file", "parquet", url)
 
 
 def _footer(held: Held, url: str) -> ByteRange:

@@ -11,7 +11,18 @@ import msgspec
 from feedd.decode.formats import registry as formats
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.columns import head_params
-from feedd.decode.forms.suffixes import BUNZIP2, GUNZIP, INFLATE, MADE, UNXZ, UNZSTD, endings, uncompressed
+from feedd.decode.forms.suffixes import (
+    BUNZIP2,
+    GUNZIP,
+    INFLATE,
+    MADE,
+    UNBROTLI,
+    UNSNAPPY,
+    UNXZ,
+    UNZSTD,
+    endings,
+    uncompressed,
+)
 from feedd.decode.ready import RowsParams, rows_text
 from feedd.errors import Unsupported
 
@@ -25,6 +36,8 @@ _FORMS: Final = {
     UNXZ: ("feedd.decode.forms.streams", "UNXZ_FORM"),
     INFLATE: ("feedd.decode.forms.streams", "INFLATE_FORM"),
     UNZSTD: ("feedd.decode.forms.zstd", "UNZSTD_FORM"),
+    UNBROTLI: ("feedd.decode.forms.br", "UNBROTLI_FORM"),
+    UNSNAPPY: ("feedd.decode.forms.snappy", "UNSNAPPY_FORM"),
     "join": ("feedd.decode.forms.join", "JOIN_FORM"),
     "litdata-arrow": ("feedd.decode.forms.litdata_arrow", "LITDATA_ARROW_FORM"),
     "arrow": ("feedd.decode.forms.arrow", "ARROW_FORM"),
@@ -65,7 +78,7 @@ _BY_FORMAT: Final = {
 THEN: Final = "+"
 """Between the form that unpacks an object and the one that makes a shard of what was packed."""
 
-_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD, INFLATE)
+_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD, INFLATE, UNBROTLI, UNSNAPPY)
 _TEXT: Final = ("csv", "csv-pipe", "csv-semicolon", "tsv")
 _OUTLINED: Final = frozenset(("arrow", "parquet", *_TEXT))
 _COLUMNAR: Final = ("arrow", "hdf5", "litdata-arrow", "npz", "parquet", *_TEXT)
@@ -137,7 +150,17 @@ def form_of(name: str, url: str) -> str:
     """
     if not name:
         return form_for(url)
-    return form_named(name, url) or packing_of(url)
+    form = form_named(name, url) or packing_of(url)
+    in_breton = name == "text" and form == UNBROTLI and says_no_format(url)
+    return "" if in_breton else form
+
+
+def says_no_format(url: str) -> bool:
+    """Whether an object's name, without what says how it is compressed, names no format and is not refused either."""
+    try:
+        return format_for(url) == formats.AUTO
+    except Unsupported:
+        return False
 
 
 def check_named(name: str) -> None:

@@ -9,6 +9,8 @@ UNZSTD: Final = "unzstd"
 BUNZIP2: Final = "bunzip2"
 UNXZ: Final = "unxz"
 INFLATE: Final = "inflate"
+UNBROTLI: Final = "unbrotli"
+UNSNAPPY: Final = "unsnappy"
 
 _COMPRESSED: Final = {
     ".gz": ("", GUNZIP),
@@ -23,6 +25,8 @@ _COMPRESSED: Final = {
     ".xz": ("", UNXZ),
     ".txz": (".tar", UNXZ),
     ".zlib": ("", INFLATE),
+    ".br": ("", UNBROTLI),
+    ".snappy": ("", UNSNAPPY),
 }
 MADE: Final[dict[str, str]] = {
     ".arrow": "arrow",
@@ -45,7 +49,7 @@ _MAGIC: Final = {
     b"BZh": BUNZIP2,
     b"\xfd7zXZ\x00": UNXZ,
 }
-_REFUSED: Final = (".lz4", ".br", ".snappy", ".sz", ".z", ".lzma", ".7z", ".zip", ".rar", ".lzo")
+_REFUSED: Final = (".lz4", ".sz", ".z", ".lzma", ".7z", ".zip", ".rar", ".lzo")
 _ENDINGS: Final = tuple(_COMPRESSED)
 
 

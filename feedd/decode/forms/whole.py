@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from feedd.decode.forms.columns import needs
+from feedd.decode.forms.columns import loaded
 from feedd.decode.forms.ranges import everything
 
 if TYPE_CHECKING:
@@ -49,7 +48,4 @@ class TableForm(WholeObject):
         return format_name
 
     def _loaded(self, url: str) -> ModuleType:
-        try:
-            return importlib.import_module(self._module)
-        except ImportError as error:
-            raise needs(self._extra, url, error) from error
+        return loaded(self._module, self._extra, url)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from feedd.decode.forms.columns import loaded
 from feedd.decode.forms.streams import UnpackingForm
 from feedd.decode.forms.suffixes import UNZSTD
-from feedd.errors import BadShard, Unsupported
+from feedd.errors import BadShard
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -32,7 +33,7 @@ class ZstdForm(UnpackingForm):
 
     def unpack(self, held: Held, url: str, out: Out) -> None:
         """Write what was packed; raises BadShard, Unsupported."""
-        library = _library(url)
+        library = loaded("zstandard", "compressed", url)
         data, at = held.data, 0
         buffer = bytearray(_OUT_BYTES)
         context = library.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
@@ -50,19 +51,6 @@ class ZstdForm(UnpackingForm):
             raise BadShard(
                 f"expected a whole Zstandard frame at byte {at}, got {error}", object=url, stage="decode"
             ) from error
-
-
-def _library(url: str) -> ModuleType:
-    try:
-        import zstandard  # noqa: PLC0415 - optional, and met in workers only
-    except ImportError as error:
-        raise Unsupported(
-            "expected the library zstandard to unpack it, got none installed",
-            object=url,
-            hint="install feedd[compressed]",
-            stage="decode",
-        ) from error
-    return zstandard
 
 
 def _frame(library: ModuleType, data: memoryview, at: int, url: str) -> tuple[int, bool]:

@@ -28,7 +28,9 @@ _KINDS: Final = {extension: kind for kind, names in _EXTENSIONS.items() for exte
 _ALONE: Final = frozenset(
     {"jsonl", "ndjson", "csv", "tsv", "svm", "libsvm", "pt", "pth", "zip"}
 )  # among samples no data
-_COMPRESSED: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd", "zlib"})
+_ONLY_LAST: Final = frozenset({"br", "snappy"})  # elsewhere in a name the one is Breton, or Brazil
+_ANYWHERE: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd", "zlib"})
+_COMPRESSED: Final = _ANYWHERE | _ONLY_LAST
 _NUMBERED: Final = re.compile(r"(.+)-\d+-of-\d+")  # ``x.tfrecord-00000-of-00128``
 _MANY: Final = frozenset({SHARD, LINES})
 
@@ -62,4 +64,8 @@ def kind_of(stem: str, extension: str) -> int:
 def is_known(name: str) -> bool:
     """Whether one of the extensions of a lower-case file name is that of something known, numbered or compressed."""
     parts = re.split(r"[.-]", name)[1:]
-    return any(part in _KINDS or part in _ALONE or part in _COMPRESSED for part in parts)
+    if any(part in _KINDS or part in _ALONE or part in _ANYWHERE for part in parts):
+        return True
+    extension = split_name(name)[1]
+    numbered = _NUMBERED.fullmatch(extension)
+    return (numbered[1] if numbered else extension) in _ONLY_LAST

@@ -10,6 +10,8 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING
 
+import brotli
+import cramjam
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -39,8 +41,22 @@ PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "zlib": zlib.compress,
+    "br": brotli.compress,
+    "snappy": lambda data: bytes(cramjam.snappy.compress_raw(data)),
 }
-UNPACK = {"gz": "gunzip", "zst": "unzstd", "bz2": "bunzip2", "xz": "unxz", "zlib": "inflate"}
+UNPACK = {
+    "gz": "gunzip",
+    "zst": "unzstd",
+    "bz2": "bunzip2",
+    "xz": "unxz",
+    "zlib": "inflate",
+    "br": "unbrotli",
+    "snappy": "unsnappy",
+}
+UNMARKED = ("br", "snappy")
+"""They begin with no mark: nothing but a name tells what they are."""
+NO_TEXT = [one for one in PACKINGS if one not in (*UNMARKED, "zlib")]
+"""Those whose first bytes no text begins with."""
 TABLE = pa.table({"a": [1, 2, 3]})
 
 
@@ -90,10 +106,10 @@ def test_first_bytes_tell_a_form(what: str) -> None:
 
 @pytest.mark.parametrize("ending", PACKINGS)
 def test_first_bytes_tell_a_compression(ending: str) -> None:
-    """But for zlib's two bytes, which may begin anything."""
+    """But for zlib's two bytes, which may begin anything, and for those that begin with no mark."""
     data = PACKINGS[ending](tar_bytes([("a", {"txt": b"x"})]))
     form = form_by_head(data[:HEAD_BYTES], len(data))
-    assert form == ("" if ending == "zlib" else UNPACK[ending])
+    assert form == (UNPACK[ending] if ending in NO_TEXT else "")
     if form:
         assert made_of(form, "part-00000", data)[0] == formats.AUTO
 
@@ -179,7 +195,7 @@ def test_what_nobody_has_is_refused_with_what_there_is() -> None:
         assert "tfrecord.gz" in caught.value.hint
 
 
-@pytest.mark.parametrize("ending", PACKINGS)
+@pytest.mark.parametrize("ending", [one for one in PACKINGS if one not in UNMARKED])
 def test_errors_say_how_a_compressed_shard_is_read(ending: str) -> None:
     """The hint is the URL to write, and that URL's name is one that is known."""
     error = BadShard("expected a record")
@@ -191,7 +207,7 @@ def test_errors_say_how_a_compressed_shard_is_read(ending: str) -> None:
     assert plain.hint == "none"
 
 
-@pytest.mark.parametrize("ending", [one for one in PACKINGS if one != "zlib"])
+@pytest.mark.parametrize("ending", NO_TEXT)
 @pytest.mark.parametrize("name", ["text", "jsonl"])
 def test_compressed_bytes_are_no_lines(name: str, ending: str) -> None:
     """They are refused as what they are, not delivered as lines of noise."""
@@ -200,6 +216,17 @@ def test_compressed_bytes_are_no_lines(name: str, ending: str) -> None:
         formats.get(name).index(memoryview(data), "s3://b/a")
     assert f"{name}.{ending}+s3://" in caught.value.hint
     assert formats.get(name).index(memoryview(b"x^ is text"), "s3://b/a").sample_count == 1
+
+
+def test_text_in_breton_is_not_unpacked() -> None:
+    """Text may end in the name of its language; where the name inside says something, or somebody, it is unpacked."""
+    assert registry.form_of("text", "s3://b/wiki.br") == ""
+    for inside in ("wiki.txt", "0.mds", "a.tar", "a.lz4"):
+        assert registry.form_of("text", f"s3://b/{inside}.br") == "unbrotli"
+    assert registry.form_of("text.br", "s3://b/wiki.br") == "unbrotli:text"
+    assert registry.form_of("jsonl", "s3://b/wiki.br") == "unbrotli"
+    assert registry.form_of("text", "s3://b/wiki.snappy") == "unsnappy"
+    assert registry.form_of("text", "s3://b/wiki.gz") == "gunzip"
 
 
 def test_endings_are_those_there_are() -> None:

@@ -12,9 +12,11 @@ import pytest
 
 import tests.fixtures
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.registry import form_for
 from feedd.errors import BadRecipe, Unsupported
 from feedd.plan.beside import Surroundings, is_beside, parse_claims
 from feedd.values import ObjectRef
+from tests.fakes.made import made_of
 from tests.fakes.reading import read
 
 FIXTURES = Path(tests.fixtures.__file__).parent
@@ -93,6 +95,30 @@ def test_pickles_are_refused_by_name(name: str) -> None:
     assert bytes(read(data, how, {"object": "bytes"})[0]["object"])[:1] == b"\x80"
     with pytest.raises(BadRecipe, match="pickle"):
         read(data, how, {"object": "json"})
+
+
+@pytest.mark.parametrize("how", ["br", "bz2", "gz", "snappy", "zstd"])
+def test_compressed_mds_is_what_was_written(how: str) -> None:
+    """In each way that MosaicML's writer has: the name tells the form, the index how many samples there are."""
+    expected = json.loads((FIXTURES / "mds_packed" / "expected.json").read_text())
+    folder = FIXTURES / "mds_packed" / how
+    files = sorted(path for path in folder.iterdir() if not is_beside(path.name))
+    refs = [ObjectRef("s3://b", path.name, path.stat().st_size, "tag") for path in files]
+    file, claims = ObjectRef("s3://b", "index.json", 1, "tag"), (folder / "index.json").read_bytes()
+    counts = Surroundings(refs).believed(file, parse_claims("index.json", claims))
+    samples = []
+    for number, path in enumerate(files):
+        url = f"s3://b/{path.name}"
+        assert format_for(url) == "mds"
+        made, data = made_of(form_for(url), path.name, path.read_bytes())
+        assert made == "mds"
+        held = read(data, "mds", expected["fields"])
+        assert len(held) == counts[number]
+        samples += held
+    assert len(files) > 1
+    assert [(int(one["label"]), str(one["text"])) for one in samples] == [
+        (one["label"], one["text"]) for one in expected["samples"]
+    ]
 
 
 def test_rows_that_litdata_writes_as_arrow_are_refused() -> None:

@@ -66,13 +66,45 @@ def test_a_death_is_blamed_on_the_running_chunk_only() -> None:
     assert call.over
 
 
+def _begin(chunk: Chunk) -> None:
+    chunk.begun = True
+
+
+def test_a_row_that_no_worker_began_is_not_given_up() -> None:
+    """Workers that were dead before they read a suspect say nothing against it, nor for it: the next one tells."""
+    schedule, call = Schedule(), Call()
+    schedule.submit(call, 1, 1)
+    for _ in range(20):
+        schedule.join(0)
+        drain(schedule)
+        assert schedule.leave(0, withdrawn=set())[0] == []
+    schedule.join(0)
+    [(_, suspect)] = drain(schedule)
+    _begin(suspect)
+    assert schedule.leave(0, withdrawn=set())[0] == [suspect]
+    assert call.over
+
+
+def test_a_row_that_is_never_begun_is_given_up_at_last() -> None:
+    """Workers that die one after another before they do anything are no reason to try for ever."""
+    schedule, call = Schedule(), Call()
+    schedule.submit(call, 1, 1)
+    deaths = 0
+    while not call.over:
+        schedule.join(0)
+        drain(schedule)
+        schedule.leave(0, withdrawn=set())
+        deaths += 1
+    assert 200 < deaths < 300
+
+
 def test_a_row_that_kills_twice_is_given_up() -> None:
     """A suspect that takes a second worker with it is not tried again."""
     schedule, call = Schedule(), Call()
     schedule.submit(call, 2, 2)
     for _ in range(2):
         schedule.join(0)
-        drain(schedule)
+        _begin(drain(schedule)[0][1])
         given_up, _ = schedule.leave(0, withdrawn=set())
     assert [chunk.rows for chunk in given_up] == [range(1)]
     schedule.join(0)
@@ -120,6 +152,7 @@ def test_every_row_is_done_or_given_up_exactly_once(
     schedule.submit(call, rows, chunk_rows)
     done: list[int] = []
     lost: list[int] = []
+    blamed = set(poison)  # a suspect that had begun when its worker died for another reason looks like poison
     deaths = 0
     while not call.over:
         drain(schedule)
@@ -131,13 +164,15 @@ def test_every_row_is_done_or_given_up_exactly_once(
         if accident or poison & set(chunk.rows):
             accidents -= accident
             deaths += 1
+            chunk.begun = not accident or data.draw(st.booleans())
+            blamed |= set(chunk.rows) if chunk.suspect and chunk.begun else set()
             given_up, _ = schedule.leave(worker, withdrawn=set())
             lost.extend(row for lost_chunk in given_up for row in lost_chunk.rows)
             schedule.join(worker)
         else:
             done.extend(schedule.finish(worker).rows)
     assert sorted(done + lost) == list(range(rows))
-    assert poison <= set(lost)
+    assert poison <= set(lost) <= blamed
     assert deaths <= 2 * len(poison) + 3
 
 

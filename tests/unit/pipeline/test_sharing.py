@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from feedd.errors import BadSample
+from feedd.errors import BadSample, ResourceExhausted
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED
 from feedd.pipeline.keeping import WINDOW_BATCHES
+from feedd.pipeline.sharing import Sharing
 from feedd.values import BatchReady, Cursor
 from tests.fakes.feeding import Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until
@@ -17,6 +18,7 @@ from tests.fakes.fetchers import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.pipeline.sharing import SharedBatches
     from tests.fakes.feeding import Feeding
 
 BATCHES = 12  # of 4 samples
@@ -157,3 +159,67 @@ async def test_one_too_many_takes_copies(tmp_path: Path) -> None:
         assert _shared(rig)["made"] == BATCHES
         await rig.close(jobs[0])
         assert (await rig.open(share="a", shared_arena=True, prefetch_batches=16)).info.places > 0
+
+
+async def test_jobs_that_open_at_once_make_one_memory(tmp_path: Path) -> None:
+    """A group's memory is allocated by one of them, where there is room for one: the others wait for it."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        alone = await rig.open(share="a", shared_arena=True)
+        rig.pipeline._budget._limit_bytes = rig.pipeline._budget.reserved_bytes
+        await rig.close(alone)
+        jobs = await asyncio.gather(*[rig.open(share="a", shared_arena=True) for _ in range(4)])
+        assert rig.pipeline._sharing.group_count == 1
+        assert all(job._parts.shared is jobs[0]._parts.shared for job in jobs)
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "failed"])
+async def test_who_cannot_make_a_group_leaves_it_to_the_next(cancelled: bool) -> None:
+    """The first of two that open at once goes away, or finds no memory: the second makes the group."""
+    sharing, begun, go_on = Sharing(), asyncio.Event(), asyncio.Event()
+    group = _Group()
+
+    async def first() -> SharedBatches:
+        begun.set()
+        await go_on.wait()
+        raise ResourceExhausted("expected memory, got none")
+
+    async def second() -> SharedBatches:
+        return cast("SharedBatches", group)
+
+    one = asyncio.create_task(sharing.join("a", "one", first))
+    await begun.wait()
+    other = asyncio.create_task(sharing.join("a", "other", second))
+    await asyncio.sleep(0)
+    assert not other.done()
+    if cancelled:
+        one.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError if cancelled else ResourceExhausted):
+        await one
+    await other
+    assert group.members == ["other"]
+    assert sharing.group_count == 1
+    await sharing.leave("a", "other")
+    assert (sharing.group_count, group.closed, len(sharing._making)) == (0, True, 0)
+
+
+class _Group:
+    """The books of a group, and nothing else."""
+
+    def __init__(self) -> None:
+        self.members: list[object] = []
+        self.closed = False
+
+    @property
+    def member_count(self) -> int:
+        return len(self.members)
+
+    def join(self, member: object) -> None:
+        self.members.append(member)
+
+    def leave(self, member: object) -> None:
+        self.members.remove(member)
+
+    async def close(self) -> None:
+        self.closed = True

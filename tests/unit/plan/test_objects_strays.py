@@ -129,6 +129,15 @@ def test_nothing_that_is_read_is_a_stray_when_it_is_empty() -> None:
     assert not strays.is_stray("t/a.xyz", 1)
 
 
+def test_an_empty_marker_in_the_name_of_a_language_is_a_stray() -> None:
+    """What ends so is compressed; elsewhere in a name the two letters are Breton, or Brazil."""
+    strays = Strays("t/")
+    for name in ("corpus.br.done", "audio-br", "corpus.br-00000", "part-00000.snappy.orc"):
+        assert strays.is_stray(f"t/{name}", 0), name
+    for name in ("corpus.br", "x.snappy", "a.mds.br-00000-of-00002"):
+        assert not strays.is_stray(f"t/{name}", 0), name
+
+
 def test_among_samples_only_hidden_folders_are_strays() -> None:
     """Beside images file managers' files are left out, folders that begin with a dot too; an underscore is a name."""
     keys = ["i/.DS_Store", "i/._a.jpg", "i/.ipynb_checkpoints/a.jpg", "i/Thumbs.db", "i/_SUCCESS", "i/x/.trash/b.jpg"]
