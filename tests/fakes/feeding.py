@@ -184,14 +184,17 @@ async def feeding(
     options: PipelineOptions | None = None,
     decode: DecodeOptions | None = None,
 ) -> AsyncIterator[Feeding]:
-    """Open everything; at the end all sessions are closed and nothing is pinned, reserved or under way."""
+    """Open everything; at the end all sessions are closed and nothing is pinned, reserved or under way.
+
+    No read is hedged: tests hold reads back and count them, and what is held back for long is slow.
+    """
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
     cache_options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with AsyncExitStack() as stack:
         if decode is None:
             stack.enter_context(cheap_workers())
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
-        sources = await stack.enter_async_context(Sources(SourceOptions(), recorder, clock))
+        sources = await stack.enter_async_context(Sources(SourceOptions(hedge_share=0), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
         maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
         cache = await stack.enter_async_context(DiskCache(cache_options, maker, recorder, clock))

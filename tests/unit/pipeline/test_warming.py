@@ -81,7 +81,7 @@ async def warming(
     """Open a cache; at the end nothing is pinned, reserved or waiting."""
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
     options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
-    async with Sources(SourceOptions(), recorder, clock) as sources:
+    async with Sources(SourceOptions(hedge_share=0), recorder, clock) as sources:
         sources._stores[ROOT] = sources._wrapped(store)
         with cheap_workers():
             async with DecodePool(DecodeOptions(), recorder) as pool:
