@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from feedd.flow.quota import QuotaPolicy, RetryQuota
@@ -20,10 +20,12 @@ steps = st.lists(
     ),
     max_size=200,
 )
+_ROUNDED_UP = [("ask", s) for s in (0.0, 0.0, 0.0, 0.0, 0.0, 17.05, 19.89573594794622, 19.684215475356943, 0.0)]
 
 
 @settings(max_examples=budget(300))
 @given(steps)
+@example(_ROUNDED_UP)
 def test_never_more_than_earned_and_probed(story: list[str | tuple[str, float]]) -> None:
     """Retries stay within the initial balance, the share of what went well, and one probe per probing time."""
     quota = RetryQuota(POLICY)

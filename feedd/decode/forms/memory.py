@@ -82,7 +82,8 @@ def no_memory(url: str) -> ResourceExhausted:
     return ResourceExhausted(
         "expected memory to make a shard of it, got less than that takes",
         object=url,
-        hint="give the daemon more memory, or store smaller shards (of Parquet and HDF5: row groups, pages, chunks)",
+        hint="give the daemon more memory, or store smaller shards (of Parquet and HDF5: row groups, pages, chunks); "
+        "where the object is small, it is damaged: what it says of its size is wrong",
         stage="decode",
     )
 

@@ -13,7 +13,7 @@ from pyarrow import ipc
 
 from feedd.decode.forms.arrow import ARROW_FORM
 from feedd.decode.forms.columns import params_of, strict_params
-from feedd.errors import BadRecipe, BadShard
+from feedd.errors import BadRecipe, BadShard, ResourceExhausted
 from tests.budget import budget
 from tests.fakes.making import make
 from tests.unit.decode.forms.test_parquet_form import COLUMNS, TABLE, expected
@@ -87,17 +87,27 @@ def test_other_files_are_refused(data: bytes) -> None:
         make(ARROW_FORM, data)
 
 
+def test_a_packed_buffer_that_says_it_is_vast() -> None:
+    """Its library asks for as much: the system refuses, and the error says what that can mean."""
+    data = bytearray(arrow(MORE, stream=True, compression="lz4", batch_rows=3))
+    at = data.index(bytes([8, 0, 0, 0, 0, 0, 0, 0]) + b'\x04"M\x18')  # its size unpacked, and LZ4's magic
+    data[at + 6] = 1
+    with pytest.raises(ResourceExhausted, match="expected memory to make a shard") as told:
+        make(ARROW_FORM, bytes(data))
+    assert "it is damaged" in told.value.hint
+
+
 SEEDS = [arrow(MORE, **way) for way in WAYS]
 
 
 @settings(max_examples=budget(200), deadline=None)
 @given(data=st.data())
 def test_no_bytes_do_harm(data: st.DataObject) -> None:
-    """A stream or file damaged anywhere is a table within its bytes, or refused as a bad shard."""
+    """One damaged anywhere is a table within its bytes, or refused; by the system where it says it is vast."""
     whole = bytearray(data.draw(st.sampled_from(SEEDS)))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
         make(ARROW_FORM, bytes(whole[: data.draw(st.integers(0, 2 * len(whole)))]))
-    except BadShard:
+    except (BadShard, ResourceExhausted):
         return
