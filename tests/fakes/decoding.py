@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd import metrics
 from feedd.batch.gather import gather
 from feedd.batch.layout import Layout, lay_out
 from feedd.decode.pool import DecodePool
 from feedd.decode.recipe import needs_measure, parse_field, spec_of
 from feedd.decode.work import DecodeOptions, DecodeTask, FieldWork
 from feedd.values import FieldKind
+from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ class Rig:
         self.fd = os.memfd_create("test-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, size_bytes)
         pool.attach(ARENA_ID, self.fd, size_bytes)
+
+    async def started(self) -> None:
+        """Return when a worker has answered for the first time since the call: others are then in the middle."""
+        before = self.recorder.total(metrics.DECODE_BUSY)
+        await until(lambda: self.recorder.total(metrics.DECODE_BUSY) > before, 30.0)
 
     async def task(self, fields: Mapping[str, str], rows: int = 0) -> tuple[DecodeTask, Layout]:
         """Plan the first ``rows`` rows (all: 0), shards interleaved."""

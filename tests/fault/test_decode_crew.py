@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,14 +18,13 @@ from feedd.decode.pool import DecodePool
 from feedd.decode.recipe import parse_field
 from feedd.decode.work import DecodeOptions, FieldWork
 from feedd.errors import BadSample, BadShard, WorkerLost
-from tests.fakes import poison_worker
+from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from feedd.values import ShardFile, ShardIndex
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 IDLE = Load(60.0, 0.0, 0.0, 1)
-LIMIT_S = 30.0
+until = partial(fetchers.until, limit_s=30.0)
 
 
 @pytest.fixture(autouse=True)
@@ -57,19 +57,6 @@ def full(workers: int) -> Load:
     return Load(10.0, 10.0 * workers, 10.0, workers)
 
 
-async def started(rig: Rig) -> None:
-    """Return when a worker has answered: others are then in the middle."""
-    before = rig.recorder.total(metrics.DECODE_BUSY)
-    await until(lambda: rig.recorder.total(metrics.DECODE_BUSY) > before)
-
-
-async def until(held: Callable[[], bool]) -> None:
-    """Return when something holds; a test watches from outside."""
-    async with asyncio.timeout(LIMIT_S):
-        while not held():  # noqa: ASYNC110 - processes come and go as they like
-            await asyncio.sleep(0.001)
-
-
 async def test_the_crew_grows_and_shrinks_without_losing_a_row(tmp_path: Path) -> None:
     """Workers come and go in the middle of decoding: nothing is replayed, no worker counts as dead, bytes are equal."""
     photos = shard_file(tmp_path / "a.tar", tar_bytes(image_samples(24, height=200, width=300) * 4))
@@ -84,7 +71,7 @@ async def test_the_crew_grows_and_shrinks_without_losing_a_row(tmp_path: Path) -
         for _ in range(2):  # one call at a time: all decode into the same slot
             async with asyncio.TaskGroup() as group:
                 call = group.create_task(rig.decode(fields))
-                await started(rig)
+                await rig.started()
                 look.resize(IDLE)
             assert (call.result()[0].bad, call.result()[1]) == ((), expected)
         assert rig.pool.worker_pids == pids[:1]

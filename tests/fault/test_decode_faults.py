@@ -17,6 +17,7 @@ from feedd.decode.work import DecodeOptions, FieldWork
 from feedd.errors import Draining
 from tests.fakes import poison_worker
 from tests.fakes.decoding import SLOT_AT, decoding
+from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import image_samples, shard_file, tar_bytes
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.values import ShardFile
-    from tests.fakes.decoding import Rig
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +55,6 @@ async def rows_of(photos: ShardFile) -> Mapping[str, Sequence[bytes]]:
         return (await rig.decode(FIELDS))[1]
 
 
-async def started(rig: Rig) -> None:
-    """Return when a worker has answered for the first time since the call: others are then in the middle."""
-    before = rig.recorder.total(metrics.DECODE_BUSY)
-    while rig.recorder.total(metrics.DECODE_BUSY) == before:  # noqa: ASYNC110 - a test watches from outside
-        await asyncio.sleep(0.001)
-
-
 @pytest.mark.parametrize("victims", [1, 2])
 async def test_a_killed_worker_changes_no_byte(photos: ShardFile, victims: int) -> None:
     """Kill -9 of one or all workers in the middle of a task: the batch is complete and byte for byte the same."""
@@ -69,7 +62,7 @@ async def test_a_killed_worker_changes_no_byte(photos: ShardFile, victims: int) 
     async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4)) as rig:
         async with asyncio.TaskGroup() as group:
             call = group.create_task(rig.decode(FIELDS))
-            await started(rig)
+            await rig.started()
             for pid in rig.pool.worker_pids[:victims]:
                 os.kill(pid, signal.SIGKILL)
         result, rows = call.result()
@@ -83,7 +76,7 @@ async def test_a_stopped_worker_is_killed_at_its_deadline(photos: ShardFile) -> 
     async with decoding([photos], DecodeOptions(workers=2, chunk_rows=4, task_deadline_s=1.0)) as rig:
         async with asyncio.TaskGroup() as group:
             call = group.create_task(rig.decode(FIELDS))
-            await started(rig)
+            await rig.started()
             os.kill(rig.pool.worker_pids[0], signal.SIGSTOP)
         result, rows = call.result()
         assert (result.bad, rows) == ((), expected)
@@ -125,8 +118,7 @@ async def test_a_worker_that_died_before_it_read_a_sample_says_nothing_against_i
         os.kill(deaf, signal.SIGSTOP)  # it reads nothing any more, and nobody knows
         async with asyncio.TaskGroup() as group:
             call = group.create_task(rig.pool.decode(task))
-            while not rig.recorder.total(metrics.DECODE_RESTARTS):  # noqa: ASYNC110 - a test watches from outside
-                await asyncio.sleep(0.001)
+            await until(lambda: rig.recorder.total(metrics.DECODE_RESTARTS))
             os.kill(deaf, signal.SIGKILL)
         assert (call.result().bad, rig.read(layout)["x"]) == ((), [once])
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 2
@@ -171,7 +163,7 @@ async def test_a_cancelled_decode_leaves_the_slot_alone(tmp_path: Path) -> None:
     async with decoding([texts(tmp_path, *values)], weak(chunk_rows=2)) as rig:
         task, layout = await rig.task({"x": "bytes"})
         call = asyncio.create_task(rig.pool.decode(task))
-        await started(rig)
+        await rig.started()
         for _ in range(3):  # as task groups inside each other do, which end together
             call.cancel()
             await asyncio.sleep(0)
@@ -193,7 +185,7 @@ async def test_a_cancelled_decode_does_not_wait_for_a_hanging_worker(tmp_path: P
         async with decoding([file], weak(cancel_grace_s=0.2, chunk_rows=4)) as rig:
             task, _ = await rig.task({"x": "bytes"})
             call = asyncio.create_task(rig.pool.decode(task))
-            await started(rig)
+            await rig.started()
             for _ in range(cancels):
                 call.cancel()
                 await asyncio.sleep(0)

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,13 +25,13 @@ from feedd.decode.pool import DecodePool
 from feedd.decode.work import DecodeOptions, MakeTask
 from feedd.errors import Internal, ResourceExhausted
 from feedd.values import ByteRange
-from tests.fakes import poison_worker
+from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import shard_file, tar_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from feedd.values import ShardFile
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 30.0
+until = partial(fetchers.until, limit_s=LIMIT_S)
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +62,6 @@ def no_more_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-async def until(held: Callable[[], bool]) -> None:
-    """Return when something holds; a test watches from outside."""
-    async with asyncio.timeout(LIMIT_S):
-        while not held():  # noqa: ASYNC110 - processes come and go as they like
-            await asyncio.sleep(0.005)
 
 
 def refuse(*_: object) -> None:

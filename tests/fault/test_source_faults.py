@@ -20,6 +20,7 @@ from feedd.errors import (
     Throttled,
 )
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
+from tests.fakes.fetchers import until
 from tests.fault.s3_rig import DATA, PART_BYTES, Rig
 
 if TYPE_CHECKING:
@@ -144,8 +145,7 @@ async def test_cancelled_fetch_holds_nothing(server: S3Server, rig: Rig) -> None
     target = bytearray(ref.size_bytes)
     view = memoryview(target)
     task = asyncio.ensure_future(rig.sources.fetcher.fetch(ref, view))
-    while rig.recorder.total(FETCH_PARTS) < 3:  # noqa: ASYNC110 - the gauge is what is waited for, it has no event
-        await asyncio.sleep(0.01)
+    await until(lambda: rig.recorder.total(FETCH_PARTS) >= 3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

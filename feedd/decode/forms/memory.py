@@ -83,7 +83,7 @@ def no_memory(url: str) -> ResourceExhausted:
         "expected memory to make a shard of it, got less than that takes",
         object=url,
         hint="give the daemon more memory, or store smaller shards (of Parquet and HDF5: row groups, pages, chunks); "
-        "where the object is small, it is damaged: what it says of its size is wrong",
+        "or it is damaged, and wrong about its size",
         stage="decode",
     )
 

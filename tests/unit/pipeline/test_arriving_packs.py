@@ -12,6 +12,7 @@ from feedd.flow.line import PARTS_PER_PLACE
 from feedd.plan.objects import borders
 from feedd.values import Cursor
 from tests.fakes.feeding import Taken, batches, feeding, take
+from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,9 +95,9 @@ async def test_what_comes_first_is_asked_for_first(tmp_path: Path) -> None:
         gate = _gate(rig, set())
         session = await _opened(rig)
         made = [asyncio.create_task(take(session, Cursor(0, step))) for step in (0, 1, 2)]
-        async with asyncio.timeout(20):
-            while line.waiting_count < COUNT // EACH or len(set().union(*book._waiting.values())) < len(made):  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: line.waiting_count >= COUNT // EACH and len(set().union(*book._waiting.values())) >= len(made)
+        )
         gate.set()
         await asyncio.gather(*made)
         asked = [key for key in rig.store.reads[PARTS_PER_PLACE:] if key not in rig.store.reads[:PARTS_PER_PLACE]]

@@ -78,7 +78,7 @@ class Rig:
 async def warming(
     directory: Path, *, cache_bytes: int = 1 << 20, bounds: WarmBounds | None = None
 ) -> AsyncIterator[Rig]:
-    """Open a cache; at the end nothing is pinned, reserved or waiting."""
+    """Open a cache; at the end nothing is pinned, reserved or waiting. No read is hedged, as in ``feeding``."""
     recorder, clock, store = TallyRecorder(), SystemClock(), GatedStore()
     options = CacheOptions(directory / "cache", cache_bytes, free_reserve_bytes=0)
     async with Sources(SourceOptions(hedge_share=0), recorder, clock) as sources:

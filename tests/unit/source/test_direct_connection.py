@@ -15,6 +15,7 @@ from feedd.errors import BadResponse, ObjectChanged
 from feedd.source.options import SourceOptions
 from feedd.source.s3.direct import pool as direct_pool
 from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
+from tests.fakes.fetchers import until
 from tests.fakes.raw_server import RawServer
 
 if TYPE_CHECKING:
@@ -184,8 +185,7 @@ async def test_nothing_is_written_after_cancelling(sent: bytes | None) -> None:
     ):
         target = bytearray([UNTOUCHED]) * len(BODY)
         read = asyncio.ensure_future(pool.request(REQUEST, memoryview(target), lambda _: None))
-        while not server.requests:  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
+        await until(lambda: server.requests)
         await asyncio.sleep(0.005)
         read.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -247,8 +247,7 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(direct_pool, "_IDLE_S", 0.02)
     async with RawServer(head() + BODY, head() + BODY) as server, pool_of(server.port) as pool:
         await get(pool)
-        while "0 of 0" not in repr(pool):  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)
+        await until(lambda: "0 of 0" in repr(pool))
         await get(pool)
         assert server.connection_count == 2
 
@@ -260,8 +259,7 @@ async def test_bytes_nobody_asked_for() -> None:
         pool_of(server.port) as pool,
     ):
         assert await get(pool) == BODY
-        while "0 of 0" not in repr(pool):  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)
+        await until(lambda: "0 of 0" in repr(pool))
         assert await get(pool) == BODY
 
 
