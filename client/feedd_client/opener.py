@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import secrets
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -164,6 +165,7 @@ class Opener:
             consumer_count=self._consumer.count,
             consumer_index=self._consumer.index,
             client_version=__version__,
+            open_id=secrets.token_hex(8),
             expect_fingerprint=self.expect,
             sources=[
                 pb.Source(

@@ -26,6 +26,7 @@ from feedd_client.errors import (
     UnsupportedError,
     from_wire,
 )
+from feedd_client.waiting import telling_why
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +152,8 @@ class Endpoint:
             FeedError: whatever the daemon or the transport said.
         """
         try:
-            return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
+            with telling_why(self.stub, request, self.address.text):
+                return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
         except grpc.RpcError as error:
             raise translate(error, self.address) from error
 

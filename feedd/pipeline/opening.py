@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from feedd.batch.layout import lay_out
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena, ArenaBudget
+from feedd.flow.open_progress import enter_stage
 from feedd.flow.tasks import both
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptions
@@ -34,7 +35,7 @@ from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets,
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.dataset.labels import Tables
@@ -94,6 +95,7 @@ class Pipeline:
         for ref in self.stages.lost.taken():  # what was lost to others may be had by now
             await self.stages.cache.discard(ref)
         expected = spec.expect_fingerprint
+        enter_stage(f"listing {_shortened(spec.urls)}")
         with self.shelf.begun(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
@@ -108,6 +110,7 @@ class Pipeline:
                 hint="objects, recipe or topology changed since this run began: start the run anew",
                 stage="plan",
             )
+        enter_stage(f"reading the first shards of {_shortened(spec.urls)}")
         try:
             view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
@@ -305,6 +308,12 @@ def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
     A rank's consumers (DataLoader workers) share what one would get: allocating it is most of what an open takes.
     """
     return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
+
+
+def _shortened(urls: Sequence[str]) -> str:
+    """Return the first URL, and how many more there are."""
+    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
+    return f"{urls[0]}{more}"
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:

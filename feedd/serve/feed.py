@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import grpc
 import structlog
 
-from feedd.errors import BadRequest, FeeddError, StoreUnavailable
+from feedd.errors import BadRequest, Draining, FeeddError, StoreUnavailable
+from feedd.flow.open_progress import OpenProgress, begin_open
 from feedd.flow.tasks import within
 from feedd.serve.status import abort, as_feedd_error
 from feedd.serve.stream import StreamCall
 from feedd.units import format_duration
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import check_version, cursor_from, open_response, open_spec, said, slots_from
+from feedd.wire.convert import bounded_texts, check_version, cursor_from, open_response, open_spec, said, slots_from
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
     from typing import Any
 
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
 
     OpenContext = grpc.aio.ServicerContext[pb.OpenRequest, pb.OpenResponse]
     ClassesContext = grpc.aio.ServicerContext[pb.ClassesRequest, pb.ClassesResponse]
+    OpenStatusContext = grpc.aio.ServicerContext[pb.OpenStatusRequest, pb.OpenStatusResponse]
     CloseContext = grpc.aio.ServicerContext[pb.CloseRequest, pb.CloseResponse]
 
 SERVICE = "feedd.v1.Feed"
 _NAMES_AT_ONCE = 256
+_OPEN_ID_BYTES_MAX = 64
+_ANSWER_SHARE, _ANSWER_S_MAX = 0.1, 1.0  # of a client's deadline: what is left of it for our own answer to arrive
 _log = structlog.get_logger(__name__)
 
 
@@ -64,6 +68,7 @@ class FeedService:
         self._daemon_id = daemon_id
         self._spawn = spawn
         self.arena_path: Path | None = None
+        self._opens: dict[str, OpenProgress] = {}  # those under way, by the id that their clients chose
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Return what a server registers; Stream's responses are serialized by the transports."""
@@ -72,6 +77,9 @@ class FeedService:
                 self.open, pb.OpenRequest.FromString, pb.OpenResponse.SerializeToString
             ),
             "Stream": grpc.stream_stream_rpc_method_handler(self.stream, pb.StreamRequest.FromString, None),
+            "OpenStatus": grpc.unary_unary_rpc_method_handler(
+                self.open_status, pb.OpenStatusRequest.FromString, pb.OpenStatusResponse.SerializeToString
+            ),
             "Close": grpc.unary_unary_rpc_method_handler(
                 self.close, pb.CloseRequest.FromString, pb.CloseResponse.SerializeToString
             ),
@@ -85,27 +93,48 @@ class FeedService:
 
     async def open(self, request: pb.OpenRequest, context: OpenContext) -> pb.OpenResponse:
         """Resolve dataset, recipe and topology into a session."""
+        progress = begin_open()
         try:
             check_version(request.version)
             spec = open_spec(request, self._options.open_limits)
-            with self._sessions.admission():
-                opened = await self._open_backend(spec)
+            with self._noted(request.open_id, progress), self._sessions.admission():
+                opened = await self._open_backend(spec, progress, context.time_remaining())
                 if self._sessions.draining:  # the sessions there were are closed: nobody would close this one
                     await opened.close()
                     self._sessions.check_draining()
                 hosted = self._sessions.add(opened, spec)
         except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
-            await abort(context, as_feedd_error(error, "opening a session"))
+            ours = as_feedd_error(error, "opening a session")
+            _log_failed_open(ours, request, context.peer(), progress)
+            await abort(context, ours)
         told = {"steps": hosted.feed.info.steps, "left_out": hosted.feed.info.left_out}
         about = {"client": request.client_version, "urls": list(spec.urls[:3])}
         _log.info("session opened", session=hosted.id[:8], **about, **told)
         return self._response(hosted)
 
-    async def _open_backend(self, spec: OpenSpec) -> FeedSession:
+    @contextlib.contextmanager
+    def _noted(self, open_id: str, progress: OpenProgress) -> Iterator[None]:
+        """Let OpenStatus tell of an Open while it lasts; clients before 1.6 choose no id."""
+        bounded_texts("open_id", [open_id], 1, _OPEN_ID_BYTES_MAX)
+        if open_id:
+            self._opens[open_id] = progress
+        try:
+            yield
+        finally:
+            self._opens.pop(open_id, None)
+
+    async def _open_backend(self, spec: OpenSpec, progress: OpenProgress, client_s: float | None) -> FeedSession:
+        """Open, and answer before the client gives up: only then does the user learn what was waited for."""
         deadline_s = self._options.open_timeout_s
-        message = f"expected the dataset to open within {format_duration(deadline_s)}, got no answer"
-        async with within(deadline_s, lambda: StoreUnavailable(message, object=spec.urls[0], stage="serve")):
+        if client_s is not None:
+            deadline_s = min(deadline_s, client_s - min(client_s * _ANSWER_SHARE, _ANSWER_S_MAX))
+        async with within(deadline_s, lambda: _late(spec, progress, deadline_s)):
             return await self._backend.open(spec)
+
+    async def open_status(self, request: pb.OpenStatusRequest, _context: OpenStatusContext) -> pb.OpenStatusResponse:
+        """Tell what an Open waits for; nothing of one that has answered."""
+        progress = self._opens.get(request.open_id)
+        return pb.OpenStatusResponse(waits_for="" if progress is None else said(str(progress)))
 
     def _response(self, hosted: HostedSession) -> pb.OpenResponse:
         slots = hosted.feed.slots
@@ -178,6 +207,29 @@ class FeedService:
             await abort(context, error)
         for at in range(0, len(names), _NAMES_AT_ONCE):
             yield pb.ClassesResponse(names=map(said, names[at : at + _NAMES_AT_ONCE]))
+
+
+def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddError:
+    """Return the error of an Open that took too long: what an Open waits for is nearly always the store."""
+    message = f"expected the dataset to open within {format_duration(deadline_s)}, got no answer while {progress}"
+    hint = "check endpoint, region, proxy and network of the store; for a slow one raise open_timeout_s"
+    return StoreUnavailable(message, object=spec.urls[0], hint=hint, stage="serve")
+
+
+def _log_failed_open(error: FeeddError, request: pb.OpenRequest, peer: str, progress: OpenProgress) -> None:
+    """Log who asked for what and did not get it; a daemon that is going away refuses everybody, which is no news."""
+    log = _log.info if isinstance(error, Draining) else _log.warning
+    log(
+        "open failed",
+        kind=error.kind,
+        message=error.message,
+        object=error.object,
+        hint=error.hint,
+        stage=progress.stage,
+        peer=peer,
+        client=request.client_version,
+        urls=list(request.urls[:3]) or [url for source in request.sources[:3] for url in source.urls[:1]],
+    )
 
 
 def _classes(hosted: HostedSession, field: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from feedd.errors import BadResponse, FeeddError, Throttled
+from feedd.flow.open_progress import note_retry
 from feedd.flow.quota import RetryQuota
 from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
 from feedd.source.pages import closing_pages
@@ -155,6 +156,7 @@ class RetryStore:
         delay_s = self._policy.delay_s(error, attempt, self._chance())
         if delay_s is None or clock.monotonic_s() + delay_s > ends_s:
             return False
+        note_retry(error)
         self._recorder.count(SOURCE_RETRY_WAIT, delay_s, reason=error.kind)
         await clock.sleep_s(delay_s)
         while wait_s := quota.ask(clock.monotonic_s()):

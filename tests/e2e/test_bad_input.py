@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.bench.server import faults
-from feedd_client import FeedDataset, FeedError
+from feedd_client import FeedDataset, FeedError, StoreError
 from tests.e2e.shards import jpeg, numbered, tar
 
 if TYPE_CHECKING:
@@ -105,4 +105,23 @@ def test_object_replaced_under_us(s3: S3Server, daemon: Daemon) -> None:
     assert _read(daemon, url="s3://data/moving/") == [0, 1, 2, 3, 4, 5, 1000, 1001, 1002, 1003, 1004, 1005]
     s3.put("data", "moving/1.tar", numbered(9, 6))
     assert _read(daemon, url="s3://data/moving/1.tar") == [9000, 9001, 9002, 9003, 9004, 9005]
+    daemon.wait_idle()
+
+
+def test_a_store_that_says_nothing(s3: S3Server, daemon: Daemon, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent store is the store's error, not the daemon's; the trainer is told what it waits for meanwhile."""
+    monkeypatch.setattr("feedd_client.waiting.FIRST_S", 0.2)
+    s3.script("data", "", op="LIST", always=faults.hang())
+    caplog.set_level("WARNING", "feedd_client")
+    with pytest.raises(StoreError, match="got no answer while listing s3://data/train/"):
+        _read(daemon, open_timeout_s=3.0)
+    waits = [record.getMessage() for record in caplog.records if "still opening" in record.getMessage()]
+    assert waits, caplog.text
+    assert "still opening s3://data/train/ after" in waits[0]
+    assert "listing s3://data/train/" in waits[0]
+    failed = [line for line in daemon.log.read_text().splitlines() if '"open failed"' in line]
+    assert len(failed) == 1
+    assert "store-unavailable" in failed[0]
+    s3.calm()
+    assert len(_read(daemon)) == 12
     daemon.wait_idle()

@@ -94,7 +94,7 @@ class Mix(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., samples_per_epoch: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "shared_arena", "decoded_cache")
+    __slots__ = ("version", "urls", "recipe", "topology", "shuffle", "seed", "sharding", "epoch", "prefetch_batches", "consumer_count", "consumer_index", "client_version", "expect_fingerprint", "partitions", "uneven", "share", "steps", "sources", "mix", "shared_arena", "open_id", "decoded_cache")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     URLS_FIELD_NUMBER: _ClassVar[int]
     RECIPE_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class OpenRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     MIX_FIELD_NUMBER: _ClassVar[int]
     SHARED_ARENA_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ID_FIELD_NUMBER: _ClassVar[int]
     DECODED_CACHE_FIELD_NUMBER: _ClassVar[int]
     version: ProtocolVersion
     urls: _containers.RepeatedScalarFieldContainer[str]
@@ -136,8 +137,21 @@ class OpenRequest(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     mix: Mix
     shared_arena: bool
+    open_id: str
     decoded_cache: bool
-    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., shared_arena: _Optional[bool] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
+    def __init__(self, version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., urls: _Optional[_Iterable[str]] = ..., recipe: _Optional[_Union[Recipe, _Mapping]] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., shuffle: _Optional[_Union[Shuffle, _Mapping]] = ..., seed: _Optional[int] = ..., sharding: _Optional[str] = ..., epoch: _Optional[int] = ..., prefetch_batches: _Optional[int] = ..., consumer_count: _Optional[int] = ..., consumer_index: _Optional[int] = ..., client_version: _Optional[str] = ..., expect_fingerprint: _Optional[bytes] = ..., partitions: _Optional[int] = ..., uneven: _Optional[str] = ..., share: _Optional[str] = ..., steps: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., mix: _Optional[_Union[Mix, _Mapping]] = ..., shared_arena: _Optional[bool] = ..., open_id: _Optional[str] = ..., decoded_cache: _Optional[bool] = ...) -> None: ...
+
+class OpenStatusRequest(_message.Message):
+    __slots__ = ("open_id",)
+    OPEN_ID_FIELD_NUMBER: _ClassVar[int]
+    open_id: str
+    def __init__(self, open_id: _Optional[str] = ...) -> None: ...
+
+class OpenStatusResponse(_message.Message):
+    __slots__ = ("waits_for",)
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    waits_for: str
+    def __init__(self, waits_for: _Optional[str] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "kind", "dtype", "shape", "ndim")

@@ -54,6 +54,11 @@ class FeedStub:
                 request_serializer=feedd__pb2.ClassesRequest.SerializeToString,
                 response_deserializer=feedd__pb2.ClassesResponse.FromString,
                 _registered_method=True)
+        self.OpenStatus = channel.unary_unary(
+                '/feedd.v1.Feed/OpenStatus',
+                request_serializer=feedd__pb2.OpenStatusRequest.SerializeToString,
+                response_deserializer=feedd__pb2.OpenStatusResponse.FromString,
+                _registered_method=True)
 
 
 class FeedServicer:
@@ -86,6 +91,13 @@ class FeedServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenStatus(self, request, context):
+        """What an Open that has not answered yet waits for; since 1.6.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FeedServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_FeedServicer_to_server(servicer, server):
                     servicer.Classes,
                     request_deserializer=feedd__pb2.ClassesRequest.FromString,
                     response_serializer=feedd__pb2.ClassesResponse.SerializeToString,
+            ),
+            'OpenStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenStatus,
+                    request_deserializer=feedd__pb2.OpenStatusRequest.FromString,
+                    response_serializer=feedd__pb2.OpenStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class Feed:
             '/feedd.v1.Feed/Classes',
             feedd__pb2.ClassesRequest.SerializeToString,
             feedd__pb2.ClassesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/feedd.v1.Feed/OpenStatus',
+            feedd__pb2.OpenStatusRequest.SerializeToString,
+            feedd__pb2.OpenStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

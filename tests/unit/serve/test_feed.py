@@ -23,7 +23,7 @@ async def test_open_says_everything_a_client_needs(short_dir: Path) -> None:
     """Open answers specs, fingerprint, counts, slots and the arena."""
     async with serving(short_dir) as rig:
         opened = await rig.open(prefetch_batches=3)
-        assert (opened.version.major, opened.version.minor) == (1, 5)
+        assert (opened.version.major, opened.version.minor) == (1, PROTOCOL_MINOR)
         assert [spec.name for spec in opened.specs] == ["image", "cls", "tokens"]
         assert opened.specs[0].kind == pb.TensorSpec.DENSE
         assert list(opened.specs[0].shape) == [8, 8, 3]
@@ -299,7 +299,7 @@ async def test_another_major_version_is_refused(short_dir: Path, version: pb.Pro
         assert failure.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         error = error_of(failure.value)
         assert error.kind == "version-mismatch"
-        assert "1.5" in error.message
+        assert f"1.{PROTOCOL_MINOR}" in error.message
         assert ("2.3" in error.message) == (version.major == 2)
         assert hint in error.hint
 
