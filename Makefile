@@ -7,16 +7,17 @@ STAMP  := $(VENV)/.installed
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
             if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
               echo $$python; break; fi; done)
-FAST   := not slow and not gpu and not bench
+FAST   := not slow and not gpu and not nightly
 UNIT   := $(BIN)/python -m pytest -q -m '$(FAST)' --hypothesis-profile=check
 SAMPLES := tests/unit/decode tests/unit/pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check check-static check-samples check-rooms bench proto clean
+.PHONY: help venv demo test nightly check check-static check-samples check-rooms bench proto clean
 
 help:
 	@echo 'make demo [URL=s3://bucket/prefix/] [NODES=2]   the main job, on an embedded S3 server or on your data'
 	@echo 'make test                                       every test that needs no GPU'
+	@echo 'make nightly                                    the same and more: other seeds, all ways, hundred kills'
 	@echo 'make check                                      format, lint, types, floors, tidy, unit and model tests'
 	@echo 'make bench [ARGS=...]                           side by side with peers'
 	@echo 'make proto                                      both sides stubs from proto/feedd.proto'
@@ -37,6 +38,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# The breadth that make test leaves out: every way through every case, other examples each time, workers as processes.
+nightly: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not gpu' --hypothesis-profile=nightly \
+	  -o timeout=600 -o faulthandler_timeout=3600 $(ARGS)
 
 # Compiled once, and not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE

@@ -7,15 +7,11 @@ import time
 
 
 class SystemClock:
-    """Monotonic time for deadlines, wall time for logs only."""
+    """Monotonic time and sleep."""
 
     def monotonic_s(self) -> float:
         """Seconds on a clock that never jumps."""
         return time.monotonic()
-
-    def wall_s(self) -> float:
-        """Seconds since the Unix epoch; may jump."""
-        return time.time()
 
     async def sleep_s(self, duration_s: float) -> None:
         """Suspend the calling task for ``duration_s`` seconds."""

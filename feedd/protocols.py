@@ -39,9 +39,6 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds on a clock that never jumps."""
 
-    def wall_s(self) -> float:
-        """Seconds since the Unix epoch; for logs only."""
-
     async def sleep_s(self, duration_s: float) -> None:
         """Suspend the calling task."""
 

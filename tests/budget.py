@@ -1,10 +1,11 @@
-"""How long a property is searched for a counterexample: whole in ``make test``, a tenth of it in ``make check``."""
+"""How much of what can be tried is tried: less in ``make check`` than in ``make test``, more in ``make nightly``."""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 WHOLE = 100  # max_examples of the profile of ``make test``
+NIGHTLY = 3 * WHOLE
 
 
 def budget(example_count: int) -> int:
@@ -13,5 +14,10 @@ def budget(example_count: int) -> int:
 
 
 def whole() -> bool:
-    """Tell whether everything is as in ``make test``, however long it takes."""
+    """Tell whether a test may take the time that it has in ``make test``."""
     return bool(settings.default.max_examples >= WHOLE)  # type: ignore[union-attr]  # see above
+
+
+def nightly() -> bool:
+    """Tell whether breadth matters more than time."""
+    return bool(settings.default.max_examples >= NIGHTLY)  # type: ignore[union-attr]  # see above

@@ -15,7 +15,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 from tests import guards
-from tests.budget import WHOLE
+from tests.budget import NIGHTLY, WHOLE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -28,6 +28,9 @@ settings.register_profile(
     "feedd", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True, max_examples=WHOLE
 )
 settings.register_profile("check", settings.get_profile("feedd"), max_examples=WHOLE // 10)
+settings.register_profile(
+    "nightly", settings.get_profile("feedd"), max_examples=NIGHTLY, derandomize=False, print_blob=True
+)
 settings.load_profile("feedd")
 faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
 gc.disable()  # until all tests are collected: what is imported stays

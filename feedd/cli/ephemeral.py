@@ -53,7 +53,8 @@ def sweep(parent: Path) -> None:
     for path in parent.glob(f"{prefix()}*"):
         try:
             stat = path.lstat()
-            if stat.st_uid != os.geteuid() or (time.time() - stat.st_mtime < _YOUNG_S and not was_owned(path)):
+            age_s = time.time() - stat.st_mtime  # noqa: TID251 - a file's time is a date
+            if stat.st_uid != os.geteuid() or (age_s < _YOUNG_S and not was_owned(path)):
                 continue
             with DirectoryLock(path):
                 shutil.rmtree(path, ignore_errors=True)

@@ -15,9 +15,6 @@ class TimelessClock:
     def monotonic_s(self) -> float:
         return self.now_s
 
-    def wall_s(self) -> float:
-        return self.now_s
-
     async def sleep_s(self, duration_s: float) -> None:
         self.sleeps_s.append(duration_s)
         self.now_s += duration_s

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd.bench.server import faults as fault
-from feedd.errors import FeeddError, NotFound, StoreUnavailable, Throttled
+from feedd.errors import NotFound, StoreUnavailable, Throttled
 from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
+from tests.fault.jumping_clock import READS
 from tests.fault.s3_rig import DATA, PART_BYTES, asked, opened
+from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from feedd.bench.server.server import S3Server
     from tests.fault.s3_rig import Rig
@@ -129,34 +136,41 @@ async def test_case_08_progress_is_no_failure(server: S3Server, rig: Rig) -> Non
 async def test_case_21_deleted(server: S3Server, rig: Rig) -> None:
     """An object deleted since it was listed is a typed error that names it, asked for once by each part at most."""
     (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    before = len(server.requests)
     server.delete("bucket", "key")
     with pytest.raises(NotFound) as caught:
         await rig.fetch_ref(ref)
     assert caught.value.object == "s3://bucket/key"
     assert rig.recorder.total(SOURCE_RETRIES) == 0
+    assert asked(server) <= PART_COUNT
+    assert 1 <= len(server.requests) - before <= PART_COUNT + 1, "its parts, and its checksum"
 
 
 async def test_case_22_hole_in_the_store(server: S3Server, rig: Rig) -> None:
     """One range that is gone is a typed error at once; the other parts' requests are not left running."""
     (ref,) = await rig.sources.resolve(["s3://bucket/key"])
     server.script("bucket", "key", None, None, fault.missing())
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound) as caught:
         await rig.fetch_ref(ref)
+    assert caught.value.object == "s3://bucket/key"
     assert rig.recorder.total(SOURCE_RETRIES) == 0
+    assert 3 <= asked(server) <= PART_COUNT
 
 
-async def test_case_53_clock_jumps(server: S3Server, rig: Rig) -> None:
-    """The wall clock may jump by years: no wait and no deadline depends on it."""
-    jumps = iter([0.0, 4e9, -4e9] * 1000)
-    rig.clock.wall_s = lambda: next(jumps)  # type: ignore[method-assign]  # time is the test's to make
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["direct"], indirect=True)
+@pytest.mark.usefixtures("aws_credentials")
+def test_case_53_clock_jumps(server: S3Server, tmp_path: Path) -> None:
+    """Where the wall clock jumps by hours reads are exact, none waits for it, and a signature serves many requests."""
     server.script("bucket", "key", fault.slow_down(), fault.reset_in_body(100), fault.internal_error())
-    assert await rig.fetch() == DATA
-    assert rig.clock.now_s < 60
-
-
-async def test_case_53_errors_say_no_time(server: S3Server, rig: Rig) -> None:
-    """What is told of a failure is the failure, not a clock's idea of when."""
-    server.script("bucket", "key", always=fault.denied())
-    with pytest.raises(FeeddError) as caught:
-        await rig.fetch()
-    assert caught.value.kind == "permission-denied"
+    command = [sys.executable, "-m", "tests.fault.jumping_clock", server.url, str(tmp_path)]
+    places = os.pathsep.join((str(ROOT), str(ROOT / "client")))
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    came = json.loads(done.stdout)
+    assert came["exact"] == [True] * READS
+    assert came["signed_count"] <= 2 + 2, "signed for the template, for the first request, and after each refusal"
+    assert came["slept_s"] < 60
+    assert asked(server) == READS * PART_COUNT + 3

@@ -111,7 +111,8 @@ async def test_case_25_credential_source_down(
     server: S3Server, authority: Authority, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the source of credentials is down those at hand are used until they end, with one early warning."""
-    ends = (datetime.now(UTC) + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")  # within all refresh periods
+    now = datetime.now(UTC)  # noqa: TID251 - credentials end at a date
+    ends = (now + timedelta(minutes=5)).strftime("%Y-%m-%dT%H:%M:%SZ")  # within all refresh periods
     held = {"AccessKeyId": "held", "SecretAccessKey": "secret", "Token": "token", "Expiration": ends}
     body = json.dumps(held).encode()
     good = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

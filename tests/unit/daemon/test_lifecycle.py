@@ -86,9 +86,6 @@ class _LateClock:
     def monotonic_s(self) -> float:
         return self._now_s
 
-    def wall_s(self) -> float:
-        return self._now_s
-
     async def sleep_s(self, duration_s: float) -> None:
         if not self._late_s:
             raise asyncio.CancelledError
