@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import parse_qs, quote_plus, unquote
 from xml.sax.saxutils import escape
 
 from feedd.bench.server.checksums import Checksums
@@ -83,6 +83,11 @@ def parse_head(head: bytes) -> Request:
     bucket, _, key = path.lstrip("/").partition("/")
     bucket, key = unquote(bucket), unquote(key)
     return Request(method, operation(method, key, query), bucket, key, query, headers)
+
+
+def encoded_key(text: str) -> str:
+    """Encode a key for a listing with ``encoding-type=url``, as AWS does: a space is ``+`` and a plus ``%2B``."""
+    return quote_plus(text, safe="/*").replace("~", "%7E")
 
 
 class Answers:
@@ -200,7 +205,7 @@ class Answers:
         token = query.get("continuation-token", "")
         after = bytes.fromhex(token).decode() if token else query.get("start-after", "")
         url = query.get("encoding-type") == "url"
-        shown = (lambda text: quote(text, safe="/*")) if url else escape
+        shown = encoded_key if url else escape
         page, more = self._objects.page(request.bucket, prefix, after, count)
         parts = [f"<Name>{request.bucket}</Name><Prefix>{shown(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"]
         parts.append(f"<MaxKeys>{count}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>")

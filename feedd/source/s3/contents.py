@@ -71,7 +71,7 @@ def _objects(page: ET.Element) -> list[Listed]:
             continue
         told = {child.tag: child.text or "" for child in item}
         name = told[key]
-        if encoded and "%" in name:
-            name = unquote_to_bytes(name).decode()
+        if encoded:  # as a form's values are: AWS and MinIO write a space as "+", Ceph as "%20", all a plus as "%2B"
+            name = unquote_to_bytes(name.replace("+", " ")).decode()
         found.append(Listed(name, int(told[size]), told[etag]))
     return found
