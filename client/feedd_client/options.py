@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from feedd_client.errors import BadOptionError
@@ -166,7 +167,15 @@ def parse_urls(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[st
     found = tuple(one for one in urls if isinstance(one, str) and one)
     if not found or len(found) != len(urls):
         raise BadOptionError(f"expected one URL or a list of URLs, got {url!r}", object="url")
-    return found
+    return tuple(map(_absolute, found))
+
+
+def _absolute(url: str) -> str:
+    """Return a relative path that exists here as an absolute one: the daemon has another working directory."""
+    path = Path(url)
+    if "://" in url or path.is_absolute() or not path.exists():
+        return url
+    return f"{path.absolute()}{'/' if url.endswith('/') else ''}"
 
 
 def parse_sources(url: str | Source | Sequence[str] | Sequence[Source]) -> tuple[SourceOptions, ...]:

@@ -93,10 +93,18 @@ class Verdict:
 
     def __str__(self) -> str:
         sign = ">=" if self.at_least else "<="
-        said = f"{self.text}: {self.ratio:.2f}x (target {sign} {self.target:g}x) {'met' if self.met else 'NOT met'}"
+        return f"{self.plain} (target {sign} {self.target:g}x) {'met' if self.met else 'NOT met'}{self._round_by_round}"
+
+    @property
+    def plain(self) -> str:
+        """The ratio without its target."""
+        return f"{self.text}: {self.ratio:.2f}x"
+
+    @property
+    def _round_by_round(self) -> str:
         if self.rounds is None:
-            return said
-        return f"{said}; round by round {self.rounds.low:.2f}-{self.rounds.high:.2f}, median {self.rounds.middle:.2f}"
+            return ""
+        return f"; round by round {self.rounds.low:.2f}-{self.rounds.high:.2f}, median {self.rounds.middle:.2f}"
 
 
 @dataclass(slots=True)
@@ -124,8 +132,14 @@ class Result:
         }
 
 
-def show(result: Result, console: Console) -> None:
-    """Print table, verdicts and notes."""
+def show(result: Result, console: Console, *, targets: bool = True) -> None:
+    """Print table, ratios and notes.
+
+    Args:
+        result: of one bench.
+        console: where to.
+        targets: hold the ratios against the project's own targets, which a user's machine need not meet.
+    """
     table = Table(title=f"{result.name}: {result.title}", title_justify="left", title_style="bold")
     table.add_column("arm", no_wrap=True)
     for column in result.columns:
@@ -136,6 +150,9 @@ def show(result: Result, console: Console) -> None:
     console.print()
     console.print(table)
     for verdict in result.verdicts:
-        console.print(f"  {verdict}", style="green" if verdict.met else "red", highlight=False)
+        if targets:
+            console.print(f"  {verdict}", style="green" if verdict.met else "red", highlight=False)
+        else:
+            console.print(f"  {verdict.plain}", highlight=False)
     for note in result.notes:
         console.print(f"  {escape(note)}", style="dim", highlight=False)

@@ -165,7 +165,7 @@ def run_ingest(options: IngestOptions, json_path: Path | None) -> int:
     sections = _with_bar(options, lineup, console)
     tables = results(sections)
     for table in tables:
-        show(table, console)
+        show(table, console, targets=False)
     console.print(f"\n{_facts(options)}; {time.monotonic() - begin_s:.0f} s", highlight=False)
     if json_path is not None:
         json_path.write_text(json.dumps(_document(options, lineup, tables), indent=1, default=str) + "\n")

@@ -17,7 +17,7 @@ from feedd.cache.policy.match import matches
 from feedd.cache.report import CacheEntry
 from feedd.cli import warm
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags
-from feedd.cli.owner import AddressFlag, ask
+from feedd.cli.owner import AddressFlag, ask, chosen_address
 from feedd.cli.report import EXIT_FAILED, say
 from feedd.config.machine import existing_parent
 from feedd.errors import NotFound
@@ -27,7 +27,7 @@ from feedd.warming import Amount
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from feedd.config import Config
+    from feedd.config import Config, Effective
     from feedd.serve.admin_client import AdminClient
     from feedd.serve.options import CacheState
 
@@ -36,12 +36,25 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 cache = typer.Typer(help="Look into the cache, clear it, and fill it ahead of its use.", no_args_is_help=True)
 
 
-def _config(config: ConfigFlag, cache_dir: CacheDirFlag) -> Config:
-    return Flags(config=config, cache_dir=cache_dir).load().config
+def _effective(config: ConfigFlag, cache_dir: CacheDirFlag) -> Effective:
+    return Flags(config=config, cache_dir=cache_dir).load()
 
 
 def _bytes(entries: Iterable[CacheEntry]) -> int:
     return sum(entry.size_bytes for entry in entries)
+
+
+def _scanned(options: Effective) -> Iterable[CacheEntry]:
+    """Return what lies in the configured directory.
+
+    Raises:
+        NotFound: there is none at the default place: the user most likely means another one.
+    """
+    directory = options.config.cache.dir
+    if options.origins["cache.dir"] == "default" and not directory.exists():
+        hint = "name the daemon with --address or FEEDD_ADDRESS, or its directory with --cache-dir"
+        raise NotFound("expected a cache directory, got none", object=str(directory), hint=hint, stage="cache")
+    return scan(directory)
 
 
 async def _look(daemon: AdminClient, state: CacheState) -> tuple[CacheState, list[CacheEntry]]:
@@ -58,10 +71,11 @@ def list_entries(
     cache_dir: CacheDirFlag = None,
 ) -> None:
     """List the objects in the cache."""
-    options = _config(config, cache_dir)
-    seen = ask(options, address, _look)
-    directory = options.cache.dir if seen is None else seen[0].directory
-    found = scan(options.cache.dir) if seen is None else seen[1]
+    options = _effective(config, cache_dir)
+    address = chosen_address(address, cache_dir)
+    seen = ask(options.config, address, _look)
+    directory = options.config.cache.dir if seen is None else seen[0].directory
+    found = _scanned(options) if seen is None else seen[1]
     entries = sorted((entry for entry in found if matches(entry.url, pattern)), key=lambda entry: entry.url)
     if json_:
         fields = ("url", "etag", "size_bytes", "pins", "form")
@@ -85,19 +99,24 @@ def stat(
     cache_dir: CacheDirFlag = None,
 ) -> None:
     """Show how full the cache is."""
-    options = _config(config, cache_dir)
-    seen = ask(options, address, _look)
+    options = _effective(config, cache_dir)
+    address = chosen_address(address, cache_dir)
+    seen = ask(options.config, address, _look)
     facts = _facts_from_disk(options) if seen is None else _facts_from_daemon(*seen)
     if json_:
         typer.echo(json.dumps(facts, indent=2))
         return
     for name, value in facts.items():
         shown = format_size(value) if name.endswith("_bytes") and isinstance(value, int) else value
-        typer.echo(f"{name.removesuffix('_bytes').replace('_', ' '):14} {shown}")
+        typer.echo(f"{_label(name):14} {shown}")
 
 
-def _facts_from_disk(config: Config) -> dict[str, str | int]:
-    entries = list(scan(config.cache.dir))
+def _label(name: str) -> str:
+    return "cached" if name == "object_bytes" else name.removesuffix("_bytes").replace("_", " ")
+
+
+def _facts_from_disk(options: Effective) -> dict[str, str | int]:
+    entries, config = list(_scanned(options)), options.config
     disk = os.statvfs(existing_parent(config.cache.dir))
     return {
         "directory": str(config.cache.dir),
@@ -135,17 +154,18 @@ def remove_entries(
     if (pattern is None) != everything:
         raise typer.BadParameter("expected either a pattern or --all")
     wanted = pattern or ""
-    options = _config(config, cache_dir)
-    seen = ask(options, address, _look)
-    directory = options.cache.dir if seen is None else seen[0].directory
-    found = [entry for entry in (scan(options.cache.dir) if seen is None else seen[1]) if matches(entry.url, wanted)]
+    options = _effective(config, cache_dir)
+    address = chosen_address(address, cache_dir)
+    seen = ask(options.config, address, _look)
+    directory = options.config.cache.dir if seen is None else seen[0].directory
+    found = [entry for entry in (_scanned(options) if seen is None else seen[1]) if matches(entry.url, wanted)]
     if not found:
         if everything:
             return
         raise NotFound("expected objects in the cache that match, got none", object=wanted, stage="cache")
     if not yes:
         typer.confirm(f"remove {len(found)} objects, {format_size(_bytes(found))}, from {directory}?", abort=True)
-    removed, in_use = _remove(options, address, wanted)
+    removed, in_use = _remove(options.config, address, wanted)
     typer.echo(f"removed {removed.object_count} objects, {format_size(removed.size_bytes)}")
     if in_use.object_count:
         say(f"{in_use.object_count} objects, {format_size(in_use.size_bytes)}, are in use and were left")

@@ -40,7 +40,9 @@ StatusFlag = Annotated[
 WorkersFlag = Annotated[
     str | None, typer.Option("--workers", help="Decode worker processes, or auto.", rich_help_panel=_PANEL)
 ]
-LogFlag = Annotated[str | None, typer.Option("--log", help="json or text.", rich_help_panel=_PANEL)]
+LogFlag = Annotated[
+    str | None, typer.Option("--log", help="json, text, or auto: text on a terminal.", rich_help_panel=_PANEL)
+]
 LogLevelFlag = Annotated[
     str | None, typer.Option("--log-level", help="debug, info, warning or error.", rich_help_panel=_PANEL)
 ]

@@ -21,10 +21,11 @@ from feedd.prepare.index import Counter, Counting, index_url
 from feedd.prepare.kept import KeptIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
+    from feedd.errors import FeeddError
     from feedd.pipeline import Pipeline
 
 _PER_WORKER = 4  # shards under way: some arrive while others are read
@@ -97,8 +98,8 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             "stopped": stopped,
         }
         typer.echo(json.dumps(facts, indent=2))
-    for failure in progress.failures[:_TOLD_MAX]:
-        say(f"error: {failure}")
+    for line in _told_once(progress.failures):
+        say(f"error: {line}")
     if progress.passed_over.count:
         say(f"passed over as no data: {progress.passed_over}")
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
@@ -112,6 +113,17 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
         say(f"stopped: {known}, and not all of that is saved; run it again to go on from what is in {job.target}")
     if stopped or progress.done_count != progress.shard_count:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _told_once(failures: Sequence[FeeddError]) -> list[str]:
+    """Return a line for each kind of failure, with its first object and how many more failed for that reason."""
+    by_reason: dict[tuple[str, str], list[FeeddError]] = {}
+    for failure in failures:
+        by_reason.setdefault((failure.kind, failure.hint or failure.message), []).append(failure)
+    kinds = list(by_reason.values())
+    lines = [f"{kind[0]}{f' (and {len(kind) - 1} more objects)' if len(kind) > 1 else ''}" for kind in kinds]
+    more = sum(map(len, kinds[_TOLD_MAX:]))
+    return [*lines[:_TOLD_MAX], *([f"{more} more objects failed for other reasons"] if more else [])]
 
 
 def _run(flags: Flags, job: _Job, tell: Callable[[Counting], object]) -> _Outcome:

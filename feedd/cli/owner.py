@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -25,10 +26,15 @@ AddressFlag = Annotated[
     str | None,
     typer.Option(
         "--address",
-        help="Ask the daemon at unix:///path.sock or host:port. Left out: the one of the configuration's socket that "
-        "owns the cache directory, and where none does the directory itself.",
+        help="Ask the daemon at unix:///path.sock or host:port. Default: $FEEDD_ADDRESS, unless --cache-dir is given; "
+        "else the daemon that owns the configured cache directory; if none runs, the directory itself.",
     ),
 ]
+
+
+def chosen_address(address: str | None, cache_dir: Path | None) -> str | None:
+    """Return the daemon that the user named: by flag, else by ``$FEEDD_ADDRESS``; a directory's flag outranks that."""
+    return address or (None if cache_dir else os.environ.get("FEEDD_ADDRESS")) or None
 
 
 @asynccontextmanager

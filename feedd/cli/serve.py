@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feedd import __version__
 from feedd.cli.ephemeral import of_its_own
 from feedd.cli.flags import (
     CacheDirFlag,
@@ -22,8 +25,11 @@ from feedd.cli.flags import (
     WorkersFlag,
 )
 from feedd.observe.logs import configure_logging
+from feedd.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from feedd.config import Effective
 
 
@@ -47,14 +53,33 @@ def serve(
 
 
 def _run(effective: Effective, *, ephemeral: bool) -> int:
-    configure_logging(effective.config.log.format, effective.config.log.level)
+    on_terminal = sys.stderr.isatty()
+    form = effective.config.log.format
+    if form == "auto":
+        form = "text" if on_terminal else "json"
+    configure_logging(form, effective.config.log.level, brief=on_terminal and form == "text")
     # The stages take most of a second to import: a wrong configuration is told before.
     import uvloop  # noqa: PLC0415 - see above
 
     from feedd import daemon  # noqa: PLC0415 - see above
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(daemon.run(effective, ephemeral=ephemeral))
+        on_ready = partial(_greet, effective) if on_terminal else None
+        return runner.run(daemon.run(effective, ephemeral=ephemeral, on_ready=on_ready))
+
+
+def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -> None:
+    """Tell a person at a terminal that the daemon is ready, and what to do next."""
+    cache = effective.config.cache
+    lines = [
+        f"feedd {__version__} is ready. Ctrl-C stops it.",
+        f"  trainers      FEEDD_ADDRESS={addresses[0]} python train.py",
+        *(f"                {other}" for other in addresses[1:]),
+        f"  cache         {cache.dir}, up to {format_size(cache.size)}",
+        f"  status page   {f'http://{status}/' if status else 'off; --status 127.0.0.1:7071 turns it on'}",
+        "  see also      feedd check, feedd cache stat",
+    ]
+    sys.stderr.write("\n".join(lines) + "\n")
 
 
 def register(app: typer.Typer) -> None:

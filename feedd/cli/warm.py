@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetFlag
-from feedd.cli.owner import AddressFlag, owner_of
+from feedd.cli.owner import AddressFlag, chosen_address, owner_of
 from feedd.cli.report import EXIT_FAILED, say
 from feedd.cli.warm_display import Display, display
 from feedd.plan.sharding import check_mode
@@ -62,7 +62,7 @@ def warm(
     stopped = False
     with display(sys.stderr, quiet=json_) as shown:
         try:
-            _run(options, address, spec, shown)
+            _run(options, chosen_address(address, cache_dir), spec, shown)
         except KeyboardInterrupt:
             stopped = True
     if json_:

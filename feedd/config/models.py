@@ -181,7 +181,9 @@ class DrainConfig(Section):
 class LogConfig(Section):
     """Logs, on standard error."""
 
-    format: Literal["json", "text"] = Field("json", description="json for machines, text for people")
+    format: Literal["auto", "json", "text"] = Field(
+        "auto", description="json for machines, text for people; auto: text on a terminal, else json"
+    )
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="lowest level shown")
 
 

@@ -34,11 +34,13 @@ from feedd.serve.server import FeedServer
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from feedd.config import Config, Effective
     from feedd.pipeline import Pipeline
     from feedd.protocols import Clock
+
+    OnReady = Callable[[Sequence[str], str | None], None]
 
 UNWIND_S = 60.0  # longest time for closing everything; then all stacks are dumped and the process ends
 _YOUNG_OBJECTS = 10_000  # allocated and not freed before the collector looks at them; 700 without us
@@ -56,23 +58,25 @@ class _Life:
     clock: Clock
     state: State
     notifier: Notifier
+    on_ready: OnReady | None = None
     requests: StopRequests = field(default_factory=StopRequests)
     daemon_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-async def run(effective: Effective, *, ephemeral: bool = False) -> int:
+async def run(effective: Effective, *, ephemeral: bool = False, on_ready: OnReady | None = None) -> int:
     """Run the daemon until it is asked to stop; return the process's exit code.
 
     Args:
         effective: configuration, already checked.
         ephemeral: end when the last process that holds the daemon ends, or when none comes.
+        on_ready: called once with the addresses for trainers and the status page's, None where there is none.
 
     Raises:
         FeeddError: the start failed; what had been opened is closed again.
     """
     faulthandler.enable()
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
-    life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier)
+    life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier, on_ready)
     _tell_start(effective, life)
     try:
         with handled(life.requests):
@@ -104,6 +108,8 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         if server is not None and not requests.drain.is_set():
             _spare_the_collector()
             life.state.move(Lifecycle.READY, addresses=server.addresses)
+            if life.on_ready is not None:
+                life.on_ready(server.addresses, life.config.status and str(life.config.status))
             await requests.drain.wait()
         grace_s = life.config.drain.grace if requests.grace_s is None else requests.grace_s
         life.state.move(Lifecycle.DRAINING, reason=requests.reason, grace_s=grace_s)

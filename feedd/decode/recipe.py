@@ -18,6 +18,7 @@ batch key is the first of them.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,7 +160,13 @@ def _known(codec: str) -> str:
 def _check_codec(name: str, codec: object) -> None:
     if not isinstance(codec, str) or (codec not in CODECS and codec not in known_codecs()):
         known = ", ".join(known_codecs())
-        raise BadRecipe(f"expected one of the codecs {known}, got {codec!r}", object=name, stage="decode")
+        near = difflib.get_close_matches(str(codec), known_codecs(), 1, 0.5)
+        raise BadRecipe(
+            f"expected one of the codecs {known}, got {codec!r}",
+            object=name,
+            hint=f"did you mean {near[0]!r}?" if near else "",
+            stage="decode",
+        )
 
 
 def _long_form(name: str, text: str) -> dict[str, Any]:
@@ -186,7 +193,7 @@ def _short_form(name: str, text: str) -> dict[str, Any]:
             case ("image", ["raw"]):
                 form["raw"] = True
             case ("image", [size, *rest]) if rest in ([], ["random"]):
-                form["size"] = [int(side) for side in size.split("x")]
+                form["size"] = _height_and_width(name, text, size)
                 if rest:
                     form["augment"] = ["random_resized_crop", "flip"]
             case ("npy" | "tensor", [dtype, shape]):
@@ -200,6 +207,16 @@ def _short_form(name: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise _not_understood(name, text) from error
     return form
+
+
+def _height_and_width(name: str, text: str, size: str) -> list[int]:
+    sides = [int(side) for side in size.split("x")]
+    if len(sides) != 2:
+        rest = text.partition(size)[2]
+        hint = f"did you mean 'image:{sides[0]}x{sides[0]}{rest}'?"
+        message = f"expected height and width, like image:224x224, got {text!r}"
+        raise BadRecipe(message, object=name, hint=hint, stage="decode")
+    return sides
 
 
 def _not_understood(name: str, text: str) -> BadRecipe:

@@ -64,13 +64,26 @@ def _plain_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> 
     return structlog.processors.format_exc_info(_logger, _method, event)
 
 
-def configure_logging(form: Literal["json", "text"], level: str = "info", stream: TextIO | None = None) -> None:
+_LONG = ("config", "origins")  # of the first line: a page of text that `feedd check` shows as a table
+
+
+def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Processor: leave out what a person at a terminal asks for when he wants it."""
+    for name in _LONG:
+        event.pop(name, None)
+    return event
+
+
+def configure_logging(
+    form: Literal["json", "text"], level: str = "info", stream: TextIO | None = None, *, brief: bool = False
+) -> None:
     """Send structlog's and the standard library's records to ``stream`` (standard error) in one form.
 
     Args:
         form: ``json`` for machines, ``text`` for people.
         level: lowest level shown: debug, info, warning or error.
         stream: where to write; the process's standard error when None.
+        brief: leave the effective configuration out of the first line.
     """
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -79,6 +92,7 @@ def configure_logging(form: Literal["json", "text"], level: str = "info", stream
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         _plain_exception,
+        *((_shortened,) if brief else ()),
         redact,
         _in_order,
     ]

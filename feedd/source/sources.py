@@ -30,7 +30,7 @@ from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
 from feedd.source.taking import Taking
 from feedd.source.tempo import Tempo
-from feedd.source.urls import FILE_ROOT, Location, parse_url
+from feedd.source.urls import FILE_ROOT, Location, likely_bucket, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,7 +219,11 @@ class Sources:
 
     async def _taken(self, location: Location, *, shards: bool) -> Taking:
         taking = Taking(location, shards=shards)
-        await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
+        try:
+            await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
+        except NotFound as error:
+            error.hint = error.hint or likely_bucket(location)
+            raise
         return taking
 
     async def _head_if_there(self, root: str, key: str) -> ObjectRef | None:

@@ -46,6 +46,9 @@ def parse_url(url: str) -> Location:
     Raises:
         BadRequest: malformed. Unsupported: a scheme that is understood and not served.
     """
+    if url.startswith("pipe:"):
+        hint = "name the objects that the command reads: s3://bucket/shard-{0000..0127}.tar"
+        raise Unsupported("expected a URL, got a shell command", object=url, hint=hint, stage="source")
     match = _SCHEME.fullmatch(url)
     if match is None:
         if not url or "\0" in url:
@@ -63,6 +66,13 @@ def parse_url(url: str) -> Location:
     kind = _MANIFEST if _MANIFEST in kinds else ""
     location = _file(url, rest, kind) if inner == "file" else _s3(url, rest, kind)
     return replace(location, format=named[0]) if named else location
+
+
+def likely_bucket(location: Location) -> str:
+    """Return a hint for a relative path that is not there: most likely ``s3://`` was forgotten; else nothing."""
+    url = location.url
+    relative = location.root == FILE_ROOT and "://" not in url and not url.startswith(("/", ".", "~"))
+    return f"did you mean s3://{url}? A path is looked up where the daemon runs" if relative else ""
 
 
 def _formats(named: list[str]) -> bool:

@@ -72,11 +72,6 @@ _BAD_CONFIG = (
     boto.MissingDependencyException,
 )
 
-CREDENTIALS_HINT = (
-    "give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, "
-    "or set anonymous = true for a public bucket"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -95,6 +90,11 @@ class Asked:
     endpoint: str
     etag: str = ""
     pays: bool = False
+
+    @property
+    def table(self) -> str:
+        """The table of feedd.toml that holds this bucket's settings."""
+        return f'[s3."{self.url.removeprefix("s3://").partition("/")[0]}"]'
 
 
 def code_of(error: BaseException) -> str:
@@ -118,7 +118,10 @@ def translate(error: BaseException, asked: Asked) -> FeeddError:
         return _answered(error, asked)
     if isinstance(error, _NO_CREDENTIALS):
         return PermissionDenied(
-            f"expected credentials, got none: {_line(error)}", object=asked.url, hint=CREDENTIALS_HINT, stage="source"
+            f"expected credentials, got none: {_line(error)}",
+            object=asked.url,
+            hint=_credentials_hint(asked),
+            stage="source",
         )
     if isinstance(error, _BAD_CONFIG):
         return BadConfig(f"expected a usable s3 configuration: {_line(error)}", object=asked.url, stage="source")
@@ -129,13 +132,22 @@ def translate(error: BaseException, asked: Asked) -> FeeddError:
     return _transport(error, asked)
 
 
+def _credentials_hint(asked: Asked) -> str:
+    return (
+        "give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, "
+        f"or, for a public bucket, set anonymous = true under {asked.table} in feedd.toml"
+    )
+
+
 def _transport(error: BaseException, asked: Asked) -> FeeddError:
     if _errno(error) in {errno.EMFILE, errno.ENFILE}:
         hint = "raise the limit of open files (ulimit -n)"
         message = f"expected a free descriptor for a connection, got {_cause(error)}"
         return ResourceExhausted(message, object=asked.url, hint=hint, stage="source")
     if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
-        hint = "set ca_bundle to the store's certificate authority"
+        hint = (
+            f"set AWS_CA_BUNDLE, or ca_bundle under {asked.table} in feedd.toml, to the store's certificate authority"
+        )
         return BadConfig(
             "expected a trusted certificate, got another", object=asked.endpoint, hint=hint, stage="source"
         )
@@ -159,7 +171,8 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
         return _missing(code, asked)
     if code in MOVED:
         region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "")
-        told = f"set region = {region!r} for this bucket" if region else "set the bucket's region"
+        name = region or "its region"
+        told = f"set AWS_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
         return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)
     if code in EXPIRED:
         hint = "the credentials ran out and their source gave no fresh ones; renew them"
@@ -167,7 +180,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code == "RequestTimeTooSkewed":
         return PermissionDenied(f"expected a current time, got {said}", hint="set this machine's clock", **where)
     if code in _CREDENTIALS:
-        return PermissionDenied(f"expected valid credentials, got {said}", hint=CREDENTIALS_HINT, **where)
+        return PermissionDenied(f"expected valid credentials, got {said}", hint=_credentials_hint(asked), **where)
     if code == "InvalidObjectState":
         hint = "restore it first (aws s3api restore-object), or leave it out"
         return PermissionDenied("expected a readable object, got an archived one", hint=hint, **where)
@@ -187,7 +200,11 @@ def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
     if code.startswith("KMS.") or "kms:" in str(error):
         return f"grant kms:Decrypt on the object's key to these credentials ({_line(error)})"
     hint = f"grant {_PERMISSIONS[asked.op]} (and kms:Decrypt where the bucket has its own key) to these credentials"
-    return hint if asked.pays else f"{hint}; where the bucket is requester-pays, set requester_pays = true"
+    return (
+        hint
+        if asked.pays
+        else f"{hint}; if the bucket is requester-pays, set requester_pays = true under {asked.table} in feedd.toml"
+    )
 
 
 def _missing(code: str, asked: Asked) -> NotFound:

@@ -176,3 +176,40 @@ def test_warm_refuses_nonsense(feedd: Feedd, cache_dir: Path) -> None:
 def test_patterns(pattern: str, hit: bool) -> None:
     """Prefixes match from the start; patterns match the whole URL."""
     assert matches("s3://b/ab.tar", pattern) is hit
+
+
+@pytest.mark.parametrize("command", [("ls",), ("stat",), ("rm", "s3://bucket/"), ("warm", "s3://bucket/")])
+def test_the_daemon_of_the_environment_is_asked(
+    feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """FEEDD_ADDRESS names the daemon for every command; one that is not there is an error, not an empty directory."""
+    monkeypatch.setenv("FEEDD_ADDRESS", f"unix://{tmp_path}/nobody.sock")
+    outcome = feedd("cache", *command)
+    assert outcome.code == 1
+    assert f"{tmp_path}/nobody.sock" in outcome.err
+
+
+def test_a_named_directory_outranks_the_environment(
+    feedd: Feedd, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--cache-dir asks that directory, whatever FEEDD_ADDRESS says: a flag outranks the environment."""
+    monkeypatch.setenv("FEEDD_ADDRESS", "unix:///nobody.sock")
+    assert _urls(feedd, cache_dir) == URLS
+
+
+@pytest.mark.parametrize("command", [("ls",), ("stat",), ("rm", "s3://bucket/old/", "--yes")])
+def test_a_default_directory_that_does_not_exist_is_an_error(
+    feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """A directory that nobody named and nobody made says nothing about the cache that the user means."""
+    monkeypatch.delenv("FEEDD_ADDRESS", raising=False)
+    monkeypatch.setattr("feedd.config.loading.find_file", lambda *_: None)
+    outcome = feedd("cache", *command)
+    assert outcome.code == 1
+    assert "expected a cache directory, got none" in outcome.err
+    assert "FEEDD_ADDRESS" in outcome.err
+
+
+def test_stat_names_the_bytes_it_holds(feedd: Feedd, cache_dir: Path) -> None:
+    """The table for people says what the JSON's object_bytes are."""
+    assert "cached         2.9KiB" in feedd("cache", "stat", "--cache-dir", cache_dir).out

@@ -92,6 +92,23 @@ def test_names_that_cannot_be_fields_are_refused(name: str) -> None:
         parse_field(name, "bytes")
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("image:64", "did you mean 'image:64x64'?"),
+        ("image:64:random", "did you mean 'image:64x64:random'?"),
+        ("img", "did you mean 'image'?"),
+        ("token:uint16:9", "did you mean 'tokens'?"),
+        ("zzzzz", ""),
+    ],
+)
+def test_a_near_miss_is_told_what_was_meant(text: str, hint: str) -> None:
+    """A size of one number and a misspelled codec name what would be right; what is near nothing gets no guess."""
+    with pytest.raises(BadRecipe) as caught:
+        parse_field("x", text)
+    assert caught.value.hint == hint
+
+
 def test_unknown_codecs_list_the_known_ones() -> None:
     """Who mistypes a codec reads all there are."""
     with pytest.raises(BadRecipe) as caught:
