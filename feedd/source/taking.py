@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from feedd.plan.beside import is_beside
 from feedd.plan.objects.gathering import Gathering, Grouped
+from feedd.plan.objects.roots import refuse_root
 from feedd.plan.objects.strays import Strays
 
 if TYPE_CHECKING:
@@ -43,11 +44,16 @@ class Taking:
 
     def within(self, prefix: str) -> None:
         """Have keys told relative to the folder of that prefix."""
-        self._base = prefix[: prefix.rfind("/") + 1]
+        self._base, self._prefix = prefix[: prefix.rfind("/") + 1], prefix
         self._strays = Strays(prefix, named=self._format)
 
     def take(self, page: list[ObjectRef]) -> None:
-        """Take objects of the URL's own store, all under its prefix."""
+        """Take objects of the URL's own store, all under its prefix.
+
+        Raises:
+            Unsupported: the folder is a table, or a dataset of several splits (see ``refuse_root``).
+        """
+        refuse_root(page, self._prefix, self._strays)
         if not self._gatherings:
             self._gatherings.append(Gathering(self._base, shards=self._named, strays=self._strays))
         self._take(page)
