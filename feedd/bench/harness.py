@@ -196,15 +196,20 @@ def interleave(
 ) -> list[Outcome]:
     """Run every arm once per round, in turn; round 0 warms up and is kept apart. A failed arm drops out, said aloud.
 
+    Each round begins with the next arm, so that no arm always has the same predecessor, or always the last turn.
+
     Args:
-        arms: the contenders, in the order of their turns.
+        arms: the contenders, in the order of the first round's turns.
         round_count: counted rounds.
         once: runs one arm in one round.
         say: prints a line.
         first_round: 1 leaves the warming up out.
     """
     outcomes = {arm.name: Outcome(arm.name, _command(arm)) for arm in arms}
-    turns = ((index, arm) for index in range(first_round, round_count + 1) for arm in arms)
+    count = len(arms)
+    turns = (
+        (index, arms[(index + at) % count]) for index in range(first_round, round_count + 1) for at in range(count)
+    )
     for round_index, arm in turns:
         outcome = outcomes[arm.name]
         if outcome.failure:

@@ -146,13 +146,13 @@ def show(result: Result, console: Console, *, targets: bool = True) -> None:
         table.add_column(column.title, justify="right", no_wrap=column.spread)
     for outcome in result.outcomes:
         cells = [escape(column.text(outcome)) for column in result.columns]
-        table.add_row(outcome.name, *(cells if not outcome.failure else ["failed"] * len(cells)))
+        table.add_row(escape(outcome.name), *(cells if not outcome.failure else ["failed"] * len(cells)))
     console.print()
     console.print(table)
     for verdict in result.verdicts:
         if targets:
-            console.print(f"  {verdict}", style="green" if verdict.met else "red", highlight=False)
+            console.print(f"  {escape(str(verdict))}", style="green" if verdict.met else "red", highlight=False)
         else:
-            console.print(f"  {verdict.plain}", highlight=False)
+            console.print(f"  {escape(verdict.plain)}", highlight=False)
     for note in result.notes:
         console.print(f"  {escape(note)}", style="dim", highlight=False)

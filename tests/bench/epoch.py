@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.bench.harness import Arm, Row, interleave
@@ -26,18 +28,30 @@ COLUMNS = (
 )
 
 
-def run(plan: Plan) -> Result:
-    """Measure feedd and every installed peer."""
+def run(plan: Plan) -> list[Result]:
+    """Measure feedd and every installed peer: near, 20 ms away, and over TLS, as S3 is."""
+    results = [_measured(plan, "")]
+    for name, changes in (("_20ms", {"latency_ms": 20.0}), ("_tls", {"tls": True})):
+        other = replace(plan, **changes, _stack=contextlib.ExitStack(), _server=None)
+        try:
+            results.append(_measured(other, name))
+        finally:
+            other.close()
+    return results
+
+
+def _measured(plan: Plan, suffix: str) -> Result:
     arms = [*plan.peer_arms(), plan.feedd_arm()]
     shape = plan.data.shape
 
     def once(arm: Arm, round_index: int) -> Row:
-        plan.say(f"epoch: round {round_index}, {arm.name}")
+        plan.say(f"epoch{suffix}: round {round_index}, {arm.name}")
         return plan.once(arm, round_index, _TIMEOUT_S)
 
-    title = f"{shape.sample_count} JPEGs 500x375 q90, cold, batch {BATCH_SIZE}, {WORKERS} workers, shuffled"
-    outcomes = interleave(arms, plan.round_count, once, plan.say, first_round=plan.first_round)
-    result = Result("epoch", title, COLUMNS, outcomes)
+    where = f"{plan.latency_ms:g} ms to the first byte, {'TLS' if plan.tls else 'plain HTTP'}"
+    title = f"{shape.sample_count} JPEGs 500x375 q90, cold, batch {BATCH_SIZE}, {WORKERS} workers, shuffled; {where}"
+    outcomes = interleave(plan.chosen(arms), plan.round_count, once, plan.say, first_round=plan.first_round)
+    result = Result(f"epoch{suffix}", title, COLUMNS, outcomes)
     result.verdicts = _verdicts(result)
     result.notes = [
         (

@@ -31,9 +31,10 @@ def _arms(name: str, shape: dict[str, Any]) -> list[Arm]:
     torch_settings = {**shape, "workers": WORKERS, "prefetch_factor": _TORCH_PREFETCH}
     module = "tests.bench.arms.handoff_torch"
     return [
-        Arm(f"torch DataLoader, {name}", module, python, {}, {**torch_settings, "fresh": True}),
+        Arm(f"torch DataLoader, {name}", module, python, {}, {**torch_settings, "way": "fresh"}),
+        Arm(f"torch, preallocated, {name}", module, python, {}, {**torch_settings, "way": "preallocated"}),
         Arm(f"feedd lease, {name}", "tests.bench.arms.handoff_feedd", python, {}, shape),
-        Arm(f"(torch, no copy at all, {name})", module, python, {}, {**torch_settings, "fresh": False}),
+        Arm(f"(torch, no copy at all, {name})", module, python, {}, {**torch_settings, "way": "shared"}),
     ]
 
 
@@ -56,15 +57,21 @@ def run(plan: Plan) -> Result:
         result.outcomes += interleave(
             _arms(name, shape), plan.round_count, once, plan.say, first_round=plan.first_round
         )
-        peer, ours = (result.outcome(f"{who}, {name}") for who in ("torch DataLoader", "feedd lease"))
-        if peer and ours:
-            result.verdicts.append(Verdict.of(f"feedd / torch, {name}", ours, peer, "batches_per_s", target))
+        ours = result.outcome(f"feedd lease, {name}")
+        for peer, aim in (("torch, preallocated", 1.0), ("torch DataLoader", target)):
+            theirs = result.outcome(f"{peer}, {name}")
+            if theirs and ours:
+                result.verdicts.append(Verdict.of(f"feedd / {peer}, {name}", ours, theirs, "batches_per_s", aim))
     result.notes = [
         (
             f"torch: {WORKERS} workers, prefetch_factor {_TORCH_PREFETCH}; each batch is a tensor of the worker's own"
             " memory, which torch copies into a new shared segment."
         ),
         "feedd: serve room and trainer in processes of their own; as many slots as the daemon chooses: 4 and 16.",
+        (
+            "preallocated: like for like. Workers hand over the number of a tensor that lies in shared memory and was"
+            " written once, as feedd's slots are here."
+        ),
         (
             "In brackets: torch with one tensor that lies in shared memory already and is never written again. Nothing"
             " is copied, and no real loader can do so: the cost of torch's queue alone."

@@ -185,7 +185,7 @@ def run_memory(plan: Plan) -> Result:
     """Measure the peak memory of four ranks and what feeds them, with as many batches ahead for each rank."""
     settings: dict[str, Any] = {"job_count": 1, "rank_count": _TRAINERS, "whole": False}
     arms = [replace(_trainers(plan.feedd_arm(), **settings, prefetch=PREFETCH_FACTOR), name="feedd")]
-    ahead = {"prefetch_factor": PREFETCH_FACTOR // WORKERS}  # per torch worker
+    ahead = {"workers": 1, "prefetch_factor": PREFETCH_FACTOR}  # of each rank; fewer workers there cannot be
     arms.append(_trainers(plan.feedd_arm(_FLOOR, "floor"), **settings))
     arms += [_trainers(arm, **settings, **ahead) for arm in plan.peer_arms()]
 
@@ -210,8 +210,8 @@ def run_memory(plan: Plan) -> Result:
     result.notes = [
         (
             f"feedd: the daemon with {WORKERS} decode workers, and {_TRAINERS} ranks. Peers: {_TRAINERS} ranks with"
-            f" {WORKERS} torch workers each, prefetch_factor {PREFETCH_FACTOR // WORKERS}: as many batches ahead of"
-            " each rank. PSS of the whole tree, sampled four times a second."
+            f" one torch worker each, prefetch_factor {PREFETCH_FACTOR}: as many batches ahead of each rank. PSS of the"
+            " whole tree, sampled four times a second."
         ),
         "Batches ahead are shared memory and count, once; caches on tmpfs count only where they are mapped.",
         (

@@ -42,6 +42,8 @@ class Plan:
         say: prints a line of progress.
         shape: how many pictures; None: as quick says.
         arms: names of those to run; empty: all.
+        latency_ms: of the S3 server, before the first byte of each answer.
+        tls: whether it serves https.
     """
 
     round_count: int
@@ -50,6 +52,8 @@ class Plan:
     say: Callable[[str], None]
     shape: Shape | None = None
     arms: tuple[str, ...] = ()
+    latency_ms: float = 0.0
+    tls: bool = False
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _data: Data | None = None
     _server: BenchServer | None = None
@@ -66,7 +70,7 @@ class Plan:
     def server(self) -> BenchServer:
         """The S3 server over them; started when first asked for."""
         if self._server is None:
-            self._server = self._stack.enter_context(BenchServer(self.data.root))
+            self._server = self._stack.enter_context(BenchServer(self.data.root, self.latency_ms, tls=self.tls))
         return self._server
 
     @property

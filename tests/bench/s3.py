@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
+from feedd.bench.ingest.authority import make_certificate
 from tests.bench.peers import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from feedd.bench.ingest.authority import Certificate
 
 _RECEIVE_BYTES = 1 << 20
+_TRUSTED = ("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")  # botocore; curl; obstore and whoever asks OpenSSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,32 +46,34 @@ class Sent:
 
 
 class BenchServer:
-    """Runs ``feedd.bench.server.server`` over ``root``; a context manager."""
+    """Runs ``feedd.bench.server.server`` over ``root``; a context manager.
 
-    def __init__(self, root: Path, latency_ms: float = 0.0) -> None:
+    Args:
+        root: its buckets.
+        latency_ms: before the first byte of each answer.
+        tls: serve https, with a certificate that ``environment`` makes every contender trust.
+    """
+
+    def __init__(self, root: Path, latency_ms: float = 0.0, *, tls: bool = False) -> None:
         self._root = root
         self._latency_ms = latency_ms
+        self._tls = tls
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._certificate: Certificate | None = None
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "feedd.bench.server.server",
-                "--root",
-                str(self._root),
-                "--latency-ms",
-                str(self._latency_ms),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ["--root", str(self._root), "--latency-ms", str(self._latency_ms)]
+        if self._tls:
+            self._folder = tempfile.TemporaryDirectory(prefix="feedd-bench-")
+            self._certificate = made = make_certificate(Path(self._folder.name))
+            words += ["--tls", str(made.cert), str(made.key)]
+        command = [sys.executable, "-m", "feedd.bench.server.server", *words]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()
-        assert self.url.startswith("http://"), f"expected the server's URL, got {self.url!r}"
+        assert self.url.startswith("https://" if self._tls else "http://"), f"expected a server's URL, got {self.url!r}"
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -74,11 +82,14 @@ class BenchServer:
             self._process.wait(10)
             if self._process.stdout is not None:
                 self._process.stdout.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables that point every contender at this server, in the ways boto3 and the peers read."""
-        return {
+        trusted = {} if self._certificate is None else dict.fromkeys(_TRUSTED, str(self._certificate.authority))
+        return trusted | {
             "AWS_ENDPOINT_URL": self.url,
             "S3_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "bench",
@@ -92,7 +103,8 @@ class BenchServer:
 
     def sent(self) -> Sent:
         """Ask for the counters."""
-        with urllib.request.urlopen(f"{self.url}/__stats", timeout=10) as response:
+        trust = ssl.create_default_context(cafile=str(self._certificate.authority)) if self._certificate else None
+        with urllib.request.urlopen(f"{self.url}/__stats", timeout=10, context=trust) as response:
             stats = json.load(response)
         return Sent(stats["requests"].get("GET", 0), sum(stats["requests"].values()), stats["body_bytes"])
 

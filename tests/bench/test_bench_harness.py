@@ -21,7 +21,7 @@ def _arm(name: str, module: str = "json.tool") -> Arm:
 
 
 def test_arms_take_turns() -> None:
-    """Arms run A B A B, and the first round is kept apart from the counted ones."""
+    """Arms run A B, B A, A B: each round begins with the next one; the first round is kept apart."""
     order: list[tuple[int, str]] = []
 
     def once(arm: Arm, round_index: int) -> Row:
@@ -29,7 +29,7 @@ def test_arms_take_turns() -> None:
         return {"value": round_index}
 
     outcomes = interleave([_arm("a"), _arm("b")], 2, once, print)
-    assert order == [(0, "a"), (0, "b"), (1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    assert order == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
     assert [outcome.warmup for outcome in outcomes] == [{"value": 0}] * 2
     assert [outcome.spread("value") for outcome in outcomes] == [Spread(1.0, 1.5, 2.0)] * 2
 

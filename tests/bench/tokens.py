@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 240.0
 _LAYOUT_VERSION = 1
 _WINDOW_SHARDS = 4
-_TARGETS = {"mosaicml-streaming": 15.0, "litdata": 8.0, "DataLoader, memmap": 4.0}
+_TARGETS = {
+    "mosaicml-streaming": 15.0,
+    "litdata": 8.0,
+    "DataLoader, memmap": 4.0,
+    "get_batch, local memmap": 1.0,
+    "rows[idx], local memmap": 1.0,
+}
 COLUMNS = (
     Column("batches/s", "batches_per_s", spread=True, digits=0),
     Column("within epochs", "batches_per_s_inside", digits=0),
@@ -90,6 +96,7 @@ def run(plan: Plan) -> Result:
             f"Peers: {WORKERS} torch workers, kept from epoch to epoch, prefetch_factor {PREFETCH_FACTOR}; their data"
             " lie where they read them, nothing is fetched."
         ),
+        "The arms 'local memmap' have no workers: the trainer's own thread makes each batch.",
         f"feedd: a daemon with {WORKERS} decode workers and its client in one trainer process; views of slots.",
     ]
     return result
@@ -118,7 +125,14 @@ def _arms(root: Path, shape: _Shape, peers: Peers | None) -> list[Arm]:
     return [
         *peer("mosaicml-streaming", "tokens_mds", "mds"),
         *peer("litdata", "tokens_litdata", "litdata"),
-        arm("DataLoader, memmap", "tokens_memmap", path=str(root / "all.bin")),
+        *(
+            arm(name, "tokens_memmap", path=str(root / "all.bin"), way=way)
+            for name, way in (
+                ("DataLoader, memmap", "loader"),
+                ("get_batch, local memmap", "get_batch"),
+                ("rows[idx], local memmap", "rows"),
+            )
+        ),
         *([arm("feedd, MDS", "tokens_feedd", url=f"file://{root}/mds/")] if peers is not None else []),
         arm("feedd, .bin", "tokens_feedd", url=f"file://{root}/bin/", field=_WINDOWS),
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from itertools import repeat
-from typing import TYPE_CHECKING
+from itertools import cycle, repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,21 @@ from feedd.bench.procs import tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class _Numbers(IterableDataset[int]):
+    """Numbers of tensors that were allocated in shared memory beforehand: a worker hands over nothing but a number.
+
+    So does the best loader that can be built on torch's queue: workers write into a fixed set of shared (and pinned)
+    tensors, and a number says which. As in feedd's arm, each tensor is written once and never again.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        yield from cycle(range(self._count))
 
 
 class _Ready(IterableDataset[torch.Tensor]):
@@ -40,14 +55,24 @@ class _Ready(IterableDataset[torch.Tensor]):
         yield from repeat(shared)
 
 
+def _tensors(settings: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield batches for ever, handed over as ``way`` says: fresh, shared or preallocated."""
+    way, workers, ahead = settings["way"], settings["workers"], settings["prefetch_factor"]
+    options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "prefetch_factor": ahead}
+    if way != "preallocated":
+        dataset = _Ready(settings["shape"], settings["dtype"], fresh=way == "fresh")
+        yield from DataLoader(dataset, **options)
+        return
+    slots = [torch.from_numpy(np.full(settings["shape"], 7, settings["dtype"])) for _ in range(workers * ahead)]
+    for slot in slots:
+        slot.share_memory_()  # type: ignore[no-untyped-call]  # torch left it untyped
+    yield from (slots[number] for number in DataLoader(_Numbers(len(slots)), **options))
+
+
 def main() -> None:
     """Read settings, run for the time asked, print the rate."""
     settings = json.loads(sys.argv[1])
-    dataset = _Ready(settings["shape"], settings["dtype"], fresh=settings["fresh"])
-    loader = DataLoader(
-        dataset, batch_size=None, num_workers=settings["workers"], prefetch_factor=settings["prefetch_factor"]
-    )
-    batches = iter(loader)
+    batches = _tensors(settings)
     for _ in range(2 * settings["workers"] * settings["prefetch_factor"]):
         next(batches)
     count = total = 0
