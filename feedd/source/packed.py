@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from feedd.errors import ObjectChanged
+from feedd.errors import NotFound, ObjectChanged
 from feedd.flow.mapping import file_of
 from feedd.plan.objects.layout import is_pack
 from feedd.source.arriving import Arriving, Awaited, objects_of
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _LOST_SHARE: Final = 16  # of the objects of a pack, one in so many may be lost
+_DENIED_MAX: Final = 256  # objects of a pack that were refused are asked for again, where they are no more than this
 _log = structlog.get_logger(__name__)
 
 
@@ -101,8 +102,9 @@ class ObjectsFetcher:
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. Errors of a pack name the object they are about.
 
-        Objects that are gone, or may not be read, are marked as lost in the pack's table where they are few: those who
-        read the pack then have bad samples. Of many, or all, the first one is the error.
+        An object that is missing, or refused, is asked for again when the rest of the pack is here. If it is missing
+        again, the pack's table marks it as lost, and its sample is bad. If it is refused again, or if many objects are
+        missing, that is the error: only what is not there may be left out.
         """
         if not is_pack(ref):
             await self._plain.fetch(ref, target, watch)
@@ -113,6 +115,7 @@ class ObjectsFetcher:
         whole = False
         try:
             await self._plain.fetch_to(arrivals, arrivals.begin())
+            await self._plain.fetch_to(arrivals, arrivals.begin_again())
             arrivals.finish()
             whole = True
         finally:
@@ -138,6 +141,7 @@ class _PackArrivals(Arrivals):
         self._table = packs.table(number)
         self._edges: list[int] = self._table.starts().tolist()
         self._lost: set[int] = set()
+        self._again: dict[int, bool] | None = {}  # objects to ask for again, and whether they are missing; None: asked
         self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # of each object
         self._standing: Standing | None = None
 
@@ -170,6 +174,14 @@ class _PackArrivals(Arrivals):
         self._write_table()
         return [ByteRange(low, high) for low, high in itertools.pairwise(self._edges) if high > low]
 
+    def begin_again(self) -> list[ByteRange]:
+        """Return where each object goes that is asked for again; from now on a refusal is the last word."""
+        again, self._again = sorted(self._again or ()), None
+        edges = self._edges
+        for number in again:
+            self._left_bytes[number] = edges[number + 1] - edges[number]  # parts of it may have come
+        return [ByteRange(edges[number], edges[number + 1]) for number in again]
+
     def finish(self) -> None:
         """Mark what did not come."""
         if self._lost:
@@ -190,13 +202,33 @@ class _PackArrivals(Arrivals):
         if not self._left_bytes[number]:
             self.arriving.arrived(self, number)
 
+    @property
+    def _lost_max(self) -> int:
+        """How many objects the pack can do without: more is no matter of single objects."""
+        count = len(self._edges) - 1
+        return min(max(1, count // _LOST_SHARE), count - 1)
+
+    def put_off(self, span: ByteRange, error: FeeddError) -> bool:
+        """Whether an object is asked for again at the end; see ``Arrivals.put_off``."""
+        if self._again is None:
+            return False
+        missing = isinstance(error, NotFound)
+        number = self._number(span)
+        if number not in self._again:
+            like_it_count = sum(one == missing for one in self._again.values())
+            if like_it_count >= (self._lost_max if missing else _DENIED_MAX):
+                return False
+            self._again[number] = missing
+        return True
+
     def lost(self, span: ByteRange, error: FeeddError) -> bool:
         """Whether the pack can do without an object; see ``Arrivals.lost``."""
+        if self._again is not None or not isinstance(error, NotFound):
+            return False
         number = self._number(span)
         if number not in self._lost:
-            count = len(self._edges) - 1
-            if len(self._lost) >= min(max(1, count // _LOST_SHARE), count - 1):
-                return False  # that is no matter of single objects
+            if len(self._lost) >= self._lost_max:
+                return False
             self._lost.add(number)
             _log.warning("an object is lost", object=self._members.ref(self._first + number).url, reason=error.message)
         return True

@@ -213,6 +213,8 @@ class _Parts(Standing):
             try:
                 await self._store.read_into(ref, wanted, piece, progress)
             except (NotFound, PermissionDenied) as error:
+                if arrivals.put_off(span, error):
+                    return
                 if not arrivals.lost(span, error):
                     raise
                 blank(piece)

@@ -76,6 +76,10 @@ class Arrivals:
         """Return which bytes of which object belong there."""
         return self.ref, span
 
+    def put_off(self, span: ByteRange, error: FeeddError) -> bool:  # noqa: ARG002 - packs ask for both
+        """Whether what the store refuses is asked for again later, by whoever began the fetch."""
+        return False
+
     def lost(self, span: ByteRange, error: FeeddError) -> bool:  # noqa: ARG002 - packs ask for both
         """Whether what the store refuses can be done without; then zeros arrive in its place."""
         return False

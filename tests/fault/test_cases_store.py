@@ -145,11 +145,59 @@ async def test_case_26_clock_off_by_20_minutes(
         with capture_logs() as logs:
             assert await rig.fetch() == DATA
         refused = len(server.requests)
-        assert [entry["event"] for entry in logs].count("this machine's clock is off: signing with the store's") <= 2
+        assert [entry["event"] for entry in logs].count("this machine's clock is off: signing with the store's") == 1
+        assert asked(server, "LIST") == 2
+        assert asked(server) + asked(server, "HEAD") == 6 + 1, "the listing learned the time for all"
         assert rig.recorder.total(SOURCE_RETRIES) == 0
         ref = await rig.sources.store("s3://bucket").head("key")
         assert await rig.fetch_ref(ref) == DATA
         assert len(server.requests) == refused + 2 + 6, "nothing was refused any more"
+
+
+@pytest.mark.usefixtures("aws_credentials")
+@pytest.mark.parametrize("ahead_s", [3600, -3600], ids=["behind", "ahead"])
+async def test_case_26_clock_off_by_an_hour_heads_first(
+    server: S3Server, authority: Authority, way: str, ahead_s: float
+) -> None:
+    """The answer to a HEAD has no body that says why it is refused; its date does, to all that were under way."""
+    server.gate.set_clock(ahead_s)
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        store = rig.sources.store("s3://bucket")
+        first, *others = await asyncio.gather(*(store.head("key") for _ in range(5)))
+        assert all(other == first for other in others)
+        refused = len(server.requests)
+        assert await rig.fetch() == DATA
+        assert len(server.requests) == refused + 1 + 1 + 6, "the listing, the checksum and the parts knew the time"
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_a_bare_refusal_is_no_matter_of_time(server: S3Server, authority: Authority, way: str) -> None:
+    """Where the store's time is ours, a HEAD that is refused is asked once, and the error says what to grant."""
+    server.script("bucket", "key", op="HEAD", always=fault.denied())
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        with pytest.raises(PermissionDenied, match="s3:GetObject"):
+            await rig.sources.store("s3://bucket").head("key")
+        assert asked(server, "HEAD") == 1
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_credentials_that_were_replaced_are_looked_up(
+    server: S3Server, authority: Authority, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that an old client is refused are asked for with the credentials of now, which are looked up once."""
+    async with opened(server.url, authority, way, SIGNED) as rig:
+        (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+        assert await rig.fetch_ref(ref) == DATA
+        server.gate.refuse("test-access-key", "AccessDenied")
+        with pytest.raises(PermissionDenied):
+            await rig.fetch_ref(ref)  # a young client's credentials are those of now
+        monkeypatch.setattr("feedd.source.s3.client._RENEWED_S", -1.0)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh-access-key")
+        with capture_logs() as logs:
+            assert await rig.fetch_ref(ref) == DATA
+        assert [entry["event"] for entry in logs].count("credentials are no longer accepted, looking for others") == 1
+        assert rig.recorder.total(SOURCE_RETRIES) == 0
 
 
 @pytest.mark.usefixtures("aws_credentials")

@@ -4,7 +4,7 @@
 sample of the batch takes its row, so that every batch is full. ``quarantine``: as skip, and a file names it. None of
 them moves the plan: a row has its place in a step whatever becomes of it. A shard whose framing is broken is an error
 under all of them: without an index nobody knows how many samples it stands for. Of plain objects, which are packed
-into shards, single ones that are gone or may not be read are bad samples (see ``dataset.lost``).
+into shards, single ones that are gone are bad samples (see ``dataset.lost``).
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _read(file: ShardFile) -> tuple[_Lost, ...]:
         _Lost(
             int(table.sample[number]),
             extension,
-            f"expected the object {_folder(file, names)}{names[number]}, got one that was gone, or may not be read",
+            f"expected the object {_folder(file, names)}{names[number]}, got none when the pack was fetched",
         )
         for number, extension in extensions.items()
     )

@@ -24,7 +24,7 @@ from feedd.errors import BadConfig
 from feedd.source.once import Once
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.credentials import keep_until_expiry
-from feedd.source.s3.errors import FOREIGN, RENEWABLE, SKEWED, Asked, code_of, date_of, translate
+from feedd.source.s3.errors import BARE, DENIED, FOREIGN, RENEWABLE, SKEWED, Asked, code_of, date_of, translate
 from feedd.source.s3.skew import ClockOffset
 from feedd.source.s3.transports import ClosingSession, trusting
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _SESSION_NAME = "feedd"
+_SKEW_S = 300.0  # stores refuse what was signed more than 15 minutes ago, some 5
+_RENEWED_S = 60.0  # what a younger client is refused is no matter of old credentials
 
 
 async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
@@ -130,12 +132,17 @@ async def _assume(session: AioSession, role_arn: str) -> None:
     session._credentials = refreshing  # noqa: SLF001 - botocore takes a role from configuration files only
 
 
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 @dataclass(eq=False, slots=True)
 class _Generation:
     """One client, and who still uses it."""
 
     client: Any
     stack: contextlib.AsyncExitStack
+    opened_s: float
     user_count: int = 0
     retired: bool = False
 
@@ -145,18 +152,28 @@ class S3Clients:
 
     A new client reads the whole credential chain again: that is how credentials that somebody wrote to a
     file or an environment are picked up when the old ones turn out to be expired.
+
+    Args:
+        s3: how the bucket is reached.
+        limits: deadlines and counts.
+        clock: the bucket's; None: a new one.
+
+    Attributes:
+        clock: for other clients of the bucket.
     """
 
-    def __init__(self, s3: S3Options, limits: SourceOptions) -> None:
+    def __init__(self, s3: S3Options, limits: SourceOptions, clock: ClockOffset | None = None) -> None:
         self._s3 = s3
         self._limits = limits
-        self._clock = ClockOffset()
+        self.clock = clock or ClockOffset()
         self._current: Once[_Generation] = Once(self._open)
 
     async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
         """Run ``ask`` with a client, and once more where that helps.
 
-        That is after its credentials had run out, with a new client, and after its time was not the store's, with that.
+        After credentials ran out: with a new client. So, too, after an object was refused that is known to be there:
+        its credentials may have been replaced since the client read them. After a request was signed with another time
+        than the store's: with that time.
 
         Raises:
             FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
@@ -166,10 +183,11 @@ class S3Clients:
             async with asyncio.timeout(deadline_s):
                 while True:
                     generation = await self._taken()
+                    used_s = self.clock.offset_s
                     try:
                         return await ask(generation.client)
                     except FOREIGN as error:
-                        remedy = self._remedy(error, asked)
+                        remedy = self._skewed(error, asked, used_s) or self._outdated(error, asked, generation)
                         if not remedy or remedy in tried:
                             raise
                     finally:
@@ -201,11 +219,26 @@ class S3Clients:
         generation.user_count += 1
         return generation
 
-    def _remedy(self, error: BaseException, asked: Asked) -> str:
+    def _skewed(self, error: BaseException, asked: Asked, used_s: float) -> str:
+        """Return ``clock`` if another time may help. A bare refusal does not say that, but its date does."""
         code = code_of(error)
-        if code in RENEWABLE and not self._s3.anonymous:
-            return "renew"
-        return "clock" if code in SKEWED and self._clock.learn(date_of(error), asked.url) else ""
+        if self._s3.anonymous or code not in SKEWED | BARE:
+            return ""
+        least_s = _SKEW_S if code in BARE else 0.0
+        return "clock" if self.clock.learn(date_of(error), asked.url, used_s, least_s) else ""
+
+    def _outdated(self, error: BaseException, asked: Asked, used: _Generation) -> str:
+        """Return ``renew`` if other credentials may help.
+
+        Of other refusals only one to read a version that is known does not say that there is none: a store refuses
+        what is not there, too, to those who may not list.
+        """
+        code = code_of(error)
+        if self._s3.anonymous:
+            return ""
+        refused = code in DENIED and asked.op == "read" and asked.etag
+        old = used.retired or _now_s() - used.opened_s > _RENEWED_S
+        return "renew" if code in RENEWABLE or (refused and old) else ""
 
     async def _retire(self, generation: _Generation) -> None:
         generation.retired = True
@@ -216,8 +249,8 @@ class S3Clients:
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(self._limits.connect_timeout_s + self._limits.read_timeout_s):
                 client = await open_client(stack, self._s3, self._limits)
-            self._clock.attach(client)
-            return _Generation(client, stack.pop_all())
+            self.clock.attach(client)
+            return _Generation(client, stack.pop_all(), _now_s())
 
     @staticmethod
     async def _close_unused(generation: _Generation) -> None:

@@ -33,9 +33,11 @@ EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequi
 RENEWABLE = EXPIRED | {"InvalidToken"}
 """After these other credentials may help."""
 SKEWED = frozenset({"RequestTimeTooSkewed"})
+BARE = frozenset({"403"})
+"""Refusals without a body, as every answer to a HEAD is: they do not say why."""
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "404", "MethodNotAllowed", "405", "NoSuchVersion"})
-_DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
+DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
 _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "401", "InvalidClientTokenId"})
 _THROTTLED = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
 _TRANSIENT = frozenset({"RequestTimeout", "InternalError", "BandwidthLimitExceeded"})
@@ -184,7 +186,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code == "InvalidObjectState":
         hint = "restore it first (aws s3api restore-object), or leave it out"
         return PermissionDenied("expected a readable object, got an archived one", hint=hint, **where)
-    if code in _DENIED or code.startswith("KMS.") or status in {401, 403}:
+    if code in DENIED or code.startswith("KMS.") or status in {401, 403}:
         return PermissionDenied(f"expected access, got {said}", hint=_grant(error, code, asked), **where)
     if code in _CHANGED:
         got = headers.get("etag", "").strip('"') or "another"

@@ -20,7 +20,10 @@ _KEY = "feedd_clock_offset_s"
 
 
 class ClockOffset:
-    """How much later it is at the store than here, once the store complained. Shared by the clients of one bucket."""
+    """How much later it is at the store than here, once the store complained.
+
+    All clients of a bucket share one, those of its listings too, which run in threads of their own.
+    """
 
     def __init__(self) -> None:
         self.offset_s = 0.0
@@ -28,14 +31,23 @@ class ClockOffset:
     def __repr__(self) -> str:
         return f"ClockOffset({self.offset_s:+.0f} s)"
 
-    def learn(self, date: str, url: str) -> bool:
-        """Take the Date header of the complaint; False where there is none to be read."""
+    def learn(self, date: str, url: str, used_s: float = 0.0, least_s: float = 0.0) -> bool:
+        """Take the Date header of a refusal; False if signing with that time cannot help.
+
+        Args:
+            date: the header.
+            url: what was refused.
+            used_s: the offset that the request was signed with.
+            least_s: a smaller difference from that cannot be why it was refused.
+        """
         try:
             there = parsedate_to_datetime(date)
         except ValueError:
             return False
         here = datetime.now(UTC)  # noqa: TID251 - the date is what a signature states
         offset_s = (there.replace(tzinfo=there.tzinfo or UTC) - here).total_seconds()
+        if abs(offset_s - used_s) < least_s:
+            return False
         if abs(offset_s - self.offset_s) > 1:  # the header has whole seconds
             _log.warning("this machine's clock is off: signing with the store's", object=url, offset_s=offset_s)
             self.offset_s = offset_s

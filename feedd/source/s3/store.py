@@ -53,7 +53,8 @@ class S3Store:
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages in byte order, produced by a thread of its own; see ``ObjectStore.list``."""
         asked = self.asked("list", prefix)
-        async with contextlib.aclosing(list_pages(self._bucket, asked, self._limits, start_after)) as pages:
+        found = list_pages(self._bucket, asked, self._limits, start_after, self.clients.clock)
+        async with contextlib.aclosing(found) as pages:
             async for page in pages:
                 yield page
 

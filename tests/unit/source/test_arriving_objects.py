@@ -113,12 +113,11 @@ async def test_a_file_outlives_its_fetch(sources: Sources) -> None:
         assert not landed.files()
 
 
-@pytest.mark.parametrize("always", [fault.missing(), fault.denied()])
-async def test_what_is_lost_is_not_handed_out(server: S3Server, sources: Sources, always: fault.Fault) -> None:
+async def test_what_is_lost_is_not_handed_out(server: S3Server, sources: Sources) -> None:
     """Zeros lie in its place: who wants it is woken, and must wait for the pack, which tells."""
     found = await sources.resolve_all(["s3://bucket/t/"])
-    server.script("bucket", "t/005.jpg", always=always)
-    server.script("bucket", SLOW, LATE)
+    server.script("bucket", "t/005.jpg", always=fault.missing())
+    server.script("bucket", SLOW, fault.missing(), LATE)  # asked for again, as the other one is, and there, but late
     with _wait(sources, found, 5, 6) as lost, _wait(sources, found, 6) as fine:
         fetch = asyncio.create_task(_fetch(sources, found))
         await asyncio.wait_for(asyncio.gather(lost.ready, fine.ready), 10)

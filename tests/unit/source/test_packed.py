@@ -140,13 +140,12 @@ async def test_an_object_that_does_not_come_is_named(
     check(found, await fetched(sources, found))
 
 
-@pytest.mark.parametrize("always", [fault.missing(), fault.denied()])
-async def test_a_pack_does_without_single_objects(server: S3Server, sources: Sources, always: fault.Fault) -> None:
-    """What is gone, or may not be read, is marked in the table; zeros lie in its place, all else in its own."""
+async def test_a_pack_does_without_single_objects(server: S3Server, sources: Sources) -> None:
+    """What is gone is marked in the table; zeros lie in its place, all else in its own."""
     found = await sources.resolve_all(["s3://bucket/t/"])
     lost = [MIDDLE, "t/2/008.jpg"]
     for key in lost:
-        server.script("bucket", key, always=always)
+        server.script("bucket", key, always=fault.missing())
     (ref,), watch = found.refs, Watch()
     target = memoryview(bytearray(b"\xee" * ref.size_bytes))
     await sources.fetcher.fetch(ref, target, watch)
@@ -160,6 +159,29 @@ async def test_a_pack_does_without_single_objects(server: S3Server, sources: Sou
     index = index_of(table)
     assert sorted(index.key(n) for n in np.flatnonzero(index.sizes[0] < 0).tolist()) == ["1/031", "2/008"]
     assert watch.spans[-1] == ByteRange(0, table.size_bytes), "the table comes again, last"
+
+
+@pytest.mark.parametrize("refusal", [fault.missing(), fault.denied()])
+async def test_one_refusal_is_no_lost_object(server: S3Server, sources: Sources, refusal: fault.Fault) -> None:
+    """An object that is missing or refused once is asked for again when the rest is here, and comes."""
+    found = await sources.resolve_all(["s3://bucket/t/"])
+    for key in [key for key, body in BODIES.items() if body][:3]:
+        server.script("bucket", key, refusal)
+    (ref,), watch = found.refs, Watch()
+    target = memoryview(bytearray(ref.size_bytes))
+    await sources.fetcher.fetch(ref, target, watch)
+    check(found, bytes(target))
+    assert parse(target).lost == ()
+
+
+async def test_what_may_not_be_read_is_an_error(server: S3Server, sources: Sources) -> None:
+    """An object that is refused twice ends the fetch, and is named: its sample is there, and may not be left out."""
+    found = await sources.resolve_all(["s3://bucket/t/"])
+    server.script("bucket", MIDDLE, always=fault.denied())
+    with pytest.raises(PermissionDenied) as caught:
+        await fetched(sources, found)
+    assert caught.value.object == f"s3://bucket/{MIDDLE}"
+    assert sum(request.key == MIDDLE for request in server.requests) == 2
 
 
 @pytest.mark.parametrize(("always", "kind"), [(fault.missing(), NotFound), (fault.denied(), PermissionDenied)])
