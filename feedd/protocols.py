@@ -192,6 +192,9 @@ class ShardCache(Protocol):
     async def discard(self, ref: ObjectRef) -> None:
         """Drop an entry found to be damaged, as soon as no pin holds it; the next acquire fetches it again."""
 
+    async def renew(self, ref: ObjectRef) -> None:
+        """Drop an entry as ``discard`` does, which is not damaged: more of it can be fetched by now."""
+
     async def close(self) -> None:
         """Cancel fills, release the directory. Committed entries stay for the next start."""
 

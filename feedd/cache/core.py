@@ -162,6 +162,10 @@ class PlacedCache(Books):
         A file that went away seldom goes alone: from now on every file is looked at again before its next use.
         """
         self._checks.doubt()
+        await self.renew(ref)
+
+    async def renew(self, ref: ObjectRef) -> None:
+        """Drop an entry, now or with its last pin, though nothing is wrong with it or any other."""
         entry = self._index.discard(ref)
         if entry is not None and self._open:
             self._place.remove((ref,))

@@ -134,6 +134,11 @@ class TieredCache:
         await self._disk.discard(ref)
         await self._memory.discard(ref)
 
+    async def renew(self, ref: ObjectRef) -> None:
+        """Drop an entry that can be had whole by now, wherever it is."""
+        await self._disk.renew(ref)
+        await self._memory.renew(ref)
+
     async def close(self) -> None:
         """Close both tiers; idempotent. Entries on disk stay for the next start."""
         try:

@@ -92,8 +92,6 @@ class Pipeline:
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
-        for ref in self.stages.lost.taken():  # what was lost to others may be had by now
-            await self.stages.cache.discard(ref)
         expected = spec.expect_fingerprint
         enter_stage(f"listing {_shortened(spec.urls)}")
         with self.shelf.begun(request.sources, request.cuts):
@@ -111,6 +109,7 @@ class Pipeline:
                 stage="plan",
             )
         enter_stage(f"reading the first shards of {_shortened(spec.urls)}")
+        await self.stages.lost.renew(listing.packs, self.stages.sources, self.stages.cache)
         try:
             view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
             view = view if view is listing else await typed(self.stages.cache, view, request.read)

@@ -38,24 +38,25 @@ async def test_releasing_twice_is_harmless(rig: CacheRig) -> None:
         second.release()
 
 
-async def test_discard_fetches_again_and_keeps_pins_valid(rig: CacheRig) -> None:
-    """A damaged entry goes when no pin holds it, at the latest with its next use, without blocking its holder."""
+@pytest.mark.parametrize("verb", ["discard", "renew"])
+async def test_discard_fetches_again_and_keeps_pins_valid(rig: CacheRig, verb: str) -> None:
+    """An entry that is dropped goes when no pin holds it, at the latest with its next use, without blocking its holder."""
     (ref,) = rig.shards(1)
     async with rig.open(capacity=1) as cache:
         with await cache.acquire([ref]) as pins:
-            await cache.discard(ref)
+            await getattr(cache, verb)(ref)
             rig.check(pins, [ref])
             with await cache.acquire([ref]) as again:  # in place: there is no space for a second copy
                 rig.check(again, [ref])
         assert rig.fetcher.calls[ref.key] == 2
         with await cache.acquire([ref]) as pins:
             assert rig.fetcher.calls[ref.key] == 2
-            await cache.discard(ref)
+            await getattr(cache, verb)(ref)
         assert cache.entries() == []
         with await cache.acquire([ref]) as pins:
             rig.check(pins, [ref])
-        await cache.discard(ref)
-        await cache.discard(ref)
+        await getattr(cache, verb)(ref)
+        await getattr(cache, verb)(ref)
         assert cache.entries() == []
 
 

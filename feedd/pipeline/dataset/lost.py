@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from feedd.errors import CacheUnavailable
+from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru
 from feedd.plan.objects.kinds import split_name
 from feedd.plan.objects.layout import HEAD_BYTES, head_bytes, is_pack, parse
+from feedd.source.manifest import head_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,10 +23,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.pipeline.batches.failures import Failure
+    from feedd.pipeline.derived.cache import MadeCache
     from feedd.plan.objects.layout import Table
+    from feedd.plan.objects.packs import Members, Packs
+    from feedd.source.sources import Sources
     from feedd.values import ObjectRef, ShardFile, ShardIndex
 
 _KNOWN_MAX: Final = 1 << 16  # packs
+_RENEW_S: Final = 3600.0
+_ASKED_MAX: Final = 64  # lost objects that an open asks for
+_ASKED_AT_ONCE: Final = 16
+_ASK_S: Final = 2.0  # that an open waits for the answers
 
 Reasons = dict[int, dict[int, tuple[str, str]]]
 """By the number of the shard and of the sample: the extension of what is lost, and what to say of it."""
@@ -39,22 +48,71 @@ class _Version(NamedTuple):
 
 
 class _Lost(NamedTuple):
+    number: int
     sample: int
     extension: str
     reason: str
 
 
+class _Lacking(NamedTuple):
+    numbers: tuple[int, ...]
+    since_s: float
+
+
 class LostObjects:
-    """What packs in the cache say that they lack; each is asked once."""
+    """What packs in the cache say that they lack; each is asked once.
+
+    Attributes:
+        renew_s: what a pack lacks is asked for again by an open of its listing after so long.
+    """
 
     def __init__(self) -> None:
+        self.renew_s = _RENEW_S
         self._known: WeightedLru[_Version, tuple[_Lost, ...]] = WeightedLru(_KNOWN_MAX)
-        self._lacking: dict[ObjectRef, None] = {}
+        self._lacking: dict[ObjectRef, _Lacking] = {}
 
-    def taken(self) -> list[ObjectRef]:
-        """Return the packs found to lack objects since this was asked last: what was lost may be back."""
-        found = list(self._lacking)
-        self._lacking.clear()
+    async def renew(self, listed: Sequence[Packs], sources: Sources, cache: MadeCache) -> None:
+        """Drop those packs of a listing from the cache whose lost objects are there again, to be fetched anew.
+
+        A pack's lost objects are asked for once in ``renew_s``, those of few packs at a time. A pack that lacks as much
+        as before stays, and so does one whose store does not answer soon.
+        """
+        asked: list[tuple[ObjectRef, ObjectRef]] = []
+        for ref, members, first in self._due(listed):
+            numbers = self._lacking[ref].numbers
+            self._lacking[ref] = _Lacking(numbers, _now_s())
+            asked += [(ref, members.ref(first + number)) for number in numbers]
+
+        async def head(root: str, key: str) -> ObjectRef | None:
+            try:
+                return await sources.store(root).head(key)
+            except NotFound:
+                return None
+
+        found: Sequence[ObjectRef | None] = ()
+        with contextlib.suppress(FeeddError, TimeoutError):
+            async with asyncio.timeout(_ASK_S):
+                found = await head_all([(member.root, member.key) for _, member in asked], head, _ASKED_AT_ONCE)
+        back = {ref for (ref, member), now in zip(asked, found, strict=False) if now == member}
+        for ref in back:
+            del self._lacking[ref]
+            await cache.renew(ref)
+
+    def _due(self, listed: Sequence[Packs]) -> list[tuple[ObjectRef, Members, int]]:
+        """Return packs of a listing, with what all of them hold and the number of their first object there."""
+        before_s, asked_count = _now_s() - self.renew_s, 0
+        found: list[tuple[ObjectRef, Members, int]] = []
+        for ref, lacking in self._lacking.items():
+            if lacking.since_s > before_s:
+                continue
+            for packs in listed:
+                number = packs.find(ref)
+                if number is not None:
+                    found.append((ref, packs.members, packs.span(number).start))
+                    asked_count += len(lacking.numbers)
+                    break
+            if asked_count >= _ASKED_MAX:
+                break
         return found
 
     async def without(
@@ -71,8 +129,8 @@ class LostObjects:
         packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.arriving}
         for (number, file), lost in zip(packs.items(), await self._of(list(packs.values())), strict=True):
             if lost:
-                if len(self._lacking) < _KNOWN_MAX:
-                    self._lacking[file.ref] = None
+                if file.ref not in self._lacking and len(self._lacking) < _KNOWN_MAX:
+                    self._lacking[file.ref] = _Lacking(tuple(one.number for one in lost), _now_s())
                 found = [*found[:number], _without(found[number], lost), *found[number + 1 :]]
                 reasons[number] = {one.sample: (one.extension, one.reason) for one in lost}
         return found, reasons
@@ -101,6 +159,10 @@ class LostObjects:
                 self._known.put(versions[number], lost, 1)
                 known[number] = lost
         return [one or () for one in known]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _version(file: ShardFile) -> _Version:
@@ -150,6 +212,7 @@ def _read(file: ShardFile) -> tuple[_Lost, ...]:
         raise _unreadable(file, error) from error
     return tuple(
         _Lost(
+            number,
             int(table.sample[number]),
             extension,
             f"expected the object {_folder(file, names)}{names[number]}, got none when the pack was fetched",

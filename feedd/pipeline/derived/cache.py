@@ -109,6 +109,10 @@ class MadeCache:
         self._maker.drop(shard)
         await self._inner.discard(shard)
 
+    async def renew(self, ref: ObjectRef) -> None:
+        """Drop an object's entry, which can be had whole by now."""
+        await self._inner.renew(ref)
+
     async def close(self) -> None:
         """Cancel makings, close the cache below; idempotent."""
         await self._end()

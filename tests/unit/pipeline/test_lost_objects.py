@@ -114,11 +114,34 @@ async def test_what_nobody_asks_for_is_not_missed(tmp_path: Path) -> None:
 async def test_it_is_asked_for_again_by_who_opens_later(tmp_path: Path) -> None:
     """What is back comes back; whoever reads on meanwhile has it as well."""
     async with feeding(tmp_path) as rig:
+        rig.pipeline.stages.lost.renew_s = 0.0
         session = await _read_the_rest(rig)
         rig.store.put(KEY, ALL[LOST])
         later = await rig.open(fields=BYTES, bad_samples="error")
         assert _bodies(await batches(later)) == ALL
         assert _bodies(await batches(session, Cursor(2))) == ALL  # of the next epoch some may have been made before
+
+
+@pytest.mark.parametrize("case", ["too soon", "another dataset", "still gone", "another version"])
+async def test_what_it_has_is_kept(tmp_path: Path, case: str) -> None:
+    """A pack that lacks an object is fetched once, until an hour has passed and the same object is there again."""
+    async with feeding(tmp_path) as rig:
+        lost = rig.pipeline.stages.lost
+        lost.renew_s = 3600.0 if case == "too soon" else 0.0
+        session = await _read_the_rest(rig)
+        assert lost._lacking
+        rig.store.reads.clear()
+        if case == "another version":
+            rig.store.put(KEY, b"other")
+        elif case != "still gone":
+            rig.store.put(KEY, ALL[LOST])
+        urls = (f"{ROOT}/other/",) if case == "another dataset" else (URL,)
+        rig.store.put("other/1.jpg", b"1")
+        rig.store.put("other/2.jpg", b"2")
+        for _ in range(2):
+            await rig.open(fields=BYTES, bad_samples_max=1, urls=urls)
+        assert _bodies(await batches(session, Cursor(3))) == REST
+        assert not [key for key in rig.store.reads if key.startswith("train/")]
 
 
 async def test_a_daemon_that_starts_anew_knows(tmp_path: Path) -> None:
