@@ -40,7 +40,7 @@ async def test_releasing_twice_is_harmless(rig: CacheRig) -> None:
 
 @pytest.mark.parametrize("verb", ["discard", "renew"])
 async def test_discard_fetches_again_and_keeps_pins_valid(rig: CacheRig, verb: str) -> None:
-    """An entry that is dropped goes when no pin holds it, at the latest with its next use, without blocking its holder."""
+    """A dropped entry goes when no pin holds it, at the latest with its next use, without blocking its holder."""
     (ref,) = rig.shards(1)
     async with rig.open(capacity=1) as cache:
         with await cache.acquire([ref]) as pins:
