@@ -363,6 +363,10 @@ class FeedSession(BatchMaker, Protocol):
     def arena_fd(self) -> int:
         """The arena's memfd; owned by the session, or its group, duplicated by whoever keeps it."""
 
+    @property
+    def stage(self) -> str:
+        """What the batches under way wait for, in a word: "fetching" or "decoding"."""
+
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank; None: not known yet."""
 

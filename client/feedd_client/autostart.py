@@ -13,7 +13,9 @@ import importlib.util
 import logging
 import os
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,10 +25,12 @@ from typing import TYPE_CHECKING, Final
 
 from feedd_client import shm
 from feedd_client.errors import DaemonStartError
-from feedd_client.transport import parse_address, probe
+from feedd_client.transport import answers, parse_address, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from feedd_client.transport import Address
 
 _log: Final = logging.getLogger("feedd_client")
 DEFAULT_ADDRESS: Final = "unix:///run/feedd/feedd.sock"
@@ -116,6 +120,26 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
                 _log.warning("%s: started one for this process tree at %s (log: %s)", why, address, log_path)
     os.environ[ADDRESS_VARIABLE] = os.environ[EPHEMERAL_VARIABLE] = address
     return address
+
+
+def end_silent(address: Address, timeout_s: float) -> None:
+    """Kill the daemon of this process tree, which gives no answer; the next connect starts another. Others stay."""
+    if address.uds_path is None or address.text != os.environ.get(EPHEMERAL_VARIABLE):
+        return
+    with contextlib.suppress(OSError), _locked(Path(address.uds_path).with_name("lock")):
+        pid = _server_pid(address.uds_path)
+        if pid and not answers(address, timeout_s):  # else another process of the tree has done it
+            _log.warning("killing the daemon of this process tree (pid %d), which does not answer", pid)
+            os.kill(pid, signal.SIGKILL)
+
+
+def _server_pid(uds_path: str) -> int:
+    """Return the process that listens there; 0: it is another user's, or not to be seen from here."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unix:
+        unix.settimeout(1.0)
+        unix.connect(uds_path)
+        pid, uid, _ = struct.unpack("3i", unix.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(pid) if uid == os.getuid() else 0
 
 
 def _start(address: str, socket_path: Path) -> Path:

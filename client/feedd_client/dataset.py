@@ -103,6 +103,8 @@ class FeedDataset(IterableDataset[Any]):
         open_timeout_s: for opening; includes fetching a first shard, and the wait for the successor of a daemon that
             is going away.
         reconnect_timeout_s: how long a daemon may be away in the middle of an epoch.
+        stall_timeout_s: how long a daemon may send nothing, not even a heartbeat, while a batch is awaited. After that
+            a health check decides whether it is given up as lost. A wait of 20 s is logged with its reason.
 
     Raises:
         BadOptionError: an argument that cannot work.
@@ -135,6 +137,7 @@ class FeedDataset(IterableDataset[Any]):
         decoded_cache: bool = False,
         open_timeout_s: float = 120.0,
         reconnect_timeout_s: float = 300.0,
+        stall_timeout_s: float = 120.0,
     ) -> None:
         super().__init__()
         sources = parse_sources(url)
@@ -156,6 +159,7 @@ class FeedDataset(IterableDataset[Any]):
             samples=parse_policy(bad_samples, max_bad_samples, filter),
             open_timeout_s=open_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            stall_timeout_s=stall_timeout_s,
             sources=sources,
             mix=mix,
             samples_per_epoch=samples_per_epoch,

@@ -19,6 +19,7 @@ from feedd_client.errors import (
 )
 from feedd_client.opener import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from feedd_client.session import Lease, Position, Session, Stream, anchors_of
+from feedd_client.stall import StallWatch, heartbeat_s
 
 if TYPE_CHECKING:
     from feedd_client._wire import feedd_pb2 as pb
@@ -49,6 +50,7 @@ class Feeder:
         self._lost_at_s: float | None = None
         self._fruitless_count = 0
         self._stop = threading.Event()
+        self._watch = StallWatch(options.stall_timeout_s)
         self._next = Position()
 
     @property
@@ -166,6 +168,7 @@ class Feeder:
         """
         stream, session = self._stream, self.session
         self._stream = self.session = None
+        self._watch.stop()
         if session is None:
             return None
         if last is not None:
@@ -197,7 +200,7 @@ class Feeder:
         if session.fresh and session.granted.HasField("steps"):
             self.known_steps = session.granted.steps
         self._stats.transport = "inline" if session.mapping is None else "slot"
-        self._stream = Stream(session, self._next, self._consumer.count)
+        self._stream = Stream(session, self._next, self._consumer.count, heartbeat_s(self._options.stall_timeout_s))
 
     def _receive(self) -> None:
         stream = self._stream
@@ -205,8 +208,10 @@ class Feeder:
             raise ProtocolError("expected an open stream, got one that was closed")
         stream.flush()  # while we wait, the daemon may as well fill every slot it can have
         try:
+            self._watch.wait(stream)
             stream.receive()
         except FeedError as error:
+            self._watch.lost()
             if self._stop.is_set():
                 raise
             if not (error.reconnect or self._unproven):
@@ -215,6 +220,8 @@ class Feeder:
             self._reconnect(error)
             return
         self._unproven = False
+        if stream.ready or stream.end is not None:
+            self._watch.arrived()
         if stream.ready:
             self._lost_at_s = None
             self._ready.extend(stream.ready)

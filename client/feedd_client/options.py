@@ -64,6 +64,7 @@ class FeedOptions:
     samples: SamplePolicy
     open_timeout_s: float
     reconnect_timeout_s: float
+    stall_timeout_s: float = 120.0
     sources: tuple[SourceOptions, ...] = ()
     mix: str = "stratified"
     samples_per_epoch: int | None = None
@@ -88,6 +89,7 @@ class FeedOptions:
         _expect(isinstance(self.decoded_cache, bool), "decoded_cache", "True or False", self.decoded_cache)
         _expect(self.open_timeout_s > 0, "open_timeout_s", "seconds > 0", self.open_timeout_s)
         _expect(self.reconnect_timeout_s >= 0, "reconnect_timeout_s", "seconds >= 0", self.reconnect_timeout_s)
+        _expect(self.stall_timeout_s > 0, "stall_timeout_s", "seconds > 0", self.stall_timeout_s)
         if self.shuffle is not None and self.shuffle.window_shards is not None:
             window = self.shuffle.window_shards
             _expect(_count(window, 1), "shuffle", "window_shards None or >= 1", window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import mmap
 import os
 import queue
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd_client.errors import FeedError
+    from feedd_client.transport import Address
+
 _log: Final = logging.getLogger("feedd_client")
 CLOSE_TIMEOUT_S: Final = 1.0
 FINISH_TIMEOUT_S: Final = 0.5
+HEARTBEAT_MINOR: Final = 6  # daemons since then send heartbeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,8 @@ def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
 class Stream:
     """One Feed.Stream call. Used by one thread; ``give_back_late`` and ``cancel`` by any."""
 
-    def __init__(self, session: Session, start: Position, stride: int) -> None:
-        """Start at ``start``; the consumer takes every ``stride``-th step.
+    def __init__(self, session: Session, start: Position, stride: int, heartbeat_s: float = 0.0) -> None:
+        """Start at ``start``; the consumer takes every ``stride``-th step. 0: ask for no heartbeats.
 
         The start says which slots the user still holds; all others are free, whatever the end of an earlier stream
         may have lost.
@@ -163,6 +168,9 @@ class Stream:
         self.end: pb.EndOfEpoch | None = None
         self.known_steps: int | None = None
         self.received_bytes = 0
+        self.message_count = 0
+        self.waiting_for = ""  # what the latest heartbeat said
+        self._lost: FeedError | None = None
         self._session = session
         self._epoch = start.epoch
         self._step = start.step
@@ -180,9 +188,11 @@ class Stream:
                 next=cursor_of(start),
                 inline_only=session.mapping is None,
                 held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in self._owed.items()]),
+                heartbeat_ms=math.ceil(heartbeat_s * 1000),
             ),
             credits=session.slot_count - len(self._owed),
         )
+        self._awaited_count = request.credits
         self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
         self._requests.put(request)
         # The iterator must not refer to this object: gRPC's sender thread holds it until the None arrives.
@@ -192,6 +202,21 @@ class Stream:
         for slot, generation in tuple(self._owed.items()):
             if slot not in session.held:
                 self.give_back_late(slot, generation)
+
+    @property
+    def address(self) -> Address:
+        """The daemon's."""
+        return self._session.endpoint.address
+
+    @property
+    def beats(self) -> bool:
+        """Whether the daemon sends heartbeats."""
+        return self._session.granted.version.minor >= HEARTBEAT_MINOR
+
+    @property
+    def awaits_batch(self) -> bool:
+        """Whether the daemon has been asked for a batch that has not come."""
+        return self._awaited_count > 0
 
     def receive(self) -> None:
         """Wait for one message and take it in.
@@ -204,7 +229,13 @@ class Stream:
         except StopIteration:
             raise unreachable(self._session.endpoint.address, "a stream that ended before its epoch") from None
         except grpc.RpcError as error:
+            if self._lost is not None:
+                raise self._lost from None
             raise translate(error, self._session.endpoint.address) from error
+        self.message_count += 1
+        if response.HasField("heartbeat"):
+            self.waiting_for = response.heartbeat.waiting_for
+            return
         if response.HasField("error"):
             raise from_message(response.error)
         if response.HasField("known_steps"):
@@ -233,11 +264,13 @@ class Stream:
         """Return a slot that came on an earlier stream, at once."""
         if self._owed.pop(slot, None) is not None:
             release = pb.Release(slot=slot, generation=generation)
+            self._awaited_count += 1
             self._requests.put(pb.StreamRequest(credits=1, releases=[release]))
 
     def flush(self) -> None:
         """Send what was returned."""
         if self._credits:
+            self._awaited_count += self._credits
             self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
             self._returns, self._credits = [], 0
 
@@ -254,6 +287,11 @@ class Stream:
                     pass
             timer.cancel()
         self.cancel()
+
+    def lose(self, error: FeedError) -> None:
+        """Give the stream up, from any thread: ``receive`` raises ``error``."""
+        self._lost = error
+        self._call.cancel()
 
     def cancel(self) -> None:
         """End the stream now; a blocked ``receive`` raises. Idempotent."""
@@ -276,6 +314,7 @@ class Stream:
                 f" got batch {batch.seq}: step {cursor.step} of epoch {cursor.epoch}"
             )
         self._seq += 1
+        self._awaited_count -= 1
         self._step += self._stride
         self.received_bytes += batch.size_bytes
         if batch.inline:

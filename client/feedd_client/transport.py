@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S: Final = 5.0
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
+_HEALTH_CHECK: Final = "/grpc.health.v1.Health/Check"
+_NO_ANSWER: Final = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
@@ -132,6 +134,20 @@ def unreachable(address: Address, reason: object) -> DaemonUnreachable:
     return DaemonUnreachable(f"expected a feedd daemon to answer, got {reason}", object=address.text, hint=hint)
 
 
+def answers(address: Address, timeout_s: float) -> bool:
+    """Tell whether a daemon answers a health check on a new connection; any status of its own is an answer."""
+    with _channel(address) as channel:
+        check = channel.unary_unary(
+            _HEALTH_CHECK, bytes, bytes
+        )  # its request is empty, and what it answers does not matter
+        try:
+            check(b"", timeout=timeout_s)
+        except grpc.RpcError as error:
+            call: Any = error
+            return call.code() not in _NO_ANSWER
+    return True
+
+
 class Endpoint:
     """One channel to one daemon, in the process that made it. Not to be used after a fork."""
 
@@ -139,10 +155,7 @@ class Endpoint:
         self.address = address
         self.pid = os.getpid()
         _hold_grpc(self.pid)
-        if address.tls:
-            self._channel = grpc.secure_channel(address.target, _tls_credentials(os.environ), _OPTIONS)
-        else:
-            self._channel = grpc.insecure_channel(address.target, _OPTIONS)
+        self._channel = _channel(address)
         self.stub: Any = stubs.FeedStub(self._channel)  # type: ignore[no-untyped-call]  # generated code has no types
 
     def open(self, request: pb.OpenRequest, timeout_s: float) -> pb.OpenResponse:
@@ -188,6 +201,12 @@ class Endpoint:
         """Close the channel; idempotent."""
         if self.pid == os.getpid():
             self._channel.close()
+
+
+def _channel(address: Address) -> grpc.Channel:
+    if address.tls:
+        return grpc.secure_channel(address.target, _tls_credentials(os.environ), _OPTIONS)
+    return grpc.insecure_channel(address.target, _OPTIONS)
 
 
 @functools.cache

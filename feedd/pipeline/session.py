@@ -56,6 +56,7 @@ class Session:
         self._stages = stages
         self._making_count = 0
         self._coming: set[SlotRef] = set()  # of productions that nothing is decoded for yet
+        self._under_way_count = 0  # slots of all productions
         self._furthest = Cursor(-1)
         self._ended_epoch = -1
 
@@ -82,6 +83,11 @@ class Session:
         """The arena's memfd, owned by the session or its group."""
         return self._parts.arena.fd
 
+    @property
+    def stage(self) -> str:
+        """What the batches under way wait for, in a word."""
+        return "decoding" if self._under_way_count > len(self._coming) else "fetching"
+
     def keep_lent(self) -> None:
         """The client may go on reading what it holds: others must not write there."""
         if isinstance(self._parts.arena, Tickets):
@@ -103,6 +109,7 @@ class Session:
         began_s = self._stages.clock.monotonic_s()
         self._start(at)
         self._coming.add(slot)
+        self._under_way_count += 1
         try:
             with self._stale_listing_forgotten():
                 drawn = await self._draw(at)
@@ -111,6 +118,7 @@ class Session:
                 batch = await self._made_ahead(slot) or await self._decode(drawn.rows(), slot)
         finally:
             self._making_count -= 1
+            self._under_way_count -= 1
             self._come([slot])
         self._stages.recorder.observe(metrics.PIPELINE_BATCH_SECONDS, self._stages.clock.monotonic_s() - began_s)
         return batch
@@ -128,6 +136,7 @@ class Session:
         before, slots = self._furthest, [slot for _, slot in jobs]
         self._start(jobs[0][0])  # looks whether this is another stream before it counts as under way
         self._coming.update(slots)
+        self._under_way_count += len(slots)
         try:
             planned, ends = await self._plan_together(jobs)
             made = await self._decode_together(planned) if planned else []
@@ -137,6 +146,7 @@ class Session:
             raise
         finally:
             self._making_count -= 1
+            self._under_way_count -= len(slots)
             self._come(slots)
         for _ in made:
             took_s = (self._stages.clock.monotonic_s() - began_s) / len(made)

@@ -83,6 +83,13 @@ class StreamMachine:
         """Slots making, ready or sending."""
         return len(self._making) + len(self._sending) + len(self._made())
 
+    @property
+    def awaits(self) -> str:
+        """What the client's next batch needs: "batch" if it is being made, "space", or "" if none is asked for."""
+        if self._ended or self._gone:
+            return ""
+        return "batch" if self._line else "space" if self._credits else ""
+
     def credits(self, count: int) -> list[Instruction]:
         """Let the client hold ``count`` batches more."""
         self._credits = min(self._credits + count, CREDITS_MAX)

@@ -11,6 +11,7 @@ import grpc
 from feedd.errors import BadRequest, FeeddError
 from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.meter import StreamMeter
+from feedd.serve.silence import Silence
 from feedd.serve.status import as_feedd_error
 from feedd.serve.transport import InlineTransport, SlotTransport
 from feedd.wire import feedd_pb2 as pb
@@ -55,6 +56,7 @@ class StreamCall:
         self._jobs: deque[Produce] = deque()
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
+        self._silence = Silence(self._wake.set)
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._help_asked = False
@@ -89,6 +91,7 @@ class StreamCall:
                 try:
                     self._group.create_task(self._write())
                     self._take(first)
+                    self._silence.start(first.start.heartbeat_ms)
                     self._group.create_task(self._read())
                     await self._over.wait()
                     raise _Over
@@ -97,6 +100,7 @@ class StreamCall:
         except* _Over:
             pass
         finally:
+            self._silence.stop()
             if self._lingering is not None:
                 self._lingering.cancel()
             self._hosted.machine.stream_ended()
@@ -218,6 +222,8 @@ class StreamCall:
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
+                if self._silence.due:
+                    await self._say_alive()
             item = self._outbox.popleft()
             if isinstance(item, Send):
                 await self._send(item)
@@ -225,7 +231,7 @@ class StreamCall:
                 self.stop()
                 return
             else:
-                await self._context.write(_last_message(item).SerializeToString())
+                await self._write_message(_last_message(item))
                 # Its last releases may still be on their way; a client that half-closes ends the wait.
                 self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
 
@@ -234,7 +240,18 @@ class StreamCall:
         if self._steps_said or (steps := self._hosted.feed.steps(self._machine.epoch)) is None:
             return
         self._steps_said = True
-        await self._context.write(pb.StreamResponse(known_steps=steps).SerializeToString())
+        await self._write_message(pb.StreamResponse(known_steps=steps))
+
+    async def _say_alive(self) -> None:
+        """Tell a client that waits what its batch waits for."""
+        self._silence.due = False
+        if awaits := self._machine.awaits:
+            stage = self._hosted.feed.stage if awaits == "batch" else awaits
+            await self._write_message(pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=stage)))
+
+    async def _write_message(self, message: pb.StreamResponse) -> None:
+        await self._context.write(message.SerializeToString())
+        self._silence.broken()
 
     async def _send(self, first: Send) -> None:
         if not self._machine.leasing or first.batch.oversize is not None:
@@ -254,6 +271,7 @@ class StreamCall:
     def _sent(self, transport: str, sends: list[Send], *, held: bool) -> None:
         if self._stopped:
             return
+        self._silence.broken()
         self._meter.sent(transport, len(sends), sum(send.batch.size_bytes for send in sends))
         self.apply([follows for send in sends for follows in self._machine.sent(send.seq, held=held)])
 

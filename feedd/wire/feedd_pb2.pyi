@@ -248,16 +248,18 @@ class Anchor(_message.Message):
     def __init__(self, window: _Optional[int] = ..., sample: _Optional[int] = ...) -> None: ...
 
 class StreamStart(_message.Message):
-    __slots__ = ("session_id", "next", "inline_only", "held")
+    __slots__ = ("session_id", "next", "inline_only", "held", "heartbeat_ms")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     INLINE_ONLY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     next: Cursor
     inline_only: bool
     held: HeldLeases
-    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ..., held: _Optional[_Union[HeldLeases, _Mapping]] = ...) -> None: ...
+    heartbeat_ms: int
+    def __init__(self, session_id: _Optional[str] = ..., next: _Optional[_Union[Cursor, _Mapping]] = ..., inline_only: _Optional[bool] = ..., held: _Optional[_Union[HeldLeases, _Mapping]] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
 
 class HeldLeases(_message.Message):
     __slots__ = ("leases",)
@@ -350,18 +352,26 @@ class EndOfEpoch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., bad_samples: _Optional[int] = ...) -> None: ...
 
 class StreamResponse(_message.Message):
-    __slots__ = ("batches", "chunk", "end", "error", "known_steps")
+    __slots__ = ("batches", "chunk", "end", "error", "known_steps", "heartbeat")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     KNOWN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[Batch]
     chunk: Chunk
     end: EndOfEpoch
     error: Error
     known_steps: int
-    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[EndOfEpoch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., known_steps: _Optional[int] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[EndOfEpoch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., known_steps: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("waiting_for",)
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    waiting_for: str
+    def __init__(self, waiting_for: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("kind", "message", "object", "hint", "retryable", "stage")

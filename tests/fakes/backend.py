@@ -161,6 +161,11 @@ class FakeSession:
         """The arena's memfd."""
         return self.arena.fd
 
+    @property
+    def stage(self) -> str:
+        """Always the same."""
+        return "decoding"
+
     def keep_lent(self) -> None:
         """Nobody else writes to the arena."""
 

@@ -31,6 +31,11 @@ class FeedProcess:
             env=environment(),
         )
 
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Fault:
     """What goes wrong when the batch at ``step`` is due; once, unless ``times`` says more.
 
-    Kinds: vanish, eof, error (in-band), trailer, slow, bad-seq, wrong-epoch, stale-generation, bad-slot, huge-inline.
+    Kinds: vanish, eof, error (in-band), trailer, slow, hang, bad-seq, wrong-epoch, stale-generation, bad-slot,
+    huge-inline.
     """
 
     step: int
@@ -26,6 +27,7 @@ class Fault:
     times: int = 1
     error: dict[str, Any] = field(default_factory=dict)
     delay_s: float = 0.0
+    waiting_for: str = ""  # said by heartbeats all through a hang; empty: none come
 
 
 @dataclass(frozen=True)

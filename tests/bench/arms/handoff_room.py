@@ -57,6 +57,11 @@ class ReadySession:
         """No known end."""
         return None
 
+    @property
+    def stage(self) -> str:
+        """Nothing waits."""
+        return "decoding"
+
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
         """One after another."""
         return [await self.produce(*job) for job in jobs]

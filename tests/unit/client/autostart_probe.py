@@ -10,7 +10,8 @@ from feedd_client import FeedDataset, Topology
 
 def main() -> None:
     """Say what was seen, and stay."""
-    dataset = FeedDataset("s3://b/", batch_size=4, topology=Topology())
+    stall_s = float(os.environ.get("PROBE_STALL_S", "120"))
+    dataset = FeedDataset("s3://b/", batch_size=4, topology=Topology(), stall_timeout_s=stall_s)
     count = sum(1 for _ in dataset)
     print(count, os.environ["FEEDD_ADDRESS"], flush=True)
     sys.stdin.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,11 @@ def main() -> None:
     path = sys.argv[4].removeprefix("unix://")
     with Path(path).with_name("starts").open("a", encoding="ascii") as starts:
         starts.write(f"{os.getpid()}\n")
-    server = FakeFeed(path, Script(steps=3))
+    wedges = bool(os.environ.get("FAKE_FEEDD_WEDGES"))
+    server = FakeFeed(path, Script(steps=40, slot_count=1, minor=6) if wedges else Script(steps=3))
+    if wedges and Path(path).with_name("starts").read_text().count("\n") == 1:
+        server.wait_for(lambda: bool(server.releases), 30)
+        signal.raise_signal(signal.SIGSTOP)
     server.wait_for(lambda: server.holds_open > 0, 30)
     deadline_s = time.monotonic() + 60
     while server.holds_open and time.monotonic() < deadline_s:

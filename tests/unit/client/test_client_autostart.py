@@ -77,6 +77,26 @@ def test_ranks_share_one_daemon_that_ends_with_them(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_daemon_of_this_tree_that_hangs_is_killed_and_replaced(short_dir: Path) -> None:
+    """A daemon that was started for the trainer and stops answering is killed; another one serves the epoch."""
+    site = _fake_package(short_dir)
+    trainer = _trainer(short_dir, site, FAKE_FEEDD_WEDGES="1", PROBE_STALL_S="1")
+    try:
+        assert trainer.stdout is not None
+        count, address = trainer.stdout.readline().split()
+        assert count == "40"
+        home = Path(address.removeprefix("unix://")).parent
+        hung, fresh = (home / "starts").read_text().split()
+        assert not Path(f"/proc/{hung}/ns").exists() or "Z" in Path(f"/proc/{hung}/stat").read_text()
+        assert Path(f"/proc/{fresh}").exists()
+    finally:
+        trainer.kill()
+        said = trainer.communicate()[1]
+    assert "killing the daemon of this process tree" in said
+    _wait_for(home / "ended")
+
+
 def test_a_daemon_that_does_not_start_is_told_with_its_last_words(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ class Stream:
     end: pb.EndOfEpoch | None = None
     error: pb.Error | None = None
     known_steps: int | None = None
+    heartbeats: list[str] = field(default_factory=list)
 
     async def send(self, **fields: Any) -> None:
         """Send one request."""
@@ -108,6 +109,8 @@ class Stream:
             self.error = message.error
         if message.HasField("known_steps"):
             self.known_steps = message.known_steps
+        if message.HasField("heartbeat"):
+            self.heartbeats.append(message.heartbeat.waiting_for)
         return True
 
     async def until(self, count: int) -> list[pb.Batch]:

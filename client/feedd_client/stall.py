@@ -1,0 +1,153 @@
+"""Notices that a trainer waits for a batch, says what for, and gives up a daemon that no longer answers."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from feedd_client.autostart import end_silent
+from feedd_client.errors import DaemonUnreachable
+from feedd_client.transport import answers
+
+if TYPE_CHECKING:
+    from feedd_client.session import Stream
+    from feedd_client.transport import Address
+
+_log: Final = logging.getLogger("feedd_client")
+HEALTH_TIMEOUT_S: Final = 5.0
+_NOTICE_S: Final = 20.0  # a wait as long as this is worth a line in the log
+_HEARTBEAT_S: Final = 15.0
+_TICK_S: Final = 1.0
+_REASONS: Final = {
+    "fetching": "it is fetching data",
+    "decoding": "it is decoding",
+    "space": "the batches this trainer holds leave no room",
+}
+
+
+def heartbeat_s(stall_timeout_s: float) -> float:
+    """Return how often a daemon is asked to say that it works on a batch."""
+    return min(_HEARTBEAT_S, stall_timeout_s / 4)
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """One wait for a batch, from the first receive to the message that brings it.
+
+    Attributes:
+        stream: a weak reference, because a lost stream must not live on in the watching thread: it maps the arena.
+        told: reasons that were logged.
+    """
+
+    stream: weakref.ref[Stream]
+    address: Address
+    began_s: float
+    told: set[str] = field(default_factory=set)
+
+
+class StallWatch:
+    """Watches one pass from a thread of its own; the thread that receives says when it waits.
+
+    The daemon sends heartbeats while it works on a batch. Without any message for ``timeout_s`` a health check decides:
+    a daemon that does not answer, or whose stream no longer does, is given up, and the stream's reader reconnects.
+    Silence is counted in the thread's own wake-ups: a process that was stopped does not blame its daemon.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._notice_s = min(_NOTICE_S, timeout_s / 3)
+        self._tick_s = min(_TICK_S, timeout_s / 12)
+        self._wait: _Wait | None = None
+        self._started = False
+        self._watched: _Wait | None = None  # these three: what the thread saw last
+        self._message_count = 0
+        self._silent_s = 0.0
+        # A SimpleQueue, because ``stop`` may run in a finalizer: its put never waits for Python code.
+        self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def wait(self, stream: Stream) -> None:
+        """Take note that a batch of ``stream`` is waited for."""
+        if self._wait is None:
+            self._wait = _Wait(weakref.ref(stream), stream.address, time.monotonic())
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="feedd-stall", daemon=True).start()
+
+    def arrived(self) -> None:
+        """Take note that it came."""
+        wait, self._wait = self._wait, None
+        if wait is not None and wait.told:
+            waited_s = time.monotonic() - wait.began_s
+            _log.warning("the daemon at %s goes on after %.0f s", wait.address.text, waited_s)
+
+    def lost(self) -> None:
+        """Take note that the stream is lost: whoever reconnects says more."""
+        self._wait = None
+
+    def stop(self) -> None:
+        """End the thread; safe in a finalizer."""
+        self._wait = None
+        self._stopped.put(None)
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        looked_s = time.monotonic()
+        while self._sleep():
+            before_s, looked_s = looked_s, time.monotonic()
+            self._look(looked_s, min(looked_s - before_s, 2 * self._tick_s))
+
+    def _look(self, now_s: float, passed_s: float) -> None:
+        wait = self._wait
+        stream = None if wait is None else wait.stream()
+        if wait is None or stream is None:
+            self._watched = None
+            return
+        if wait is not self._watched or stream.message_count != self._message_count:
+            self._watched, self._message_count, self._silent_s = wait, stream.message_count, 0.0
+        elif stream.awaits_batch:
+            self._silent_s += passed_s
+        if now_s - wait.began_s >= self._notice_s:
+            self._say(wait, stream, now_s)
+        if self._silent_s >= self._timeout_s:
+            self._judge(wait, stream)
+            self._silent_s = 0.0
+
+    def _sleep(self) -> bool:
+        """Wait for the next look; False: it is over."""
+        try:
+            self._stopped.get(timeout=self._tick_s)
+        except queue.Empty:
+            return True
+        return False
+
+    def _say(self, wait: _Wait, stream: Stream, now_s: float) -> None:
+        """Say once per wait what it is for, and once that the daemon fell silent."""
+        if self._silent_s >= self._notice_s:
+            reason = "no heartbeat" if stream.beats else "no message"
+        elif stream.waiting_for:
+            reason = _REASONS.get(stream.waiting_for, "it is at work")
+        else:
+            return
+        if reason not in wait.told:
+            wait.told.add(reason)
+            text = "waiting for the daemon at %s for %.0f s: %s"
+            _log.warning(text, wait.address.text, now_s - wait.began_s, reason)
+
+    def _judge(self, wait: _Wait, stream: Stream) -> None:
+        """Give up a daemon that is silent, unless it is an older one, which sends no heartbeats, and answers."""
+        address = wait.address
+        alive = answers(address, HEALTH_TIMEOUT_S)
+        if wait is not self._wait or (alive and not stream.beats):
+            return
+        state = "it answers a health check, but this stream is silent" if alive else "it answers no health check either"
+        _log.warning("no message of the daemon at %s for %.0f s: %s", address.text, self._silent_s, state)
+        if not alive:
+            end_silent(address, HEALTH_TIMEOUT_S)
+        message = f"expected a message of the daemon within {self._timeout_s:g} s, got none: {state}"
+        stream.lose(DaemonUnreachable(message, object=address.text))
