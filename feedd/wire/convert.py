@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
-# 5: names of classes; 6: heartbeats
+# 5: names of classes; 6: what an Open waits for, heartbeats
 PROTOCOL_MINOR = 6
 
 _INT64_MAX = (1 << 63) - 1
