@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -21,10 +21,10 @@ ADDRESS = parse_address("127.0.0.1:7070")
 class _Stream(SimpleNamespace):
     """As much of a stream as the watch asks."""
 
+    lost: Exception | None
+
     def __init__(self) -> None:
-        super().__init__(
-            address=ADDRESS, message_count=0, waiting_for="", beats=True, awaits_batch=True, lost=cast("Any", None)
-        )
+        super().__init__(address=ADDRESS, message_count=0, waiting_for="", beats=True, awaits_batch=True, lost=None)
 
     def lose(self, error: Exception) -> None:
         """Remember why."""
