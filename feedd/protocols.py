@@ -347,6 +347,10 @@ class BatchMaker(Protocol):
             As ``produce``.
         """
 
+    @property
+    def stage(self) -> str:
+        """What the batches under way wait for, in a word: "fetching" or "decoding"."""
+
 
 class FeedSession(BatchMaker, Protocol):
     """One consumer's opened dataset: produces any of its batches, in any order, several at a time."""
@@ -362,10 +366,6 @@ class FeedSession(BatchMaker, Protocol):
     @property
     def arena_fd(self) -> int:
         """The arena's memfd; owned by the session, or its group, duplicated by whoever keeps it."""
-
-    @property
-    def stage(self) -> str:
-        """What the batches under way wait for, in a word: "fetching" or "decoding"."""
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank; None: not known yet."""

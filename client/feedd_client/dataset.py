@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from feedd_client.policy import BadSamples
     from feedd_client.topology import Topology
     from feedd_client.values import Shuffle, Source
+
+# No state to resume from, no number of steps known, no last step.
+_NOTHING: Final[tuple[states.Resume | None, int | None, int | None]] = (None, None, None)
 
 
 class FeedDataset(IterableDataset[Any]):
@@ -166,11 +169,9 @@ class FeedDataset(IterableDataset[Any]):
             decoded_cache=decoded_cache,
         )
         self._address, self._topology, self._epochs = checked_address(address), topology, Epochs()
-        self._resume: states.Resume | None = None
         self._position, self._fingerprint, self._asked_steps, self._done = Position(), b"", False, False
         self._standing: dict[str, int] = {}
-        self._known_steps: int | None = None
-        self._last_step: int | None = None
+        self._resume, self._known_steps, self._last_step = _NOTHING
         self._reset_process_state()
 
     # ------------------------------------------------------------------ what users call

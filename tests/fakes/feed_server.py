@@ -189,7 +189,7 @@ class FakeFeed(stubs.FeedServicer):
             if fault is not None and fault.kind == "slow":
                 threading.Event().wait(fault.delay_s)
             if fault is not None and fault.kind == "hang":
-                yield from self._hang(fault, start.heartbeat_ms, context)
+                yield from _hang(fault, start.heartbeat_ms, context)
             if not self._claim(session, context, wait=not response.batches):
                 if not response.batches:
                     return False
@@ -211,16 +211,6 @@ class FakeFeed(stubs.FeedServicer):
             yield response
         yield pb.StreamResponse(end=pb.EndOfEpoch(epoch=epoch, steps=steps, samples=samples), known_steps=steps)
         return True
-
-    def _hang(self, fault: Fault, heartbeat_ms: int, context: Any) -> Iterator[pb.StreamResponse]:
-        """Wait until the client has gone, or the fault's time is over."""
-        end_s = time.monotonic() + fault.delay_s
-        period_s = heartbeat_ms / 1000 if fault.waiting_for else fault.delay_s
-        while (left_s := end_s - time.monotonic()) > 0 and context.is_active():
-            with self.lock:
-                self.lock.wait_for(lambda: not context.is_active(), min(period_s, left_s))
-            if fault.waiting_for:
-                yield pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=fault.waiting_for))
 
     def _claim(self, session: FakeSession, context: Any, *, wait: bool) -> bool:
         turn = session.turn
@@ -299,6 +289,17 @@ class FakeFeed(stubs.FeedServicer):
 def _notify(lock: threading.Condition) -> None:
     with lock:
         lock.notify_all()
+
+
+def _hang(fault: Fault, heartbeat_ms: int, context: Any) -> Iterator[pb.StreamResponse]:
+    """Wait until the client has gone, or the fault's time is over."""
+    gone = threading.Event()
+    context.add_callback(gone.set)
+    end_s = time.monotonic() + fault.delay_s
+    period_s = heartbeat_ms / 1000 if fault.waiting_for else fault.delay_s
+    while (left_s := end_s - time.monotonic()) > 0 and not gone.wait(min(period_s, left_s)):
+        if fault.waiting_for:
+            yield pb.StreamResponse(heartbeat=pb.Heartbeat(waiting_for=fault.waiting_for))
 
 
 def _fail(fault: Fault, context: Any) -> Iterator[pb.StreamResponse]:
