@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 KIB = 1024
@@ -34,7 +35,10 @@ def _split(text: str, units: dict[str, float] | dict[str, int], example: str) ->
     if match is None or unit not in units:
         known = ", ".join(u for u in units if u)
         raise ValueError(f"expected a number with one of the units {known} (like {example}), got {text!r}")
-    return float(match["number"]) * units[unit]
+    found = float(match["number"]) * units[unit]
+    if not math.isfinite(found):
+        raise ValueError(f"expected a number with one of the units (like {example}), got one of {len(text)} digits")
+    return found
 
 
 def parse_size(text: str | int) -> int:

@@ -21,6 +21,7 @@ from feedd.decode.field import Field
 from feedd.decode.formats import registry as formats
 from feedd.decode.formats.refused import say_packed
 from feedd.decode.forms.make import make_shard
+from feedd.decode.forms.memory import at_most
 from feedd.decode.kept import KeptFiles
 from feedd.decode.messages import (
     REASON_CHARS_MAX,
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
     from feedd.protocols import SampleCodec
 
 _SHORT_REASON_CHARS: Final = 12
+_INDEX_SHARE: Final = 64  # bytes of memory for each byte of a shard that is indexed: 48 where a sample is one byte
+_INDEX_LEAST_BYTES: Final = 512 << 20
+_INDEX_MOST_BYTES: Final = 4 << 30
 _REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer: the short ones of a thousand rows are 22
 _MAPPED_AT_ONCE_BYTES: Final = 256 << 20
 _MADV_POPULATE_WRITE: Final = 23  # which the module has no name for
@@ -191,8 +195,10 @@ class Executor:
     def _index(self, request: IndexRequest, fds: list[int]) -> Indexed:
         began_s = time.perf_counter()
         with Shard(request.file) as shard:
+            room_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * len(shard.whole()), _INDEX_MOST_BYTES))
             try:
-                index = formats.get(request.format_name).index(shard.whole(), request.file.url)
+                with at_most(room_bytes, request.file.url):
+                    index = formats.get(request.format_name).index(shard.whole(), request.file.url)
             except BadShard as error:
                 say_packed(error, bytes(shard.whole()[:8]), request.format_name)
                 raise

@@ -143,7 +143,7 @@ def parse_filter(text: str) -> Filter:
         if isinstance(given, dict) and "key" in given:
             given["key"] = key_list(given["key"])
         return msgspec.convert(given, Filter)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         problem = str(error)
         raise BadRecipe(
             f"filter: {problem[:1].lower()}{problem[1:]} in {text!r}", object="filter", hint=_HINT, stage="decode"

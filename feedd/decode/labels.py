@@ -93,7 +93,7 @@ def label_source(name: str, text: str) -> str:
         return ""
     try:
         found = msgspec.json.decode(text.encode(), type=_Folder | _Long)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadRecipe(f"{decoded}: {error}", object=name, stage="decode") from error
     if isinstance(found, _Folder):
         return FOLDER + (msgspec.json.encode(found.classes).decode() if found.classes else "")
@@ -110,7 +110,7 @@ def _decode_of(text: str) -> object:
     """Return what a long form decodes by; None: it is none, or does not say."""
     try:
         form = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None  # said where recipes are read
     return form.get("decode") if isinstance(form, dict) else None
 

@@ -172,7 +172,7 @@ def _check_codec(name: str, codec: object) -> None:
 def _long_form(name: str, text: str) -> dict[str, Any]:
     try:
         form = msgspec.json.decode(text.encode(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadRecipe(f"expected a JSON object, got {text!r}: {error}", object=name, stage="decode") from error
     if "decode" not in form:
         raise BadRecipe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, TextIO
 
 import structlog
@@ -25,13 +26,45 @@ _SECRET_TEXT = re.compile(
     r"(?P<value>(?:AWS4-HMAC-SHA256|Bearer|Basic)\s+[^\n\"']+|[^\s&\"',;}]+)",
     re.IGNORECASE,
 )
-_USER_INFO = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+:[^/\s@]+@", re.IGNORECASE)
+# Found by its "://": a pattern for the scheme before it would be tried anew from each of its letters.
+_USER_INFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?:@|(?P<cut>\Z))")
+
+TEXT_MAX = 2048
+"""Characters of a logged text; the rest of a longer one is left out before anything is looked for in it."""
+TRACEBACK_MAX = 32 << 10
+"""Characters of a logged traceback: half of them from its begin, half from its end."""
+ITEMS_MAX = 256
+"""Entries of a logged list, tuple or dict."""
 
 
-def redact_text(text: str) -> str:
-    """Return ``text`` with what looks like a secret replaced."""
+def redact_text(text: str, limit: int = TEXT_MAX) -> str:
+    """Return the first ``limit`` characters of ``text``, with what looks like a secret replaced."""
+    left_out = len(text) - limit
+    if left_out <= 0:
+        return _redacted(text, cut=False)
+    return f"{_redacted(text[:limit], cut=True)}… ({left_out} characters more)"
+
+
+def _redact_traceback(text: str) -> str:
+    """Return a traceback with what looks like a secret replaced; of a long one, its first and its last lines."""
+    if len(text) <= TRACEBACK_MAX:
+        return _redacted(text, cut=False)
+    half = TRACEBACK_MAX // 2
+    _, _, tail = text[-half:].partition("\n")  # whole lines: the end of a secret cannot be told without its begin
+    left_out = len(text) - half - len(tail)
+    return f"{_redacted(text[:half], cut=True)}\n… ({left_out} characters left out)\n{_redacted(tail, cut=False)}"
+
+
+def _redacted(text: str, *, cut: bool) -> str:
+    """Return ``text`` with what looks like a secret replaced; of one that was cut, a password may lack its end."""
     text = _SECRET_TEXT.sub(lambda match: match["name"] + REDACTED, text)
-    return _USER_INFO.sub(lambda match: f"{match['scheme']}{REDACTED}@", text)
+
+    def hidden(match: re.Match[str]) -> str:
+        if match["cut"] is None:
+            return f"{REDACTED}@"
+        return REDACTED if cut else match[0]
+
+    return _USER_INFO.sub(hidden, text)
 
 
 def _redact_value(name: str, value: object) -> object:
@@ -40,9 +73,13 @@ def _redact_value(name: str, value: object) -> object:
     if _SECRET_NAME.search(name):
         return REDACTED
     if isinstance(value, dict):
-        return {key: _redact_value(str(key), each) for key, each in value.items()}
+        kept = {key: _redact_value(str(key), value[key]) for key in islice(value, ITEMS_MAX)}
+        return kept | ({"…": f"{len(value) - ITEMS_MAX} entries more"} if len(value) > ITEMS_MAX else {})
     if isinstance(value, list | tuple):
-        return [_redact_value("", each) for each in value]
+        more = [f"… ({len(value) - ITEMS_MAX} entries more)"] if len(value) > ITEMS_MAX else []
+        return [_redact_value("", each) for each in value[:ITEMS_MAX]] + more
+    if name == "exception":
+        return _redact_traceback(str(value))
     text = f"{type(value).__name__}: {value}" if isinstance(value, BaseException) else str(value)
     return redact_text(text)
 

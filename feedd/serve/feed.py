@@ -16,7 +16,16 @@ from feedd.serve.status import abort, as_feedd_error
 from feedd.serve.stream import StreamCall
 from feedd.units import format_duration
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import bounded_texts, check_version, cursor_from, open_response, open_spec, said, slots_from
+from feedd.wire.convert import (
+    bounded_texts,
+    check_version,
+    client_version,
+    cursor_from,
+    open_response,
+    open_spec,
+    said,
+    slots_from,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -108,7 +117,7 @@ class FeedService:
             _log_failed_open(ours, request, context.peer(), progress)
             await abort(context, ours)
         told = {"steps": hosted.feed.info.steps, "left_out": hosted.feed.info.left_out}
-        about = {"client": request.client_version, "urls": list(spec.urls[:3])}
+        about = {"client": client_version(request), "urls": list(spec.urls[:3])}
         _log.info("session opened", session=hosted.id[:8], **about, **told)
         return self._response(hosted)
 
@@ -227,7 +236,7 @@ def _log_failed_open(error: FeeddError, request: pb.OpenRequest, peer: str, prog
         hint=error.hint,
         stage=progress.stage,
         peer=peer,
-        client=request.client_version,
+        client=client_version(request),
         urls=list(request.urls[:3]) or [url for source in request.sources[:3] for url in source.urls[:1]],
     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 URLS_MAX: Final = 100_000
-_CHARACTERS_MAX: Final = 64 << 20  # of all that a URL stands for
+_CHARACTERS_MAX: Final = 64 << 20  # of all that the URLs of a request stand for
 _VERY_MANY: Final = 10**18
 _DEPTH_MAX: Final = 8
 _NUMBERS: Final = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
@@ -78,27 +78,43 @@ def split(url: str) -> list[str]:
     return (_NEXT_PATH if url.startswith("/") else _NEXT).split(url)
 
 
-def expand(url: str) -> list[str]:
+@dataclass(slots=True)
+class Allowance:
+    """What the URLs with braces of one request may still stand for, all together."""
+
+    urls: int = URLS_MAX
+    characters: int = _CHARACTERS_MAX
+
+
+def expand(url: str, allowance: Allowance | None = None) -> list[str]:
     """Return the URLs that one with braces stands for, in the order they are written; without any it is itself.
+
+    Args:
+        url: it.
+        allowance: of the request that it is of, made less by what it stands for; None: of its own.
 
     Raises:
         BadRequest: they are more than anybody means, or lie too deep in one another.
     """
     if "{" not in url:
         return [url]
+    left = allowance or Allowance()
     try:
         tree = _parsed(url, 0, len(url), _partners(url), _DEPTH_MAX)
     except RecursionError:
         message = f"expected braces at most {_DEPTH_MAX} deep, got more"
         raise BadRequest(message, object=_short(url), stage="source") from None
     count = tree.count()
-    if count > URLS_MAX or count * len(url) > _CHARACTERS_MAX:
+    if count > left.urls or count * len(url) > left.characters:
+        before = URLS_MAX - left.urls
+        others = f" beside those of this request for {before}" if before else ""
         raise BadRequest(
-            f"expected a URL that stands for at most {URLS_MAX} others, got one for {count}",
+            f"expected a URL that stands for at most {URLS_MAX} others, got one for {count}{others}",
             object=_short(url),
             hint="give their common prefix, or list them in a manifest (manifest+s3://…)",
             stage="source",
         )
+    left.urls, left.characters = left.urls - count, left.characters - count * len(url)
     return list(tree.texts())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest
-from feedd.source.braces import expand, split
+from feedd.source.braces import Allowance, expand, split
 from feedd.source.urls import Location, parse_url
 
 if TYPE_CHECKING:
@@ -37,15 +37,20 @@ class UrlList:
         return [(self.locations[at].root, self.locations[at].key) for at in self.asked]
 
 
-def lists_of(urls: Sequence[str]) -> list[UrlList]:
+def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[UrlList]:
     """Take URLs apart; takes microseconds for each that one stands for.
+
+    Args:
+        urls: they.
+        allowance: of the request they are of; None: they are all of it.
 
     Raises:
         BadRequest, Unsupported: see ``expand`` and ``parse_url``.
     """
     found: list[UrlList] = []
+    left = allowance or Allowance()
     for url in itertools.chain.from_iterable(map(split, urls)):
-        expanded = expand(url)
+        expanded = expand(url, left)
         if expanded == [url]:
             location = parse_url(url)
             found.append(UrlList(location, (location,)))

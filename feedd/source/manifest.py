@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
+import re
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from feedd.errors import BadRequest, FeeddError
 
@@ -14,32 +16,130 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-MANIFEST_BYTES_MAX = 1 << 30
+MANIFEST_BYTES_MAX = 256 << 20
+MANIFEST_NAMES_MAX = 2_000_000
+"""Names of a manifest: each is asked for by a request of its own."""
+
+_ELEMENT_BYTES_MAX: Final = 64 << 10  # far above any name: none is longer than 1,024 bytes where objects are
+_SPACE: Final = re.compile(rb"[ \t\n\r]*+")
+_STRING: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]++|\\.)*+)"')
+_SHOWN_BYTES: Final = 80
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _SHAPE = 'a manifest is [{"prefix": "s3://bucket/some/prefix/"}, "name-1", "name-2", ...]'
 
 
-def parse_manifest(data: bytes, url: str) -> list[str]:
-    """Return the URLs a manifest names, in its order; duplicates stay, names are appended verbatim.
+def parse_manifest(data: bytes | bytearray, url: str) -> Iterator[str]:
+    """Yield the URLs a manifest names, in its order; duplicates stay, names are appended verbatim.
+
+    One name after another is read: whatever the manifest holds, no more than that is held of it, and nothing takes
+    long at a time.
 
     Raises:
-        BadRequest: not JSON, or not of the manifest's shape, or no names in it.
+        BadRequest: not JSON, or not of the manifest's shape, or no names in it, or too many.
     """
-    try:
-        lines = json.loads(data.decode("utf-8-sig"))
-    except ValueError as error:
-        raise _bad(f"expected a json array, got {error}", url) from error
-    if not isinstance(lines, list) or not lines:
-        raise _bad("expected a non-empty json array", url)
-    head, *names = lines
-    prefix = head.get("prefix") if isinstance(head, dict) else None
-    if not isinstance(prefix, str) or "://" not in prefix:
-        raise _bad(f"expected a prefix like s3://bucket/ as first element, got {head!r:.80}", url)
-    if not names:
+    reader = _Reader(data, url)
+    reader.take(b"[", "a json array")
+    prefix = reader.prefix()
+    count = 0
+    while reader.takes(b","):
+        count += 1
+        if count > MANIFEST_NAMES_MAX:
+            raise _bad(f"expected at most {MANIFEST_NAMES_MAX} names, got more", url)
+        yield prefix + reader.name(count)
+    reader.take(b"]", "a comma, or the end of the json array,")
+    reader.end()
+    if not count:
         raise _bad("expected at least one name after the prefix, got none", url)
-    for index, name in enumerate(names, 1):
-        if not isinstance(name, str):
-            raise _bad(f"expected a name as element {index}, got {name!r:.80}", url)
-    return [prefix + name for name in names]
+
+
+class _Reader:
+    """Reads a manifest from its begin to its end, element by element."""
+
+    def __init__(self, data: bytes | bytearray, url: str) -> None:
+        self._data = data
+        self._url = url
+        self._at = len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0
+
+    def takes(self, mark: bytes) -> bool:
+        """Whether ``mark`` is next; it is then passed."""
+        self._skip_space()
+        if not self._data.startswith(mark, self._at):
+            return False
+        self._at += len(mark)
+        return True
+
+    def take(self, mark: bytes, expected: str) -> None:
+        """Pass ``mark``.
+
+        Raises:
+            BadRequest: something else is next.
+        """
+        if not self.takes(mark):
+            raise self._unexpected(expected)
+
+    def prefix(self) -> str:
+        """Return the prefix that the first element tells.
+
+        Raises:
+            BadRequest: it tells none.
+        """
+        self._skip_space()
+        expected = "a prefix like s3://bucket/ as first element"
+        try:
+            text = _utf8(bytes(self._data[self._at : self._at + _ELEMENT_BYTES_MAX]))
+            head, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            raise self._unexpected(expected) from None
+        prefix = head.get("prefix") if isinstance(head, dict) else None
+        if not isinstance(prefix, str) or "://" not in prefix:
+            raise self._unexpected(expected)
+        self._at += len(text[:end].encode())
+        return prefix
+
+    def name(self, number: int) -> str:
+        """Return the name that is next.
+
+        Raises:
+            BadRequest: none is.
+        """
+        self._skip_space()
+        found = _STRING.match(self._data, self._at, self._at + _ELEMENT_BYTES_MAX)
+        if found is None:
+            raise self._unexpected(f"a name as element {number}")
+        self._at = found.end()
+        raw = found[1]
+        try:
+            name: str = json.loads(found[0]) if b"\\" in raw else raw.decode()
+        except ValueError as error:
+            raise _bad(f"expected a name as element {number}, got {error}", self._url) from error
+        return name
+
+    def end(self) -> None:
+        """Make sure that nothing follows.
+
+        Raises:
+            BadRequest: something does.
+        """
+        self._skip_space()
+        if self._at < len(self._data):
+            raise self._unexpected("nothing after the json array")
+
+    def _skip_space(self) -> None:
+        found = _SPACE.match(self._data, self._at, self._at + _ELEMENT_BYTES_MAX)
+        self._at = self._at if found is None else found.end()
+
+    def _unexpected(self, expected: str) -> BadRequest:
+        got = bytes(self._data[self._at : self._at + _SHOWN_BYTES]).decode(errors="replace")
+        return _bad(f"expected {expected} at byte {self._at}, got {got!r}", self._url)
+
+
+def _utf8(data: bytes) -> str:
+    """Return a text that may end in the middle of a character, without that one.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    return codecs.getincrementaldecoder("utf-8")("strict").decode(data)
 
 
 def _bad(message: str, url: str) -> BadRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
+    from feedd.source.braces import Allowance
     from feedd.source.options import SourceOptions
     from feedd.values import ObjectRef
 
@@ -159,7 +161,9 @@ class Sources:
         """
         return (await self.resolve_all(urls)).refs
 
-    async def resolve_all(self, urls: Sequence[str], *, shards: bool = False) -> Resolved:
+    async def resolve_all(
+        self, urls: Sequence[str], *, shards: bool = False, allowance: Allowance | None = None
+    ) -> Resolved:
         """Find the current versions of the objects that ``urls`` name, in order; duplicates stay.
 
         A URL is a prefix (``s3://bucket/train/``), an object, a directory (``file:///data``, ``/data``), or a
@@ -169,6 +173,7 @@ class Sources:
         Args:
             urls: of one dataset.
             shards: objects are shards, whatever they are called; else those that look like samples are packed.
+            allowance: what braces may stand for, of a request that names several datasets; None: of this one.
 
         Raises:
             BadRequest: malformed URL or manifest. Unsupported: understood, and not served.
@@ -180,7 +185,7 @@ class Sources:
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
-        lists = await asyncio.to_thread(lists_of, urls)  # all are judged before the first request
+        lists = await asyncio.to_thread(lists_of, urls, allowance)  # all are judged before the first request
         for taking in [taking for one in lists for taking in await self._named(one, shards=shards)]:
             location = taking.location
             passed = PassedOver()
@@ -323,7 +328,7 @@ class Sources:
         data = bytearray(ref.size_bytes)
         await self._fetcher.fetch(ref, memoryview(data))
         # a manifest may name millions of objects: parsing that must not hold the loop
-        names = await asyncio.to_thread(_names, bytes(data), location.url)
+        names = await asyncio.to_thread(_names, data, location.url)
         refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
         for _, page in itertools.groupby(refs, lambda ref: ref.root):
             taking.take_named(list(page))
@@ -334,9 +339,9 @@ def _nothing(url: str) -> NotFound:
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
 
 
-def _names(data: bytes, url: str) -> list[tuple[str, str]]:
+def _names(data: bytearray, url: str) -> list[tuple[str, str]]:
     places = (parse_url(name) for name in parse_manifest(data, url))
-    return [(place.root, place.key) for place in places]
+    return [(sys.intern(place.root), place.key) for place in places]  # one text for the store, not one for each name
 
 
 async def _directory_or_file(store: ObjectStore, location: Location) -> Location:

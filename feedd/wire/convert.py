@@ -21,6 +21,7 @@ PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 6
 
 _INT64_MAX = (1 << 63) - 1
+_VERSION_CHARACTERS = 64
 _ANCHORS_MAX = 1 << 16  # partitions of one node
 _KINDS = {
     FieldKind.DENSE: pb.TensorSpec.DENSE,
@@ -88,6 +89,16 @@ def bounded_texts(name: str, given: Sequence[str], count_max: int, size_max: int
     for text in given:
         bounded(f"length of one of {name}", len(text), 0, size_max)
     return tuple(given)
+
+
+def printable(text: str, size_max: int) -> str:
+    """Return the first ``size_max`` characters of a text that is only logged, with ``?`` for what is not printable."""
+    return "".join(one if " " <= one <= "~" else "?" for one in text[:size_max])
+
+
+def client_version(request: pb.OpenRequest) -> str:
+    """Return what a client calls its version, as the log may show it."""
+    return printable(request.client_version, _VERSION_CHARACTERS)
 
 
 def _topology(request: pb.OpenRequest, limits: OpenLimits) -> Topology:

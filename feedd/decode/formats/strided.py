@@ -152,6 +152,9 @@ class StridedReader(ShardReader):
     def laid(self, arrays: Sequence[StridedArray], rows: int) -> ShardIndex:
         """Return where each of ``rows`` rows of each array lies."""
         self.check_cells(max(1, len(arrays)), rows)
+        empty = next((array for array in arrays if rows and not array.row_bytes), None)
+        if empty is not None:  # else a header of some bytes would name as many samples as it likes
+            self.fail(empty.at, "rows of at least one byte", f"{rows} rows of {empty.name!r} without any")
         large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
         if large is not None:
             self.fail(large.at, f"samples of at most {SAMPLE_BYTES_MAX} bytes", f"{large.row_bytes}")

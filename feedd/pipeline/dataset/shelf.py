@@ -27,6 +27,7 @@ from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
 from feedd.plan.orders import NeedOrder
+from feedd.source.braces import Allowance
 from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
 
@@ -176,7 +177,7 @@ class Shelf:
         await asyncio.to_thread(self._learned.save)
 
     async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
-        resolve = self._stages.sources.resolve_all
+        resolve = partial(self._stages.sources.resolve_all, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ _PATHS: Final = ("file_name", "filename", "file", "path", "image", "image_id", "
 """Columns that name a sample, the likeliest first."""
 _INTEGER_MAX: Final = 1 << 60
 _COLUMNS_MAX: Final = 4096
+_LINE_BYTES_MAX: Final = 1 << 20
 CLASSES_MAX: Final = 1 << 20
 _NAMES_CHARS_MAX: Final = 16 << 20
 UNLABELLED: Final = -(1 << 63)
@@ -226,7 +228,8 @@ def _columns(names: Sequence[str], wanted: str) -> tuple[str, str]:
 
 def _csv_rows(data: bytes, delimiter: str) -> Iterator[dict[str, Any]]:
     try:
-        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), delimiter=delimiter, strict=True)
+        text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")  # decodes a piece at a time
+        reader = csv.DictReader(text, delimiter=delimiter, strict=True)
         if len(reader.fieldnames or ()) > _COLUMNS_MAX:
             raise ValueError(f"expected at most {_COLUMNS_MAX} columns, got {len(reader.fieldnames or ())}")
         yield from reader
@@ -236,7 +239,13 @@ def _csv_rows(data: bytes, delimiter: str) -> Iterator[dict[str, Any]]:
 
 def _json_rows(data: bytes) -> Iterator[dict[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(data.splitlines(), 1):
+    lines = io.BytesIO(data)
+    for number in itertools.count(1):
+        line = lines.readline(_LINE_BYTES_MAX + 1)
+        if not line:
+            return
+        if len(line) > _LINE_BYTES_MAX:
+            raise ValueError(f"expected lines of at most {_LINE_BYTES_MAX} bytes, got a longer one as line {number}")
         if line.strip():
             try:
                 yield decoder.decode(line)

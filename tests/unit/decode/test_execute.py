@@ -25,8 +25,8 @@ from feedd.decode.messages import (
 )
 from feedd.decode.recipe import parse_field
 from feedd.decode.work import DecodeTask, FieldWork
-from feedd.errors import Internal
-from feedd.values import ShardFile
+from feedd.errors import Internal, ResourceExhausted
+from feedd.values import ShardFile, ShardIndex
 from tests.fakes.tars import shard_file, tar_bytes
 
 if TYPE_CHECKING:
@@ -225,3 +225,23 @@ def test_only_our_own_slow_modules_are_imported(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("feedd.decode.execute.importlib.import_module", fail)
     Executor().prepare(Prepare(("os", "../x", "picture", "text", "audio")))
     assert sorted(asked) == ["feedd.decode.codecs.audio", "feedd.decode.codecs.picture"]
+
+
+def test_an_index_takes_only_so_much_memory(shard: ShardFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard whose index wants far more memory than its size explains fails alone; the worker goes on."""
+
+    class Greedy(TarFormat):
+        def index(self, data: memoryview, url: str) -> ShardIndex:
+            bytearray(2 << 30)
+            raise AssertionError("expected no memory for that, got some")
+
+    executor = Executor()
+    request = IndexRequest(1, split.file_message(shard), "tar")
+    with monkeypatch.context() as patch:
+        patch.setattr(execute.formats, "get", lambda _: Greedy())
+        answer = run(executor, encode(request))
+    assert isinstance(answer, Failed)
+    assert (answer.kind, answer.object) == (ResourceExhausted.kind, shard.ref.url)
+    answer, fds = executor.run(request)
+    os.close(fds[0])
+    assert isinstance(answer, Indexed)

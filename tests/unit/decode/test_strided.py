@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -132,3 +133,21 @@ def test_no_bytes_do_harm(data: st.DataObject, kind: str) -> None:
     assert (index.sizes >= 0).all()
     assert (index.starts >= 0).all()
     assert (index.starts + index.sizes <= len(whole)).all()
+
+
+@pytest.mark.parametrize("shape", [(24_000_000, 0), (1 << 40, 3, 0)])
+def test_rows_without_bytes_are_refused(shape: tuple[int, ...]) -> None:
+    """A header of some bytes that names millions of empty rows is a bad shard, and takes no memory for them."""
+    sink = io.BytesIO()
+    np.lib.format.write_array_header_1_0(sink, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    tensor = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
+    text = json.dumps({"x": tensor}).encode()
+    for name, shard in (("npy", sink.getvalue()), ("safetensors", len(text).to_bytes(8, "little") + text)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(BadShard, match=r"rows of at least one byte|cells"):
+                get(name).index(memoryview(shard), "s3://b/shard")
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+    assert read("npy", npy(np.zeros((0, 3), np.float32))) == {"data": []}

@@ -87,3 +87,43 @@ def test_plain_texts_are_untouched() -> None:
     """Redaction leaves ordinary URLs and words alone."""
     for text in ("s3://bucket/key-1.tar", "expected 3 tokens, got 2", "https://host:443/path?x=1"):
         assert redact_text(text) == text
+
+
+def test_a_long_text_is_cut_and_says_so() -> None:
+    """Of a text the log holds the first characters and the number of those left out; of a list, its first entries."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    structlog.get_logger().info("x" * 5000, urls=["y" * 5000] * 1000, about=dict.fromkeys(map(str, range(1000)), "z"))
+    (line,) = _lines(stream)
+    urls, about = line["urls"], line["about"]
+    assert line["event"] == "x" * 2048 + "… (2952 characters more)"
+    assert isinstance(urls, list)
+    assert (len(urls), urls[-1]) == (257, "… (744 entries more)")
+    assert isinstance(about, dict)
+    assert len(about) == 257
+    assert len(stream.getvalue()) < 1 << 20
+
+
+@pytest.mark.parametrize("before", range(2020, 2060, 3))
+def test_a_secret_at_the_cut_is_hidden_too(before: int) -> None:
+    """Wherever a text is cut, nothing of a password is left that stood there."""
+    for text in (f"https://user:{SECRET}@host", f"token={SECRET} ", f"Authorization: Bearer {SECRET} {SECRET}"):
+        shown = redact_text("." * (before - 30) + " " + text + "." * 4096)
+        assert SECRET[:6] not in shown
+
+
+def test_a_long_traceback_keeps_its_ends() -> None:
+    """Of a traceback the log holds the first and the last lines, without a secret from between."""
+    stream = io.StringIO()
+    configure_logging("json", "info", stream)
+    try:
+        raise ValueError("first\n" + f"password={SECRET}\n" * 10_000 + "last")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    (line,) = _lines(stream)
+    told = str(line["exception"])
+    assert told.startswith("Traceback")
+    assert told.endswith("last")
+    assert "characters left out" in told
+    assert len(told) < 40_000
+    assert SECRET[-6:] not in told

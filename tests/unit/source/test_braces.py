@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.errors import BadRequest
-from feedd.source.braces import URLS_MAX, expand, split
+from feedd.source.braces import URLS_MAX, Allowance, expand, split
+from feedd.source.lists import lists_of
 
 # What bash makes of them, but for what it does with a lonely brace and with what looks like a variable.
 EXPANDED = {
@@ -107,3 +108,16 @@ def test_lists_of_urls() -> None:
     assert split("s3://b/a::/b") == ["s3://b/a::/b"]
     assert split("/a::/b::s3://c/d") == ["/a", "/b", "s3://c/d"]
     assert split("s3://b/{0..1}::s3://b/x") == ["s3://b/{0..1}", "s3://b/x"]
+
+
+def test_the_urls_of_a_request_share_one_bound() -> None:
+    """What all lists of a request stand for, together, is bounded; the error says what went before."""
+    half = f"s3://b/{{1..{URLS_MAX // 2}}}"
+    assert len(lists_of([half, half])) == 2
+    with pytest.raises(BadRequest, match=f"got one for {URLS_MAX // 2} beside those of this request for {URLS_MAX}"):
+        lists_of([half, half, half])
+    allowance = Allowance()
+    lists_of([half], allowance)
+    lists_of([half], allowance)
+    with pytest.raises(BadRequest, match="beside those"):
+        lists_of(["s3://b/{1,2}"], allowance)

@@ -11,6 +11,7 @@ from feedd.wire.convert import (
     BatchWriter,
     OpenLimits,
     chunk_bytes,
+    client_version,
     cursor_from,
     cursor_message,
     error_message,
@@ -195,3 +196,10 @@ def test_too_many_anchors_are_refused() -> None:
     wire = pb.Cursor(more_anchors=[pb.Anchor()] * ((1 << 16) + 1))
     with pytest.raises(BadRequest, match="anchors"):
         cursor_from(wire)
+
+
+def test_a_client_version_is_short_and_printable() -> None:
+    """Of what a client calls its version, 64 printable characters reach the log."""
+    assert client_version(pb.OpenRequest(client_version="1.2.3")) == "1.2.3"
+    assert client_version(pb.OpenRequest(client_version="1\n\x1b[31m\u202e")) == "1??[31m?"
+    assert client_version(pb.OpenRequest(client_version="9" * 10_000_000)) == "9" * 64
