@@ -238,7 +238,7 @@ def test_an_index_takes_only_so_much_memory(shard: ShardFile, monkeypatch: pytes
     executor = Executor()
     request = IndexRequest(1, split.file_message(shard), "tar")
     with monkeypatch.context() as patch:
-        patch.setattr(execute.formats, "get", lambda _: Greedy())
+        patch.setattr("feedd.decode.formats.registry.get", lambda _: Greedy())
         answer = run(executor, encode(request))
     assert isinstance(answer, Failed)
     assert (answer.kind, answer.object) == (ResourceExhausted.kind, shard.ref.url)

@@ -116,13 +116,11 @@ def test_a_long_traceback_keeps_its_ends() -> None:
     """Of a traceback the log holds the first and the last lines, without a secret from between."""
     stream = io.StringIO()
     configure_logging("json", "info", stream)
-    try:
-        raise ValueError("first\n" + f"password={SECRET}\n" * 10_000 + "last")
-    except ValueError:
-        structlog.get_logger().exception("failed")
+    error = ValueError("first\n" + f"password={SECRET}\n" * 10_000 + "last")
+    structlog.get_logger().error("failed", exc_info=error)
     (line,) = _lines(stream)
     told = str(line["exception"])
-    assert told.startswith("Traceback")
+    assert told.startswith("ValueError: first")
     assert told.endswith("last")
     assert "characters left out" in told
     assert len(told) < 40_000
