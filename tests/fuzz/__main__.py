@@ -1,5 +1,7 @@
 """``python -m tests.fuzz PARSER... [--seconds 30] [--seed N] [--plain] [--input FILE]``: all of them without a name.
 
+``--tries N`` ends after so many inputs instead: the same ones on any machine, each parser in a forked process.
+
 With atheris (the extra ``fuzz``) coverage guides what is tried; without it, or with ``--plain``, a seeded mutator does
 the same tries each time. The process may take ``MEMORY_BYTES`` more than it has at the start, and an input 10 s: more
 is a finding, like any error that is no refusal. What was tried last is in ``--keep`` (``PARSER.last``), also where the
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -84,8 +87,9 @@ def _bound_memory() -> None:
 
 def _plainly(name: str, tries: Tries, seeds: list[bytes], options: argparse.Namespace) -> int:
     source = random.Random(f"{name} {options.seed}")
-    end_s = time.monotonic() + options.seconds
-    while time.monotonic() < end_s:
+    began_s = time.monotonic()
+    first = tries.count
+    while tries.count - first < options.tries if options.tries else time.monotonic() < began_s + options.seconds:
         data = mutated(seeds, source)
         try:
             tries(data)
@@ -94,7 +98,8 @@ def _plainly(name: str, tries: Tries, seeds: list[bytes], options: argparse.Name
             path.write_bytes(data)
             print(f"{name}: found at input {tries.count} of seed {options.seed}: {path}", file=sys.stderr, flush=True)
             raise
-    print(f"{name}: {tries.count} inputs in {options.seconds} s, {tries.read_count} of them read", flush=True)
+    took_s = time.monotonic() - began_s
+    print(f"{name}: {tries.count} inputs in {took_s:.1f} s, {tries.read_count} of them read", flush=True)
     return 0
 
 
@@ -147,23 +152,48 @@ def _one(name: str, options: argparse.Namespace) -> int:
         return _guided(name, atheris, tries, seeds, options)
 
 
+def _forked(name: str, options: argparse.Namespace) -> int:
+    """Fuzz one target in a child of this process, which has imported what all need; return how it ended."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
+    try:
+        code = _one(name, options)
+    except BaseException:  # noqa: BLE001 - told, and this child ends here
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
 def main() -> int:
     """Fuzz what is named; each of several in a process of its own, for what one breaks is not the next one's."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("parsers", nargs="*", help="names in tests/fuzz/targets.py; none: all")
     parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--tries", type=int, default=0, help="so many inputs, whatever time they take; implies --plain")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="the seeded mutator, also where atheris is installed")
     parser.add_argument("--input", type=Path, help="try the bytes of this file, and nothing else")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "feedd-fuzz")
     options = parser.parse_args()
     options.keep.mkdir(parents=True, exist_ok=True)
+    options.plain = options.plain or options.tries > 0
     if len(options.parsers) == 1:
         return _one(options.parsers[0], options)
     names = options.parsers or list(importlib.import_module("tests.fuzz.targets").TARGETS)
+    if options.tries:
+        importlib.import_module("tests.fuzz.judge")
+        importlib.import_module("tests.fuzz.targets")
+        return _verdict([name for name in names if _forked(name, options)])
     command = [sys.executable, "-m", "tests.fuzz", f"--seconds={options.seconds}", f"--seed={options.seed}"]
     command += [f"--keep={options.keep}", *(["--plain"] if options.plain else [])]
-    failed = [name for name in names if subprocess.run([*command, name], check=False, env=os.environ).returncode]
+    return _verdict(
+        [name for name in names if subprocess.run([*command, name], check=False, env=os.environ).returncode]
+    )
+
+
+def _verdict(failed: list[str]) -> int:
     if failed:
         print(f"found something in: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)
