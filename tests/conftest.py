@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
     from pathlib import Path
 
-_FAILED = pytest.StashKey[bool]()
+FAILED = pytest.StashKey[bool]()
 
 # Time limits of single examples measure the machine, not the code. A fixed seed in CI: a red run can be repeated.
 settings.register_profile(
@@ -69,7 +69,7 @@ def pytest_runtest_makereport(
     """Remember whether the test itself failed: what it then leaves behind is a consequence, not news."""
     report = yield
     if report.when == "call" and not report.passed:
-        item.stash[_FAILED] = True
+        item.stash[FAILED] = True
     return report
 
 
@@ -80,7 +80,7 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_no_task_left")
     yield
-    if not request.node.stash.get(_FAILED, False):
+    if not request.node.stash.get(FAILED, False):
         leaks = guards.leaks_since(before)
         assert not leaks, f"left behind: {leaks}"
 
@@ -93,7 +93,7 @@ async def _no_task_left(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     pending = asyncio.all_tasks() - before - {asyncio.current_task()}
     if pending:  # a task that was just cancelled may need one more turn of the loop
         _, pending = await asyncio.wait(pending, timeout=0.5)
-    if not request.node.stash.get(_FAILED, False):
+    if not request.node.stash.get(FAILED, False):
         assert not pending, f"tasks left running: {sorted(map(repr, pending))}"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.bench.server.server import S3Server
+from tests.conftest import FAILED
 from tests.e2e import forks
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
@@ -32,16 +33,25 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def daemons(s3: S3Server, short_dir: Path) -> Iterator[Callable[..., Daemon]]:
-    """Start daemons against the S3 server; all are stopped at the end and must leave cleanly."""
+def daemons(s3: S3Server, short_dir: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Daemon]]:
+    """Start daemons against the S3 server; at the end all hold nothing any more and leave with exit code 0.
+
+    A dataset that a test leaves behind unreferenced counts as gone; what a failed test leaves behind is no news.
+    """
+    started: list[Daemon] = []
+
+    def start(name: str = "d", **options: Any) -> Daemon:
+        home = short_dir / name
+        home.mkdir(exist_ok=True)
+        started.append(Daemon(home, options.pop("endpoint", s3.url), **options))
+        return started[-1].start()
+
     with ExitStack() as stack:
-
-        def start(name: str = "d", **options: Any) -> Daemon:
-            home = short_dir / name
-            home.mkdir(exist_ok=True)
-            return stack.enter_context(Daemon(home, options.pop("endpoint", s3.url), **options))
-
         yield start
+        for daemon in started:
+            stack.callback(daemon.end)
+            if not request.node.stash.get(FAILED, False):
+                stack.callback(daemon.leave)
 
 
 @pytest.fixture

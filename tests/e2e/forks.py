@@ -10,12 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from multiprocessing import forkserver
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _PRELOADED: Final = (
     "tests.e2e.trainer",
@@ -39,12 +40,15 @@ def warm_up() -> None:
 class Command:
     """``feedd ARGUMENTS`` with an environment of its own: what tests use of a ``Popen``.
 
+    What it writes is appended to ``log``; its standard output to ``out`` where that is given.
+
     Attributes:
         pid: of the process.
     """
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self._process = FORKS.Process(target=_feedd, args=(tuple(arguments), dict(env), str(log)), daemon=True)
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path, out: Path | None = None) -> None:
+        places = (str(out or log), str(log))
+        self._process = FORKS.Process(target=_feedd, args=(tuple(arguments), dict(env), places), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -84,11 +88,62 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
 
-def _feedd(arguments: tuple[str, ...], env: dict[str, str], log: str) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for standard in (1, 2):
+class Running:
+    """A command that ends by itself, and what it says; a context manager that ends it whatever happened."""
+
+    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="feedd-said-")
+        self._said = [Path(self._folder.name) / name for name in ("out", "err")]
+        self.args = ["feedd", *arguments]
+        self._command = Command(arguments, env, self._said[1], self._said[0])
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended; None: it has not."""
+        return self._command.poll()
+
+    def poll(self) -> int | None:
+        """Return how it ended; None: it has not."""
+        return self._command.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        self._command.send_signal(number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._command.terminate()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; return what it wrote to its standard output, and to its standard error."""
+        self._command.wait(timeout)
+        out, err = (said.read_text() if said.exists() else "" for said in self._said)
+        return out, err
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._command.poll() is None:
+            self._command.kill()
+            self._command.wait()
+        self._folder.cleanup()
+
+
+def run(arguments: Sequence[str], env: Mapping[str, str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Do ``feedd ARGUMENTS``, forked; the same result as ``subprocess.run`` with texts."""
+    with Running(arguments, env) as running:
+        out, err = running.communicate(timeout_s)
+        code = running.returncode
+    assert code is not None
+    return subprocess.CompletedProcess(["feedd", *arguments], code, out, err)
+
+
+def _feedd(arguments: tuple[str, ...], env: dict[str, str], places: tuple[str, str]) -> None:
+    for standard, place in zip((1, 2), places, strict=True):
+        fd = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(fd, standard)
-    os.close(fd)
+        os.close(fd)
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["feedd", *arguments]

@@ -15,6 +15,7 @@ import pytest
 
 from feedd.bench.server import faults
 from feedd_client import AccessDenied, BadConfigError, CacheError, DaemonUnreachable, DaemonVersionError, FeedDataset
+from tests.e2e import forks
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -132,13 +133,7 @@ def _refused(home: Path, *flags: str) -> tuple[int, str]:
     """Start a daemon that cannot start; return its exit code and its error line."""
     settings = ["--workers", "1", "--set", "arena.size=16MiB", "--set", "cache.free_reserve=0", "--cache-size", "64MiB"]
     where = ["--listen", f"unix://{home}/x.sock", "--cache-dir", str(home / "x"), "--status", "off"]
-    done = subprocess.run(
-        [sys.executable, "-m", "feedd", "serve", *where, *settings, *flags],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = forks.run(["serve", *where, *settings, *flags], os.environ)
     error, *hints = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert error.startswith("feedd: error: "), done.stderr
     assert all(hint.startswith("feedd: hint: ") for hint in hints), done.stderr

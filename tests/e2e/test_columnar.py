@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -19,6 +17,7 @@ import torch
 from pyarrow import csv, ipc
 
 from feedd_client import BadRequestError, FeedDataset, FeedError
+from tests.e2e import forks
 from tests.unit.decode.test_strided import npy, safetensors
 
 if TYPE_CHECKING:
@@ -173,10 +172,7 @@ def test_rows_are_counted_by_footers(s3: S3Server) -> None:
     """``feedd index`` reads no column to count the rows of Parquet."""
     files = [put(s3, f"p/{shard}.parquet", wide(shard)) for shard in range(3)]
     environment = {**os.environ, "AWS_ENDPOINT_URL": s3.url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
-    words = [sys.executable, "-m", "feedd", "index", "s3://data/p/", "--json"]
-    done = subprocess.run(
-        words, env={**environment, "AWS_REGION": "us-east-1"}, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = forks.run(["index", "s3://data/p/", "--json"], {**environment, "AWS_REGION": "us-east-1"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["samples"] == 3 * ROWS
     assert body_bytes(s3) < sum(map(len, files)) / 20

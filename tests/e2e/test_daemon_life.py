@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.e2e import forks
 from tests.e2e.daemon import STOP_S, Daemon
 from tests.e2e.shards import numbered
 
@@ -146,18 +147,11 @@ def test_drain_ends_with_the_last_stream(home: Path, reader: Callable[[Daemon], 
         assert daemon.process.wait(STOP_S) == 0
 
 
-def _fails(home: Path, *more: str, env: dict[str, str] | None = None) -> tuple[int, list[str]]:
+def _fails(home: Path, *more: str) -> tuple[int, list[str]]:
     """Start a daemon that cannot start; return its exit code and what it says beside the log."""
     arguments = ["--listen", f"unix://{home}/x.sock", "--cache-dir", str(home / "x"), "--status", "off"]
     small = ["--cache-size", "64MiB", "--workers", "1", "--set", "arena.size=16MiB", "--set", "cache.free_reserve=0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "feedd", "serve", *arguments, *small, *more],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | (env or {}),
-    )
+    done = forks.run(["serve", *arguments, *small, *more], os.environ)
     return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("{")]
 
 

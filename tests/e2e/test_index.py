@@ -14,6 +14,7 @@ import pytest
 
 from feedd.bench.server import faults as fault
 from feedd_client import FeedDataset, FeedError, Topology
+from tests.e2e import forks
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ def _stored(s3: S3Server) -> bytes:
     return found.data
 
 
-def _started(s3: S3Server, *arguments: str, url: str = URL, **environment: str) -> subprocess.Popen[str]:
+def _started(
+    s3: S3Server, *arguments: str, url: str = URL, forked: bool = True, **environment: str
+) -> forks.Running | subprocess.Popen[str]:
     own: Mapping[str, str] = {
         "AWS_ENDPOINT_URL": s3.url,
         "AWS_ACCESS_KEY_ID": "test",
@@ -53,14 +56,18 @@ def _started(s3: S3Server, *arguments: str, url: str = URL, **environment: str) 
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    words = [sys.executable, "-m", "feedd", "index", url, "--json", *arguments]
+    words, env = ["index", url, "--json", "--set", "decode.workers=1", *arguments], {**os.environ, **own, **environment}
+    if forked:
+        return forks.Running(words, env)
     pipe = subprocess.PIPE
-    return subprocess.Popen(words, env={**os.environ, **own, **environment}, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([sys.executable, "-m", "feedd", *words], env=env, stdout=pipe, stderr=pipe, text=True)
 
 
-def _ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
-    said, complained = process.communicate(timeout=60)
-    return process.returncode, json.loads(said or "{}"), complained
+def _ended(process: forks.Running | subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
+    with process:
+        said, complained = process.communicate(timeout=60)
+        assert process.returncode is not None
+        return process.returncode, json.loads(said or "{}"), complained
 
 
 def _index(s3: S3Server, *arguments: str, url: str = URL) -> tuple[int, dict[str, Any], str]:
@@ -152,7 +159,7 @@ def test_what_other_tools_counted_is_enough(filled: S3Server, daemons: Callable[
         one.wait_idle()
 
 
-def _wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def _wait_for(happened: Callable[[], bool], process: forks.Running | subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 40
     while not happened():
         assert process.poll() is None, process.communicate()
@@ -171,7 +178,7 @@ def test_stopped_by_a_signal(filled: S3Server, tmp_path: Path, number: signal.Si
     (scratch := tmp_path / "scratch").mkdir()
     out = () if beside else ("--out", str(tmp_path / "counts.json"))
     filled.script("data", "train/04.tar", always=fault.hang())
-    process = _started(filled, *out, "--set", "decode.workers=1", TMPDIR=str(scratch))
+    process = _started(filled, *out, forked=beside, TMPDIR=str(scratch))
     _wait_for(lambda: len(_asked_for(filled)) == 6, process)  # four at a time: two of them are counted by then
     process.send_signal(number)
     code, facts, said = _ended(process)
@@ -195,7 +202,7 @@ def test_stopped_by_a_signal(filled: S3Server, tmp_path: Path, number: signal.Si
 def test_stopped_before_it_began(filled: S3Server, tmp_path: Path) -> None:
     """A listing that does not end is given up; nothing is written and nothing left."""
     filled.script("data", "", op="LIST", always=fault.hang())
-    process = _started(filled, TMPDIR=str(tmp_path))
+    process = _started(filled, forked=False, TMPDIR=str(tmp_path))
     _wait_for(lambda: any(one.op == "LIST" for one in filled.requests), process)
     process.terminate()
     code, facts, said = _ended(process)

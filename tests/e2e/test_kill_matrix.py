@@ -1,13 +1,10 @@
 """kill -9 of daemon, decode worker and trainer, at every moment of an epoch: each sample is trained on exactly once.
 
-The last test does so at random, a few times. A soak of some minutes is
-
-    FEEDD_SOAK_KILLS=100 pytest tests/e2e/test_kill_matrix.py -k hundred
+The last test does so at random, a few times; nightly a hundred times.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.bench.server.server import S3Server
-
-KILLS = int(os.environ.get("FEEDD_SOAK_KILLS", "6"))  # here: a test sees no variable of this kind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -276,15 +271,16 @@ class Soak:
         return log.stat().st_size if log.exists() else 0
 
 
-@pytest.mark.timeout(120 + 20 * KILLS)
-def test_a_hundred_random_kills(nothing_shared: None, store: str, short_dir: Path, stack: ExitStack) -> None:
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=[pytest.mark.nightly, pytest.mark.timeout(2400)])])
+def test_random_kills(nothing_shared: None, store: str, short_dir: Path, stack: ExitStack, kills: int) -> None:
     """Daemon, workers and trainer killed at random: every epoch is step for step that of an undisturbed run."""
     daemon = stack.enter_context(_daemon(short_dir, store, workers=2))
     run = Run(daemon, Job(daemon.address, short_dir / "train.log", 1 << 30, paced=False), stack)
     run.train()
-    rng = random.Random(KILLS)
+    rng = random.Random(kills)
     soak = Soak(run, rng)
-    victims = [VICTIMS[number % len(VICTIMS)] for number in range(KILLS)]
+    victims = [VICTIMS[number % len(VICTIMS)] for number in range(kills)]
     rng.shuffle(victims)
     for victim in victims:
         soak.work(rng.choice((0, rng.randrange(BUSY_BYTES))))  # 0: the next kill meets what the last one did
@@ -294,7 +290,7 @@ def test_a_hundred_random_kills(nothing_shared: None, store: str, short_dir: Pat
     run.trainer.stop()
     assert run.trainer.wait() == 0, run.trainer.complaints
     steps = epochs(run.job.log)
-    print(f"{KILLS} kills in {len(steps)} epochs: {dict(soak.deaths)}")
+    print(f"{kills} kills in {len(steps)} epochs: {dict(soak.deaths)}")
     _each_exactly_once(steps)
     assert _read_through(daemon, len(steps)) == steps
     daemon.wait_idle()

@@ -16,6 +16,7 @@ import pytest
 
 from feedd.bench.server import faults
 from feedd.cache.ondisk.inspect import scan
+from tests.e2e import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,16 +60,14 @@ class Command:
         }
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """Start it."""
+        """Start it as a user does."""
         command = [sys.executable, "-m", "feedd", "cache", *arguments, "--config", str(self._config)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
         return subprocess.Popen(command, env=self._env, **pipes)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it to its end."""
-        with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=WAIT_S)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        """Run it to its end, forked."""
+        return forks.run(["cache", *arguments, "--config", str(self._config)], self._env, WAIT_S)
 
     def urls(self) -> list[str]:
         """What lies in the directory."""

@@ -6,8 +6,6 @@ import gzip
 import io
 import json
 import os
-import subprocess
-import sys
 import zlib
 from typing import TYPE_CHECKING
 
@@ -20,11 +18,13 @@ import zstandard
 from pyarrow import ipc
 
 from feedd_client import BadRequestError, FeedDataset, FeedError
+from tests.e2e import forks
 from tests.e2e.shards import jpeg
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
 
     from feedd.bench.server.server import S3Server
@@ -73,8 +73,7 @@ def feedd(s3: S3Server, *words: str) -> subprocess.CompletedProcess[str]:
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    command = [sys.executable, "-m", "feedd", *words]
-    return subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+    return forks.run(words, {**os.environ, **own})
 
 
 def test_what_lies_beside_shards_is_passed_over(s3: S3Server, daemons: Callable[..., Daemon]) -> None:

@@ -22,7 +22,9 @@ class TallyRecorder:
         self._sums[self._slot(metric, labels)] += amount
 
     def gauge(self, metric: Metric, value: float, **labels: str) -> None:
-        self._sums[self._slot(metric, labels)] = value
+        slot = self._slot(metric, labels)
+        self._sums[slot] = value
+        self.peaks[metric.name] = max(self.peaks[metric.name], value)
 
     def move(self, metric: Metric, delta: float, **labels: str) -> None:
         slot = self._slot(metric, labels)

@@ -14,7 +14,7 @@ from unittest import mock
 from feedd.decode import crew
 from feedd.decode.child import Child
 from feedd.decode.worker import serve
-from tests.budget import whole
+from tests.budget import nightly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,8 +73,8 @@ class ThreadChild(Child):
 
 @contextlib.contextmanager
 def cheap_workers() -> Iterator[None]:
-    """Have pools of one worker start a thread where tests are to be quick; ``make test`` starts processes."""
-    if whole():
+    """Have pools of one worker start a thread; ``make nightly`` starts processes."""
+    if nightly():
         yield
     else:
         with mock.patch.object(crew, "Child", ThreadChild):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import feedd_client as fc
 from tests.fakes.feed_client import BATCH_SIZE, Bench, ids
+from tests.fakes.feed_process import environment
 from tests.fakes.feed_script import Fault
 
 if TYPE_CHECKING:
@@ -229,3 +233,35 @@ def test_a_client_that_goes_away_ends_its_lifeline(bench: Bench) -> None:
     assert image.sum() >= 0
     del image
     server.wait_for(lambda: server.lifelines_ended == 1)
+
+
+_FORKS_AND_HOLDS = """
+import os, sys, time
+from feedd_client import FeedDataset
+batches = iter(FeedDataset("s3://b/", batch_size=4, address=sys.argv[1]))
+held = next(batches)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_child_does_not_hold_its_parents_lifeline(bench: Bench) -> None:
+    """A trainer that is killed gives its slots back although a process that it has forked lives on."""
+    server = bench.server(steps=8)
+    command = [sys.executable, "-c", _FORKS_AND_HOLDS, server.address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as trainer:
+        try:
+            assert trainer.stdout is not None
+            child = psutil.Process(int(trainer.stdout.readline()))
+        finally:
+            trainer.kill()
+    try:
+        server.wait_for(lambda: server.lifelines_ended == 1)
+        assert child.is_running()
+    finally:
+        child.kill()

@@ -94,7 +94,9 @@ async def test_demand_that_is_measured_brings_workers(tmp_path: Path, monkeypatc
         result, _ = await rig.decode({"x": "bytes"})
         assert result.bad == ()
         assert rig.recorder.peaks[metrics.DECODE_WORKERS.name] == 3
+        assert rig.recorder.peaks[metrics.DECODE_DEMAND.name] > 1
         await until(lambda: rig.recorder.total(metrics.DECODE_WORKERS) == 1)
+        await until(lambda: rig.recorder.total(metrics.DECODE_DEMAND) == 0)
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import inspect
@@ -136,16 +137,45 @@ def _metric_names() -> dict[str, str]:
 
 @functools.cache
 def _constants_used() -> set[str]:
-    """All words in capitals of the rooms that record."""
+    """All names in the code of the rooms that record; what they only import is none."""
     readers = {"feedd/metrics.py", "feedd/observe/page.py", "feedd/observe/status.py", "feedd/daemon/life.py"}
-    rooms = [s.text for s in sources() if s.path.parts[0] == "feedd" and str(s.path) not in readers]
-    return {word for text in rooms for word in re.findall(r"\b[A-Z][A-Z0-9_]*\b", text)}
+    rooms = [s.tree for s in sources() if s.path.parts[0] == "feedd" and str(s.path) not in readers]
+    nodes = [node for tree in rooms for node in ast.walk(tree)]
+    return {node.id for node in nodes if isinstance(node, ast.Name)} | {
+        node.attr for node in nodes if isinstance(node, ast.Attribute)
+    }
 
 
-@pytest.mark.parametrize(("constant", "metric"), sorted(_metric_names().items()), ids=str)
-def test_every_metric_is_recorded_somewhere(constant: str, metric: str) -> None:
+def test_every_metric_is_recorded_somewhere() -> None:
     """Each row of the table is used by a room that is not the table, the recorder or the status page."""
-    assert constant in _constants_used(), metric
+    unused = sorted(_metric_names().keys() - _constants_used())
+    assert not unused, f"recorded nowhere: {', '.join(unused)}"
+
+
+@functools.cache
+def _told_by_tests() -> set[str]:
+    """Constants and names of metrics that a test of some behaviour asks for; comments and docstrings are none."""
+    beside = {("tests", "tidy"), ("tests", "bench"), ("tests", "fakes")}  # and what records any metric alike
+    names = {value: key for key, value in _metric_names().items()}
+    found: set[str] = set()
+    for source in sources():
+        parts = source.path.parts
+        if parts[0] != "tests" or parts[:2] in beside or parts[:3] == ("tests", "unit", "observe"):
+            continue
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Name):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {constant for name, constant in names.items() if node.value.startswith(name)}
+    return found
+
+
+def test_every_metric_is_asked_for_by_a_test() -> None:
+    """What operators see is asserted where it is made: a metric nobody looks at may count anything, or nothing."""
+    unasked = sorted(_metric_names().keys() - _told_by_tests())
+    assert not unasked, f"asserted by no test of a behaviour: {', '.join(unasked)}"
 
 
 def test_every_metric_is_documented() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from feedd.cache.joint import JointGauges
 from feedd.errors import CacheTooSmall
-from feedd.metrics import CACHE_BYTES, CACHE_HITS, CACHE_MISSES
+from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
@@ -54,6 +54,7 @@ async def test_memory_fills_first_and_nothing_is_in_both(rig: TieredRig) -> None
             assert pins.files[1].path.startswith("/proc/")
         assert cache.stats.entry_count == 5
         assert rig.recorder.total(CACHE_BYTES) == cache.stats.committed_bytes == 5 * SLOT_BYTES
+        assert rig.recorder.total(CACHE_ENTRIES) == cache.stats.entry_count == 5
     assert (rig.recorder.total(CACHE_MISSES), rig.recorder.total(CACHE_HITS)) == (5, 3)
 
 

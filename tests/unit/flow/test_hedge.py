@@ -64,6 +64,13 @@ def test_stall_and_drip() -> None:
     assert isinstance(seasoned().judge(PART, Sight(second, 5 * MIB, FIRST_S), begun, 0.0), LookAgain)
 
 
+@pytest.mark.parametrize(("share", "told"), [(0.26, LookAgain), (0.24, Hedge)])
+def test_a_drip_is_below_a_quarter_of_the_usual_rate(share: float, told: type) -> None:
+    """A body at a little more than a quarter of the median rate is left alone; at a little less it drips."""
+    sight = Sight(FIRST_S + 1.0, int(share * PART / BODY_S), FIRST_S)
+    assert isinstance(seasoned().judge(4 * PART, sight, Sight(FIRST_S, 0, FIRST_S), 0.0), told)
+
+
 def test_too_early_to_tell_a_pause_from_a_stall() -> None:
     """A body that began just now is looked at again, however little of it came."""
     assert isinstance(seasoned().judge(PART, Sight(0.06, 10, 0.059), None, 0.0), LookAgain)

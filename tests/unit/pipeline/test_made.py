@@ -21,7 +21,7 @@ from feedd.errors import (
     ResourceExhausted,
     StoreUnavailable,
 )
-from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MAKING
+from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.facts import MadeFact, MadeFacts
 from feedd.pipeline.derived.maker import Maker, MakerOptions, formed, joined
@@ -61,6 +61,7 @@ async def test_what_was_never_made_is_made_once(rig: MadeRig) -> None:
     assert rig.fetcher.calls["empty"] == 0
     assert rig.recorder.total(PIPELINE_MADE) == len(refs)
     assert rig.recorder.total(PIPELINE_MADE_BYTES) == 7 * SHARD_BYTES + 5001
+    assert rig.recorder.total(PIPELINE_MADE_SECONDS) > 0
 
 
 async def test_sizes_outlive_the_daemon(rig: MadeRig, tmp_path: Path) -> None:

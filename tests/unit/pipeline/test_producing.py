@@ -12,6 +12,7 @@ import pytest
 
 from feedd.cache.layout import FORMAT_FOLDER
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
+from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
 
@@ -37,12 +38,14 @@ async def test_every_sample_once_over_ranks_and_epochs(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*COUNTS)
         sessions = [await rig.open(shuffle=True, topology=rank(n, 3)) for n in range(3)]
-        orders = []
+        orders, made_count = [], 0
         for epoch in range(2):
             parts = await asyncio.gather(*(batches(session, Cursor(epoch)) for session in sessions))
             orders.append([value for part in parts for batch in part for value in batch.ints()])
             assert sorted(orders[-1]) == expected(*COUNTS)
             assert [batch.ready.rows for part in parts for batch in part].count(4) == 5
+            made_count += sum(map(len, parts))
+        assert rig.recorder.total(PIPELINE_BATCH_SECONDS) >= made_count > 0, "each was timed"
         assert orders[0] != orders[1]
 
 
