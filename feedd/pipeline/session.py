@@ -205,7 +205,7 @@ class Session:
         parts = self._parts
         drawn = await parts.filling.shelf.draw(parts.filling.listing, parts.reader, at)
         if isinstance(drawn, EpochEnd):
-            parts.filling.assembler.check_failures(at)
+            (parts.shared or parts.filling.assembler).check_failures(at)
             self._count_end(at.epoch)
         else:
             parts.outlook.advance(at, drawn.first_window, drawn.last_window)

@@ -136,6 +136,10 @@ class SharedBatches:
         self._kept.let_go(kept, holder)
         self._freed.set()
 
+    def check_failures(self, at: Cursor) -> None:
+        """Make sure that the epoch's steps up to ``at`` are within the failure budget; see ``Assembler``."""
+        self._assembler.check_failures(at)
+
     async def close(self) -> None:
         """End what is under way and free the memory."""
         await self._flight.cancel_all()

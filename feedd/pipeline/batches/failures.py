@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from feedd.decode.work import BadRow
     from feedd.plan.drawn import BatchRows
     from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
+
+_EPOCHS_MAX: Final = 64  # jobs that share a decode are in few
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,18 @@ class Failure:
         return BadSample(said, object=self.url, hint=hint, stage="decode")
 
 
+@dataclass(slots=True)
+class _Spent:
+    """Bad samples of one epoch: count and first failure of each step that has any, and how many there are."""
+
+    steps: dict[int, tuple[int, Failure]] = field(default_factory=dict)
+    total: int = 0
+
+
 class FailureBudget:
-    """Bad samples of one epoch by step, so that neither who finishes first nor who is made twice matters.
+    """Bad samples of each epoch by step, so that neither who finishes first nor who is made twice matters.
+
+    Jobs that share a decode share this, and may be in different epochs: each epoch has the whole budget.
 
     A step is beyond the budget where it and the steps before it have more bad samples than are allowed. A step that
     was handed on before an earlier one turned out bad stays; then the next one asked about is told.
@@ -57,9 +69,7 @@ class FailureBudget:
 
     def __init__(self, samples_max: int) -> None:
         self._samples_max = samples_max
-        self._epoch = -1
-        self._steps: dict[int, tuple[int, Failure]] = {}  # count and first failure of each step that has any
-        self._total = 0
+        self._epochs: dict[int, _Spent] = {}  # the latest entered is the last
 
     def charge(self, at: Cursor, failures: Sequence[Failure]) -> None:
         """Take note of a step's bad samples, in the order of their rows; replaces what was known of the step.
@@ -67,13 +77,13 @@ class FailureBudget:
         Raises:
             BadSample: the budget of the epoch is spent; names the first sample beyond it.
         """
-        self._enter(at.epoch)
-        before, _ = self._steps.pop(at.step, (0, None))
-        self._total -= before
+        epoch = self._enter(at.epoch)
+        before, _ = epoch.steps.pop(at.step, (0, None))
+        epoch.total -= before
         if failures:
-            self._steps[at.step] = len(failures), failures[0]
-            self._total += len(failures)
-            spent = sum(count for step, (count, _) in self._steps.items() if step < at.step)
+            epoch.steps[at.step] = len(failures), failures[0]
+            epoch.total += len(failures)
+            spent = sum(count for step, (count, _) in epoch.steps.items() if step < at.step)
             if spent <= self._samples_max < spent + len(failures):
                 raise self._beyond(failures[self._samples_max - spent])
         self.check(at)
@@ -84,20 +94,21 @@ class FailureBudget:
         Raises:
             BadSample: they are not.
         """
-        self._enter(at.epoch)
-        if self._total <= self._samples_max:
+        epoch = self._enter(at.epoch)
+        if epoch.total <= self._samples_max:
             return
         spent = 0
-        for step in sorted(step for step in self._steps if step <= at.step):
-            count, first = self._steps[step]
+        for step in sorted(step for step in epoch.steps if step <= at.step):
+            count, first = epoch.steps[step]
             spent += count
             if spent > self._samples_max:
                 raise self._beyond(first)
 
-    def _enter(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            self._epoch, self._total = epoch, 0
-            self._steps.clear()
+    def _enter(self, epoch: int) -> _Spent:
+        found = self._epochs[epoch] = self._epochs.pop(epoch, None) or _Spent()
+        if len(self._epochs) > _EPOCHS_MAX:
+            del self._epochs[next(iter(self._epochs))]
+        return found
 
     def _beyond(self, failure: Failure) -> BadSample:
         return failure.error(f"repair it, or allow more bad samples than {self._samples_max} per epoch")

@@ -80,3 +80,30 @@ async def test_a_new_epoch_has_a_new_budget(tmp_path: Path) -> None:
         session = await rig.open(bad_samples_max=2, shuffle=True)
         for epoch in range(6):
             assert sum(batch.ready.bad_samples for batch in await batches(session, Cursor(epoch))) == 2
+
+
+@pytest.mark.parametrize("lent", [False, True], ids=["copied", "lent"])
+async def test_jobs_in_different_epochs_do_not_reset_each_other(tmp_path: Path, lent: bool) -> None:
+    """Jobs that share a decode keep each epoch's budget, however they take turns."""
+    async with feeding(tmp_path) as rig:
+        _store(rig.store, 1, 200, 400)
+        here, ahead = [await rig.open(bad_samples_max=2, share="a", shared_arena=lent) for _ in range(2)]
+        for step in range(2):
+            for job, epoch in ((here, 0), (ahead, 1)):
+                assert isinstance(await take(job, Cursor(epoch, step)), Taken)
+        for job, epoch in ((here, 0), (ahead, 1)):
+            with pytest.raises(BadSample, match="more bad samples than 2"):
+                await take(job, Cursor(epoch, 2))
+
+
+@pytest.mark.parametrize("lent", [False, True], ids=["copied", "lent"])
+async def test_the_end_of_an_epoch_asks_whoever_decoded_it(tmp_path: Path, lent: bool) -> None:
+    """A job that shares a decode learns at the epoch's end, too, that an early step was beyond the budget."""
+    async with feeding(tmp_path) as rig:
+        _store(rig.store, 1, 200, 400)
+        job = await rig.open(bad_samples_max=1, share="a", shared_arena=lent)
+        for step in (2, 0):
+            assert isinstance(await take(job, Cursor(0, step)), Taken)
+        for step in (1, 3):
+            with pytest.raises(BadSample, match="sample '02000'"):
+                await take(job, Cursor(0, step))
