@@ -78,8 +78,8 @@ class FailureBudget:
             BadSample: the budget of the epoch is spent; names the first sample beyond it.
         """
         epoch = self._enter(at.epoch)
-        before, _ = epoch.steps.pop(at.step, (0, None))
-        epoch.total -= before
+        if at.step in epoch.steps:
+            epoch.total -= epoch.steps.pop(at.step)[0]
         if failures:
             epoch.steps[at.step] = len(failures), failures[0]
             epoch.total += len(failures)
