@@ -105,7 +105,8 @@ class FailureBudget:
                 raise self._beyond(first)
 
     def _enter(self, epoch: int) -> _Spent:
-        found = self._epochs[epoch] = self._epochs.pop(epoch, None) or _Spent()
+        found = self._epochs.pop(epoch) if epoch in self._epochs else _Spent()
+        self._epochs[epoch] = found
         if len(self._epochs) > _EPOCHS_MAX:
             del self._epochs[next(iter(self._epochs))]
         return found
