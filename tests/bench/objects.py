@@ -23,7 +23,10 @@ _TIMEOUT_S = 300.0
 _LATENCIES_MS = (0, 20)
 _SLOW = "boto3 map-style"
 _SLOW_BATCHES = 12
-_TARGETS = {"litdata raw": 1.3, _SLOW: 1.7}
+_THREADS = 16  # of each torch worker
+_SIDE_BY_SIDE = f"boto3, {_THREADS} threads a worker"
+_SPDL = "SPDL over obstore"
+_TARGETS = {"litdata raw": 1.3, _SLOW: 1.7, _SIDE_BY_SIDE: 1.0, _SPDL: 1.0}
 COLUMNS = (
     Column("samples/s from iter()", "samples_per_s", spread=True, digits=0),
     Column("after 1st batch", "samples_per_s_after_first", digits=0),
@@ -91,10 +94,15 @@ def _arms(plan: Plan, server: BenchServer, data: ObjectsData) -> list[Arm]:
     ]
     if plan.peers is not None:
         environment = {**plan.peers.environment, **server.environment}
-        names = {"litdata raw": "objects_litdata", _SLOW: "objects_boto3"}
+        names: dict[str, tuple[str, dict[str, int]]] = {
+            "litdata raw": ("objects_litdata", {}),
+            _SLOW: ("objects_boto3", {}),
+            _SIDE_BY_SIDE: ("objects_boto3", {"threads": _THREADS}),
+            _SPDL: ("objects_spdl", {}),
+        }
         arms += [
-            Arm(name, f"tests.bench.arms.{module}", plan.peers.python, environment, shared)
-            for name, module in names.items()
+            Arm(name, f"tests.bench.arms.{module}", plan.peers.python, environment, {**shared, **extra})
+            for name, (module, extra) in names.items()
         ]
     return arms
 

@@ -1,11 +1,17 @@
-"""Arm: an epoch over plain objects with a map-style data set that gets each by boto3, as tutorials have it."""
+"""Arm: an epoch over plain objects with a map-style data set that gets each by boto3.
+
+As tutorials have it, a worker gets one object after the other; with ``threads`` its ``__getitems__`` gets a batch's
+objects side by side.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 from typing import Any
 
 import boto3  # type: ignore[import-untyped, unused-ignore]  # in the peers' environment
+from botocore.config import Config
 from torch.utils.data import DataLoader, Dataset
 
 from tests.bench.arms.consume import consume, read_settings
@@ -40,6 +46,21 @@ class _Pictures(Dataset[Any]):
         return decode_picture(body), label_of(self._keys[index])
 
 
+class _SideBySide(_Pictures):
+    """Gets a batch's objects in threads; boto3's clients may be shared by threads, its sessions may not."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
+        self._thread_count = settings["threads"]
+        self._threads: Any = None
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if self._threads is None:
+            self._client = boto3.client("s3", config=Config(max_pool_connections=self._thread_count))
+            self._threads = ThreadPoolExecutor(self._thread_count)
+        return list(self._threads.map(self.__getitem__, indices))
+
+
 class _Listed:
     """Lists inside ``iter``, as all others do."""
 
@@ -50,7 +71,7 @@ class _Listed:
         settings = self._settings
         return iter(
             DataLoader(
-                _Pictures(settings),
+                _SideBySide(settings) if settings.get("threads") else _Pictures(settings),
                 batch_size=settings["batch_size"],
                 shuffle=True,
                 num_workers=settings["workers"],
