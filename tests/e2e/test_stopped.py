@@ -83,10 +83,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]
         server.terminate()
 
 
-def _daemon(home: Path, endpoint: str, task_deadline: str, **more: object) -> Daemon:
+def _daemon(home: Path, endpoint: str, task_deadline: str, *, forked: bool = True) -> Daemon:
     # The cache holds a quarter of the data, and few shards are fetched ahead: a stopped store is felt soon.
     settings = ("shuffle.window_shards=2", f"decode.task_deadline={task_deadline}", "watchdog.exit_after=3s")
-    return Daemon(home, endpoint, cache_size="1MiB", settings=settings, **more)  # type: ignore[arg-type]
+    return Daemon(home, endpoint, cache_size="1MiB", settings=settings, forked=forked)
 
 
 @pytest.fixture(scope="module")
