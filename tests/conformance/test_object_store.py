@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,8 +36,15 @@ if TYPE_CHECKING:
     from feedd.protocols import ObjectStore
 
 KINDS = ["memory", "local", "direct", "direct-tls", "sdk"]
-KINDS += ["limit/memory", "retry/memory", "metered/memory", "metered+limit+retry/direct", "metered+limit+retry/local"]
-KINDS += ["hedge/memory", "hedge/direct", "hedge/direct-tls", "hedge/sdk", "metered+limit+hedge+retry/direct"]
+KINDS += ["hedge/direct", "metered+limit+retry/local", "metered+limit+hedge+retry/direct"]
+OTHERS = ["limit/memory", "retry/memory", "metered/memory", "hedge/memory", "hedge/direct-tls", "hedge/sdk"]
+OTHERS += ["metered+limit+retry/direct"]
+
+
+def _beds(*without: str) -> list[Any]:
+    """Return the stores and stacks of wrappers, some of them nightly, ``without`` those that cannot."""
+    nightly = [pytest.param(kind, marks=pytest.mark.nightly) for kind in OTHERS if not kind.endswith(without)]
+    return [kind for kind in KINDS if not kind.endswith(without)] + nightly
 
 
 @contextlib.contextmanager
@@ -97,14 +104,34 @@ def _wrapped(names: str, inner: ObjectStore) -> ObjectStore:
     return inner
 
 
-@pytest.fixture(params=KINDS)
-async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bed]:
-    """Set up each store and stack of wrappers in turn."""
+@contextlib.asynccontextmanager
+async def _made(request: pytest.FixtureRequest, top: Path) -> AsyncIterator[Bed]:
     names, _, kind = request.param.rpartition("/")
-    with _bare(kind, tmp_path) as bare:
+    with _bare(kind, top) as bare:
         store = _wrapped(names, bare.store)
         yield dataclasses.replace(bare, store=store)
         await store.close()
+
+
+@pytest.fixture(params=_beds("none of them"))
+async def bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bed]:
+    """Set up each store and stack of wrappers in turn."""
+    async with _made(request, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=_beds("local"))
+async def marker_bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bed]:
+    """Set up those in which a key may end in a slash."""
+    async with _made(request, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=_beds("local", "memory"))
+async def keeping_bed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Bed]:
+    """Set up those that keep checksums."""
+    async with _made(request, tmp_path) as made:
+        yield made
 
 
 @pytest.mark.parametrize("kind", [S3Store, DirectStore])

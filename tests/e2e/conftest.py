@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,8 +18,7 @@ from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,22 +27,64 @@ def _forks() -> None:
     forks.warm_up()
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A server and a daemon for all tests of a file; between two tests the server forgets everything.
+
+    Attributes:
+        server: the store.
+        daemon: what ``daemons`` gives where a test asks for one like it.
+        options: what that one was started with.
+    """
+
+    server: S3Server
+    daemon: Daemon
+    options: Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
+    """For files whose tests read, and leave the daemon as they found it: they say so with ``usefixtures``.
+
+    ``STANDING`` in such a file holds the options of its daemon.
+    """
+    options: dict[str, Any] = getattr(request.module, "STANDING", {})
+    with (
+        TemporaryDirectory(prefix="fd-", dir="/tmp") as home,
+        S3Server() as server,
+        Daemon(Path(home), server.url, before=forks.keep_no_listing, **options) as daemon,
+    ):
+        yield Standing(server, daemon, options)
+
+
+def _standing(request: pytest.FixtureRequest) -> Standing | None:
+    return request.getfixturevalue("standing") if "standing" in request.fixturenames else None
+
+
 @pytest.fixture
-def s3() -> Iterator[S3Server]:
+def s3(request: pytest.FixtureRequest) -> Iterator[S3Server]:
     """An empty S3 server."""
-    with S3Server() as server:
-        yield server
+    shared = _standing(request)
+    if shared is None:
+        with S3Server() as server:
+            yield server
+    else:
+        yield shared.server
+        shared.server.forget()  # and hang up: the connections are descriptors of this process
 
 
 @pytest.fixture
 def daemons(s3: S3Server, short_dir: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Daemon]]:
     """Start daemons against the S3 server; at the end all hold nothing any more and leave with exit code 0.
 
-    A dataset that a test leaves behind unreferenced counts as gone; what a failed test leaves behind is no news.
+    The first one may be the standing one. What a failed test leaves behind is no news.
     """
+    shared = _standing(request)
     started: list[Daemon] = []
 
     def start(name: str = "d", **options: Any) -> Daemon:
+        if shared is not None and name == "d" and {"workers": 1, **options} == {"workers": 1, **shared.options}:
+            return shared.daemon
         home = short_dir / name
         home.mkdir(exist_ok=True)
         started.append(Daemon(home, options.pop("endpoint", s3.url), **options))
@@ -48,10 +92,13 @@ def daemons(s3: S3Server, short_dir: Path, request: pytest.FixtureRequest) -> It
 
     with ExitStack() as stack:
         yield start
+        passed = not request.node.stash.get(FAILED, False)
         for daemon in started:
             stack.callback(daemon.end)
-            if not request.node.stash.get(FAILED, False):
+            if passed:
                 stack.callback(daemon.leave)
+        if shared is not None and passed:
+            shared.daemon.settle()
 
 
 @pytest.fixture

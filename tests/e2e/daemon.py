@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.forks import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 START_S = 40.0
@@ -37,7 +38,8 @@ def free_port() -> int:
 class Daemon:
     """One daemon: a context manager that ends it whatever happened; where nothing did, it must leave as it should.
 
-    ``forked``: from a process that has imported everything; else the command is started as a user's is.
+    ``forked``: from a process that has imported everything, and calls ``before``; else the command is started as a
+    user's is.
     """
 
     home: Path
@@ -50,6 +52,7 @@ class Daemon:
     status_port: int = field(default_factory=free_port)
     tcp_port: int = field(default_factory=free_port)
     forked: bool = True
+    before: Callable[[], object] | None = None
     process: subprocess.Popen[bytes] | Command | None = None
 
     @property
@@ -77,7 +80,7 @@ class Daemon:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
         if self.forked:
-            self.process = Command(arguments, env, self.log)
+            self.process = Command(arguments, env, self.log, before=self.before)
         else:
             command = [sys.executable, "-m", "feedd", *arguments]
             with self.log.open("ab") as log:
@@ -161,15 +164,19 @@ class Daemon:
     def __enter__(self) -> Self:
         return self.start()
 
+    def settle(self) -> None:
+        """Wait until it holds nothing for anybody, datasets that nobody refers to any more included."""
+        if self.metrics()["feedd_serve_sessions"]:
+            gc.collect()  # an error that a test caught holds its frames, and the datasets in them
+        self.wait_idle()
+
     def leave(self) -> None:
         """Stop it; it must hold nothing for anybody, and go with exit code 0, unless a test has killed it."""
         if self.process is None:
             return
         code = self.process.poll()
         if code is None and self.healthy():
-            if self.metrics()["feedd_serve_sessions"]:
-                gc.collect()  # an error that a test caught holds its frames, and the datasets in them
-            self.wait_idle()
+            self.settle()
         code = self.stop() if code is None else code
         assert code in {0, -signal.SIGKILL}, (code, self.log.read_text()[-3000:])
 

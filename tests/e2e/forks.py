@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _PRELOADED: Final = (
     "tests.e2e.trainer",
@@ -40,15 +40,24 @@ def warm_up() -> None:
 class Command:
     """``feedd ARGUMENTS`` with an environment of its own: what tests use of a ``Popen``.
 
-    What it writes is appended to ``log``; its standard output to ``out`` where that is given.
+    What it writes is appended to ``log``; its standard output to ``out`` where that is given. ``before`` is called in
+    the process.
 
     Attributes:
         pid: of the process.
     """
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str], log: Path, out: Path | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        out: Path | None = None,
+        *,
+        before: Callable[[], object] | None = None,
+    ) -> None:
         places = (str(out or log), str(log))
-        self._process = FORKS.Process(target=_feedd, args=(tuple(arguments), dict(env), places), daemon=True)
+        self._process = FORKS.Process(target=_feedd, args=(tuple(arguments), dict(env), places, before), daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -139,7 +148,16 @@ def run(arguments: Sequence[str], env: Mapping[str, str], timeout_s: float = 60.
     return subprocess.CompletedProcess(["feedd", *arguments], code, out, err)
 
 
-def _feedd(arguments: tuple[str, ...], env: dict[str, str], places: tuple[str, str]) -> None:
+def keep_no_listing() -> None:
+    """Have a daemon list anew whenever it is asked, so that one test's objects are not another's."""
+    from feedd.pipeline.dataset import shelf  # noqa: PLC0415 - in the daemon's process only
+
+    shelf._FRESH_S = -1.0
+
+
+def _feedd(
+    arguments: tuple[str, ...], env: dict[str, str], places: tuple[str, str], before: Callable[[], object] | None
+) -> None:
     for standard, place in zip((1, 2), places, strict=True):
         fd = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(fd, standard)
@@ -147,6 +165,8 @@ def _feedd(arguments: tuple[str, ...], env: dict[str, str], places: tuple[str, s
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["feedd", *arguments]
+    if before is not None:
+        before()
 
     from feedd.cli import main  # noqa: PLC0415 - imported already, but not where tests import this module
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+STANDING = {"settings": ("fetch.attempts=2",)}
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(120)]
 
 GOOD = {"jpg": "image:32x32", "cls": "int"}
 
@@ -40,7 +42,13 @@ def daemon(s3: S3Server, daemons: Callable[..., Daemon]) -> Daemon:
     """A daemon over one good prefix."""
     for shard in range(2):
         s3.put("data", f"train/{shard}.tar", numbered(shard, 6))
-    return daemons(settings=("fetch.attempts=2",))
+    return daemons(**STANDING)
+
+
+@pytest.fixture
+def own(daemon: Daemon, daemons: Callable[..., Daemon]) -> Daemon:
+    """The same, for tests that ask what it fetches and says."""
+    return daemons("own", **STANDING)
 
 
 def test_what_is_not_there(s3: S3Server, daemon: Daemon) -> None:
@@ -54,13 +62,12 @@ def test_what_is_not_there(s3: S3Server, daemon: Daemon) -> None:
     daemon.wait_idle()
 
 
-def test_denied_and_unreachable(s3: S3Server, daemon: Daemon, daemons: Callable[..., Daemon]) -> None:
+def test_denied_and_unreachable(s3: S3Server, own: Daemon, daemons: Callable[..., Daemon]) -> None:
     """A key without permission names the key; an endpoint nobody listens on names the endpoint."""
     s3.script("data", "train/0.tar", *[faults.denied()] * 8)
-    _fails(daemon, "s3://data/train/0.tar")
+    _fails(own, "s3://data/train/0.tar")
     other = daemons("other", endpoint="http://127.0.0.1:9", settings=("fetch.attempts=2",))
     _fails(other, "127.0.0.1:9")
-    daemon.wait_idle()
 
 
 @pytest.mark.parametrize(
@@ -110,20 +117,19 @@ def test_object_replaced_under_us(s3: S3Server, daemon: Daemon) -> None:
     daemon.wait_idle()
 
 
-def test_a_store_that_says_nothing(s3: S3Server, daemon: Daemon, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_says_nothing(s3: S3Server, own: Daemon, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent store is the store's error, not the daemon's; the trainer is told what it waits for meanwhile."""
     monkeypatch.setattr("feedd_client.waiting.FIRST_S", 0.2)
     s3.script("data", "", op="LIST", always=faults.hang())
     caplog.set_level("WARNING", "feedd_client")
     with pytest.raises(StoreError, match="got no answer while listing s3://data/train/"):
-        _read(daemon, open_timeout_s=3.0)
+        _read(own, open_timeout_s=3.0)
     waits = [record.getMessage() for record in caplog.records if "still opening" in record.getMessage()]
     assert waits, caplog.text
     assert "still opening s3://data/train/ after" in waits[0]
     assert "listing s3://data/train/" in waits[0]
-    failed = [line for line in daemon.log.read_text().splitlines() if '"open failed"' in line]
+    failed = [line for line in own.log.read_text().splitlines() if '"open failed"' in line]
     assert len(failed) == 1
     assert "store-unavailable" in failed[0]
     s3.calm()
-    assert len(_read(daemon)) == 12
-    daemon.wait_idle()
+    assert len(_read(own)) == 12

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_demo_trains_and_reads_everything_once(nodes: int) -> None:
     """The loss falls, the first epoch reads each object once over all nodes, the second epoch reads none."""
     done = subprocess.run(
@@ -42,6 +42,7 @@ def test_demo_trains_and_reads_everything_once(nodes: int) -> None:
     assert all(len(counts) == nodes for counts in gets)
 
 
+@pytest.mark.nightly
 def test_one_epoch_is_no_failure() -> None:
     """With one epoch there is no loss to compare with, and nothing is said to have failed."""
     done = subprocess.run(
@@ -55,7 +56,7 @@ def test_one_epoch_is_no_failure() -> None:
     assert "did not fall" not in done.stdout
 
 
-@pytest.mark.parametrize("after_s", [0.5, 3.0, 6.0])
+@pytest.mark.parametrize("after_s", [3.0, *(pytest.param(one, marks=pytest.mark.nightly) for one in (0.5, 6.0))])
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, after_s: float) -> None:
     """Ctrl-C at any moment leaves no process, no file and no socket behind."""
     said, home = tmp_path / "said", tmp_path / "home"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(120)]
 
 CLASSES = ("cat", "dog", "dog-house", "ape")
 PER_CLASS = 30
@@ -189,7 +189,7 @@ def test_several_objects_to_a_sample(s3: S3Server, daemons: Callable[..., Daemon
 
 def test_an_object_that_is_gone_is_named(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
     """One object that cannot be had ends the epoch with an error that names it."""
-    daemon = daemons()
+    daemon = daemons(name="own")
     s3.script("data", "train/dog/007.jpg", always=fault.missing())
     with pytest.raises(FeedError, match=r"train/dog/007\.jpg"):
         list(dataset(daemon))
@@ -199,7 +199,7 @@ def test_an_object_that_is_gone_is_named(s3: S3Server, folder: Path, daemons: Ca
 
 def test_an_object_that_is_gone_is_left_out(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
     """Where bad samples are, the others come as they are, with their labels; and so does it once it is back."""
-    daemon = daemons()
+    daemon = daemons(name="own")
     s3.script("data", "train/dog/007.jpg", always=fault.missing())
     found = samples(dataset(daemon, bad_samples="skip", max_bad_samples=1))
     wanted = image_folder(folder)

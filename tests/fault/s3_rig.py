@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import pytest
 
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.source.options import S3Options, SourceOptions
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
     from tests.unit.serve.certs import Authority
 
+WAYS: Final = ("direct", "direct-tls", "aiobotocore")
+EVERY_WAY: Final = pytest.mark.parametrize("way", WAYS, indirect=True)
 PART_BYTES = 64 * 1024
 DATA = random.Random(1).randbytes(5 * PART_BYTES + 123)
 ANONYMOUS = S3Options(anonymous=True)

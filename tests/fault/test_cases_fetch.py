@@ -15,7 +15,7 @@ from feedd.bench.server.checksums import Kept
 from feedd.bench.server.server import S3Server
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from tests.budget import budget
-from tests.fault.s3_rig import DATA, PART_BYTES, Rig, asked, opened
+from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, Rig, asked, opened
 
 if TYPE_CHECKING:
     from tests.unit.serve.certs import Authority
@@ -47,6 +47,7 @@ async def test_case_49_consumer_stops(server: S3Server, rig: Rig) -> None:
     assert rig.recorder.peaks[FETCH_PARTS.name] <= rig.options.parts_in_flight
 
 
+@EVERY_WAY
 async def test_case_50_budget_smaller_than_a_part_per_shard(server: S3Server, authority: Authority, way: str) -> None:
     """With less memory than one part of each open shard, even than one part, all come whole, each byte asked once."""
     urls = put_shards(server)

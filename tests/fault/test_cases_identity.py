@@ -17,7 +17,7 @@ from feedd.metrics import SOURCE_REQUESTS, SOURCE_RETRIES
 from feedd.source.s3.credentials import _ASK_AGAIN_S
 from feedd.values import ObjectRef
 from tests.fakes.raw_server import RawServer
-from tests.fault.s3_rig import DATA, SIGNED, Rig, asked, opened
+from tests.fault.s3_rig import DATA, EVERY_WAY, SIGNED, Rig, asked, opened
 
 if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
@@ -50,6 +50,7 @@ async def test_case_23_denied_on_one_key_of_many(server: S3Server, rig: Rig) -> 
             assert result == DATA[index:]
 
 
+@EVERY_WAY
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidToken", "RequestExpired"])
 @pytest.mark.usefixtures("aws_credentials")
 async def test_case_24_expired_for_all_parts_at_once(

@@ -18,7 +18,7 @@ from feedd.metrics import FETCH_DAMAGED
 from feedd.source.checksums import ALGORITHMS
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
-from tests.fault.s3_rig import DATA, PART_BYTES, Rig, asked
+from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig, asked
 
 if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
@@ -28,6 +28,12 @@ OTHER = random.Random(19).randbytes(len(DATA))
 UPLOADED = (2 * PART_BYTES, 2 * PART_BYTES, len(DATA) - 4 * PART_BYTES)  # parts of a composite checksum
 FLIP_AT = 3 * PART_BYTES - 7  # in the second of those
 URL, KEY = "s3://bucket/key", "key"
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way to the bytes in turn: these cases are about what is on the wire."""
+    return str(request.param)
 
 
 def asked_bytes(server: S3Server) -> int:

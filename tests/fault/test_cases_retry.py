@@ -14,7 +14,7 @@ from feedd.bench.server import faults as fault
 from feedd.errors import NotFound, StoreUnavailable, Throttled
 from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
 from tests.fault.jumping_clock import READS
-from tests.fault.s3_rig import DATA, PART_BYTES, asked, opened
+from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, asked, opened
 from tests.tidy.tree import ROOT
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def when(rig: Rig, reached_s: float, act: Callable[[], object]) -> None:
     rig.clock.sleep_s = watched  # type: ignore[method-assign]  # time is the test's to make
 
 
+@EVERY_WAY
 async def test_case_01_slow_down_twice(server: S3Server, rig: Rig) -> None:
     """After two 503 SlowDown the object is exact, asked for twice more, and fewer parts are in flight than before."""
     server.script("bucket", "key", fault.slow_down(), fault.slow_down())

@@ -16,7 +16,7 @@ from feedd.metrics import SOURCE_RETRIES
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
 from feedd.values import ByteRange, ObjectRef
-from tests.fault.s3_rig import ANONYMOUS, DATA, PART_BYTES, SIGNED, Rig, asked, opened
+from tests.fault.s3_rig import ANONYMOUS, DATA, EVERY_WAY, PART_BYTES, SIGNED, Rig, asked, opened
 
 if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
@@ -153,6 +153,7 @@ async def test_case_30_odd_keys(server: S3Server, authority: Authority, way: str
         assert await rig.fetch_ref(ref) == DATA
 
 
+@EVERY_WAY
 @pytest.mark.parametrize("data", [b"", b"1"], ids=["0", "1"])
 async def test_case_30_objects_of_no_and_of_one_byte(server: S3Server, rig: Rig, data: bytes) -> None:
     """An empty object is read without a request for its body, one of a single byte with one."""

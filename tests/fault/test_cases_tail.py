@@ -8,7 +8,7 @@ import pytest
 
 from feedd.bench.server import faults as fault
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES, SOURCE_REQUESTS, SOURCE_RETRIES
-from tests.fault.s3_rig import DATA, PART_BYTES, asked, opened
+from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, asked, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -56,6 +56,7 @@ async def won_by_the_second(server: S3Server, rig: Rig, *bad: Fault | None) -> f
     return rig.recorder.total(SOURCE_HEDGED_BYTES) - extra_bytes
 
 
+@EVERY_WAY
 async def test_case_10_stall_in_mid_body(server: S3Server, hedging: Rig) -> None:
     """A body that stalls is asked for again from where it stands, and the first request is cancelled."""
     extra_bytes = await won_by_the_second(server, hedging, None, fault.hang_in_body(STALL_BYTES))

@@ -22,7 +22,7 @@ from feedd.source.s3.direct import pool as direct_pool
 from feedd.source.s3.direct.store import DirectStore
 from feedd.source.s3.store import S3Store
 from feedd.values import ByteRange, ReadProgress
-from tests.fault.s3_rig import DATA, PART_BYTES, asked, opened
+from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, asked, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -35,6 +35,12 @@ HERE, OTHER = "127.0.0.1", "127.0.0.2"  # both are this machine: on Linux all of
 NAME = "store.test"
 PLAIN = pytest.mark.parametrize("way", ["direct", "aiobotocore"])  # the certificate is for an address, not for a name
 DIRECT = pytest.mark.parametrize("way", ["direct"])
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way to the bytes in turn: these cases are about what is on the wire."""
+    return str(request.param)
 
 
 class Names:

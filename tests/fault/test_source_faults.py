@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from feedd.errors import (
 )
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
 from tests.fakes.fetchers import until
-from tests.fault.s3_rig import DATA, PART_BYTES, Rig
+from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig
 
 if TYPE_CHECKING:
     from feedd.bench.server.faults import Fault
@@ -122,17 +123,25 @@ async def test_first_hopeless_part_stops_its_siblings(server: S3Server, rig: Rig
             await rig.fetch_ref(ref)
 
 
+STALLS = {"head": fault.hang(), "body": fault.hang_in_body(1000), "drip": fault.drip(20)}
+_FEW = {("direct", "head"), ("direct", "body"), ("direct", "drip"), ("direct-tls", "body"), ("aiobotocore", "body")}
+
+
+def _stalls() -> list[Any]:
+    """Return each way with each stall; some of them for every day."""
+    every = itertools.product(WAYS, STALLS)
+    return [one if one in _FEW else pytest.param(*one, marks=pytest.mark.nightly) for one in every]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "stall", [fault.hang(), fault.hang_in_body(1000), fault.drip(20)], ids=["head", "body", "drip"]
-)
-async def test_stalled_answers_are_abandoned(server: S3Server, authority: Authority, way: str, stall: Fault) -> None:
+@pytest.mark.parametrize(("way", "stall"), _stalls(), indirect=["way"])
+async def test_stalled_answers_are_abandoned(server: S3Server, authority: Authority, way: str, stall: str) -> None:
     """A server that owes us bytes and stays silent, or nearly so, is left after the deadline."""
-    rig = Rig(server.url, authority, way, connect_timeout_s=0.5, read_timeout_s=0.5, rate_floor_bytes_s=10_000_000)
+    rig = Rig(server.url, authority, way, connect_timeout_s=0.5, read_timeout_s=0.15, rate_floor_bytes_s=10_000_000)
     async with rig.sources:
-        server.script("bucket", "key", stall)
+        server.script("bucket", "key", STALLS[stall])
         assert await rig.fetch() == DATA
-        server.script("bucket", "key", always=stall)
+        server.script("bucket", "key", always=STALLS[stall])
         with pytest.raises(StoreUnavailable):
             await rig.fetch()
     rig.assert_nothing_held()

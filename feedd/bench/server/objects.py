@@ -90,6 +90,12 @@ class MemoryObjects:
         with self._lock:
             self._buckets.setdefault(bucket, {})
 
+    def remove(self, bucket: str) -> None:
+        """Remove a bucket with all that is in it."""
+        with self._lock:
+            self._buckets.pop(bucket, None)
+            self._sorted.pop(bucket, None)
+
     def find(self, bucket: str, key: str) -> Stored | None:
         """Return an object."""
         return self._buckets.get(bucket, {}).get(key)

@@ -166,6 +166,7 @@ class S3Server:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._connections: set[asyncio.Task[None]] = set()
 
     def put(self, bucket: str, key: str, data: bytes, kept: Kept | None = None) -> str:
         """Store an object, making its bucket, and keep that checksum of it; return its ETag."""
@@ -200,6 +201,30 @@ class S3Server:
         """Forget all scripts."""
         self._script.clear()
 
+    def forget(self) -> None:
+        """Hold nothing any more, as if just started: no object, fault, request or connection."""
+        assert isinstance(self._objects, MemoryObjects), "expected a server without files"
+        self.calm()
+        for bucket in self._objects.buckets():
+            self._objects.remove(bucket)
+        self.hang_up()
+        self.requests.clear()
+        self._ops.clear()
+        self._body_bytes = self.connection_count = 0
+
+    def hang_up(self) -> None:
+        """End all connections, and wait until they have ended."""
+        assert self._loop is not None
+
+        async def cancelled() -> None:
+            tasks = list(self._connections)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await _turns(5)  # lets aborted transports close their sockets
+
+        asyncio.run_coroutine_threadsafe(cancelled(), self._loop).result(10)
+
     def stats(self) -> dict[str, object]:
         """Return requests by op and body bytes sent."""
         return {"requests": dict(self._ops), "body_bytes": self._body_bytes, "connections": self.connection_count}
@@ -225,7 +250,7 @@ class S3Server:
     async def serve(self, ready: Callable[[], object] | None = None) -> None:
         """Serve until ``stop``; call ``ready`` once the port is open."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        tasks: set[asyncio.Task[None]] = set()
+        tasks = self._connections
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()

@@ -36,7 +36,15 @@ def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "rounds"), [((), 100), (("passes",), 40)])
+@pytest.mark.parametrize(
+    ("what", "rounds"),
+    [
+        ((), 12),
+        (("passes",), 8),
+        pytest.param((), 100, marks=pytest.mark.nightly),
+        pytest.param(("passes",), 40, marks=pytest.mark.nightly),
+    ],
+)
 def test_forks_right_after_grpc_was_used(short_dir: Path, what: tuple[str, ...], rounds: int) -> None:
     """Neither the process that forks nor its children hang in a gRPC that is shutting down, or ending a stream."""
     with FeedProcess(short_dir / "feed.sock", steps=1) as server:
