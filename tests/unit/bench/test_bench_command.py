@@ -66,14 +66,30 @@ def test_the_server_counts_what_it_serves(tmp_path: Path) -> None:
         assert server.served().get_count == 0
 
 
+def _tables(place: Path, *arguments: str) -> dict[str, Any]:
+    """Make a small run; return its tables: nothing else stays."""
+    found = place / "found.json"
+    done = _bench(*_SMALL, *arguments, "--dir", str(place), "--json", str(found))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in place.iterdir()] == ["found.json"]
+    tables: dict[str, Any] = json.loads(found.read_text())["tables"]
+    return tables
+
+
 @pytest.mark.slow
+def test_a_small_run_brings_the_right_bytes(tmp_path: Path) -> None:
+    """Every arm brings the right bytes, and nothing stays but the JSON with its round."""
+    tables = _tables(tmp_path)
+    assert set(tables) == {"ingest, http"}
+    outcomes = {one["name"]: one for one in tables["ingest, http"]["outcomes"]}
+    assert all(not one["failure"] and len(one["rounds"]) == 1 for one in outcomes.values())
+    assert outcomes["feedd"]["rounds"][0]["gets"] == 6  # a listing, one byte ahead of time, four parts
+
+
+@pytest.mark.nightly
 def test_a_small_run_gives_every_row(tmp_path: Path) -> None:
     """Every arm of our own brings the right bytes, plain and over TLS; nothing stays but the JSON with all rounds."""
-    found = tmp_path / "found.json"
-    done = _bench(*_SMALL, "--tls", "--receivers", "--recycled", "--dir", str(tmp_path), "--json", str(found))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
-    tables: dict[str, Any] = json.loads(found.read_text())["tables"]
+    tables = _tables(tmp_path, "--tls", "--receivers", "--recycled")
     assert set(tables) == {"ingest, http", "ingest, tls"}
     outcomes = {one["name"]: one for one in tables["ingest, http"]["outcomes"]}
     assert "receiver: threads, splice" in outcomes
@@ -81,7 +97,7 @@ def test_a_small_run_gives_every_row(tmp_path: Path) -> None:
     assert outcomes["feedd"]["rounds"][0]["gets"] == 6  # a listing, one byte ahead of time, four parts
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_with_faults_has_a_clean_one_beside_it(tmp_path: Path) -> None:
     """Delays and errors are sections of their own, and each is judged."""
     done = _bench(*_SMALL, "--delayed", "10%x2", "--errors", "10%", "--latency", "1ms", "--dir", str(tmp_path))
