@@ -52,7 +52,7 @@ class Agreement:
 
     def gather(self, values: list[int]) -> list[list[int]]:
         """Return every rank's ``values``, by rank."""
-        mine = torch.tensor(values, dtype=torch.int64)
+        mine = torch.tensor(values, dtype=torch.int64, device="cpu")
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         slow = threading.Timer(_SLOW_S, _log.warning, (_SLOW,))
         slow.daemon = True
@@ -84,7 +84,7 @@ class Agreement:
 
     def least(self, values: list[int]) -> tuple[torch.Tensor, Any]:
         """Start finding the least of each value over all ranks; the tensor holds it once the work was waited for."""
-        mine = torch.tensor(values, dtype=torch.int64)
+        mine = torch.tensor(values, dtype=torch.int64, device="cpu")
         with answers():
             return mine, dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group, async_op=True)
 

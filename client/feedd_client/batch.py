@@ -62,7 +62,7 @@ class BatchDecoder:
 def first_time(message: pb.Batch) -> torch.Tensor:
     """Return bool[rows]: False for samples that came before in this epoch, and fill up the step or replace bad ones."""
     if not message.again:
-        return torch.ones(message.rows, dtype=torch.bool)
+        return torch.ones(message.rows, dtype=torch.bool, device="cpu")
     again = np.frombuffer(message.again, np.uint8)
     if again.shape[0] != message.rows:
         raise ProtocolError(f"expected a mark for each of {message.rows} rows, got {again.shape[0]}")

@@ -5,23 +5,46 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping as Fields
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
+from feedd_client import capture
+from feedd_client.containers import check, map_leaves, tensors_of
+from feedd_client.errors import BadOptionError
+from feedd_client.events import Place
 from feedd_client.pinning import PinnedRing, aligned, register
-from feedd_client.values import Ragged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
+    from feedd_client.containers import Movable
     from feedd_client.shm import Mapping
+    from feedd_client.transforms import BatchNumber, Generators, Pipeline
 
 _streams: Final[dict[tuple[int, int], torch.cuda.Stream]] = {}
 
 
+class BatchCopier(Protocol):
+    """Brings batches to a device; ``Copier`` does it with CUDA."""
+
+    def enter_thread(self) -> None:
+        """Prepare the calling thread, from which all copies will come."""
+
+    def place(self) -> Place:
+        """Return one more place."""
+
+    def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
+        """Begin copying; return the device batch.
+
+        The caller keeps ``batch`` and its memory unchanged until ``place.copied``, and makes its stream wait for
+        ``place.ready`` before it uses the result. If this raises, nothing reads the memory any more.
+        """
+
+
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return this process' one copy stream of ``device``; streams made anew leave allocator blocks behind."""
+    """Return this process's one copy stream of ``device``; streams made anew leave allocator blocks behind."""
     key = (os.getpid(), device.index)
     found = _streams.get(key)
     if found is None:
@@ -29,105 +52,127 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
     return found
 
 
-def tensors_of(batch: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a batch: dicts, lists and tuples of tensors and Ragged."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Ragged):
-        yield batch.values
-        yield batch.offsets
-        if batch.shapes is not None:
-            yield batch.shapes
-    elif isinstance(batch, dict):
-        for value in batch.values():
-            yield from tensors_of(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            if isinstance(value, torch.Tensor | Ragged | dict):
-                yield from tensors_of(value)
+def check_fields(batch: object, names: Collection[str]) -> None:
+    """Make sure that a batch has the fields that ``on_host`` names.
 
-
-def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    """Return the batch with every tensor changed; what holds none is passed on as it is."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Ragged):
-        shapes = None if batch.shapes is None else change(batch.shapes)
-        return Ragged(change(batch.values), change(batch.offsets), shapes)
-    if isinstance(batch, dict):
-        return {name: map_tensors(value, change) for name, value in batch.items()}
-    if isinstance(batch, list | tuple) and any(isinstance(value, torch.Tensor | Ragged) for value in batch):
-        return [map_tensors(value, change) for value in batch]
-    return batch
+    Raises:
+        BadOptionError: it has not.
+    """
+    has = list(batch) if isinstance(batch, Fields) else type(batch).__name__
+    for name in names:
+        if not isinstance(batch, Fields) or name not in batch:
+            raise BadOptionError(f"expected a field {name!r} in each batch, got {has}", object="on_host")
 
 
 class Copier:
-    """Copies batches to one CUDA device. All calls come from one thread at a time.
+    """Copies the batches of one pass to one CUDA device. All calls come from one thread."""
 
-    Attributes:
-        register_s: time spent registering shared memory with CUDA.
-    """
+    def __init__(
+        self,
+        device: torch.device,
+        pipeline: Pipeline,
+        generators: Generators,
+        on_host: tuple[str, ...] = (),
+        registered: Callable[[float], None] = lambda _took_s: None,
+    ) -> None:
+        """Prepare.
 
-    def __init__(self, device: torch.device, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        Args:
+            device: with its index.
+            pipeline: run on each batch after its copy.
+            generators: of the numbers that transforms draw.
+            on_host: fields that stay on the CPU.
+            registered: told the time that registering shared memory took.
+        """
         self._device = device
-        self._transforms = tuple(transforms)
+        self._pipeline = pipeline
+        self._generators = generators
+        self._on_host = on_host
+        self._registered = registered
         self._stream = copy_stream(device)
         self._ring = PinnedRing()
         self._seen: weakref.ref[Mapping] | None = None
         self._pinned = range(0)  # addresses of the registered arena
-        self.register_s = 0.0
 
     def enter_thread(self) -> None:
-        """Make the device current in the calling thread."""
+        """Make the device current in the calling thread; nothing here needs gradients or more than one core."""
         torch.cuda.set_device(self._device)
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(1)
+        capture.relax()
 
-    def register(self, mapping: Mapping) -> None:
-        """Make an arena readable by the device, once."""
-        if self._seen is None or self._seen() is not mapping:
-            start, began_s = mapping.address, time.perf_counter()
-            with torch.cuda.device(self._device):
-                registered = register(mapping)
-            self._pinned = range(start, start + len(mapping)) if registered else range(0)
-            self._seen = weakref.ref(mapping)
-            self.register_s += time.perf_counter() - began_s
-
-    def copy(self, batch: object, mapping: Mapping | None) -> tuple[object, torch.cuda.Event, torch.cuda.Event]:
-        """Begin copying; return the device batch, the event "host memory was read" and the event "ready".
-
-        The caller keeps ``batch`` and its memory unchanged until the first event, and makes its stream wait for
-        the second before it uses the result.
-        """
-        if mapping is not None:
-            self.register(mapping)
-        # blocking: the host waits for it without spinning
+    def place(self) -> Place:
+        """Return one more place; the host waits for its events without spinning."""
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        with torch.cuda.stream(self._stream):
-            bounced_bytes = sum(aligned(_size_bytes(one)) for one in tensors_of(batch) if not self._direct(one))
-            if bounced_bytes:
-                self._ring.begin(bounced_bytes)
-            moved = map_tensors(batch, self._move)
-            copied.record(self._stream)
-            if bounced_bytes:
-                self._ring.end(copied)
-            for transform in self._transforms:
-                moved = transform(moved)
-            ready.record(self._stream)
-        return moved, copied, ready
+        taken = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return Place(copied, ready, taken)
 
-    def _move(self, host: torch.Tensor) -> torch.Tensor:
+    def register(self, mapping: Mapping | None) -> None:
+        """Make an arena readable by the device, once; None: batches travel inline."""
+        if mapping is None:
+            self._seen, self._pinned = None, range(0)
+        elif self._seen is None or self._seen() is not mapping:
+            start, began_s = mapping.address, time.perf_counter()
+            ok = register(mapping, self._device)
+            self._pinned = range(start, start + len(mapping)) if ok else range(0)
+            self._seen = weakref.ref(mapping)
+            self._registered(time.perf_counter() - began_s)
+
+    def copy(self, batch: object, mapping: Mapping | None, place: Place, at: BatchNumber) -> object:
+        """Begin copying; return the device batch (see ``BatchCopier``)."""
+        self.register(mapping)
+        check_fields(batch, self._on_host)
+        with torch.cuda.stream(self._stream):
+            try:
+                bounced_bytes = sum(aligned(_size_bytes(one)) for one in self._to_move(batch) if not self._direct(one))
+                if bounced_bytes:
+                    self._ring.begin(bounced_bytes)
+                moved = map_leaves(batch, self._move_tensor, self._move_object, self._on_host)
+                place.copied.record(self._stream)
+                if bounced_bytes:
+                    self._ring.end(place.copied)
+                if self._pipeline:
+                    context = self._generators.context(at, channels_last=self._pipeline.channels_last)
+                    moved = self._pipeline(moved, context)
+                    check(moved)
+            except BaseException:
+                self._stream.synchronize()  # copies that were queued still read the host's memory
+                raise
+            assert place.ready is not None
+            place.ready.record(self._stream)
+        return moved
+
+    def _to_move(self, batch: object) -> Iterator[torch.Tensor]:
+        if self._on_host and isinstance(batch, Fields):
+            return tensors_of([value for name, value in batch.items() if name not in self._on_host])
+        return tensors_of(batch)
+
+    def _move_tensor(self, host: torch.Tensor) -> torch.Tensor:
         if host.is_cuda:
             return host
         source = host if self._direct(host) else self._ring.stage(host)
         # same dtype, contiguous: anything else makes torch copy through a temporary; casts follow on the device
         target = torch.empty(source.shape, dtype=source.dtype, device=self._device)
-        return target.copy_(source, non_blocking=True)
+        target.copy_(source.as_subclass(torch.Tensor), non_blocking=True)
+        return target if type(host) is torch.Tensor else _like(target, host)
+
+    def _move_object(self, value: Movable) -> object:
+        on_device = getattr(value, "is_cuda", False) or getattr(value, "device", None) == self._device
+        return (value if on_device else value.pin_memory()).to(self._device, non_blocking=True)
 
     def _direct(self, host: torch.Tensor) -> bool:
         """Whether the device can read this memory by itself."""
         if host.is_cuda or host.numel() == 0:
             return True
         return host.is_contiguous() and (host.data_ptr() in self._pinned or host.is_pinned())
+
+
+def _like(moved: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same subclass, with its attributes, such as torchvision's ``Image``."""
+    made = moved.as_subclass(type(host))
+    made.__dict__.update(host.__dict__)
+    return made
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:

@@ -168,9 +168,9 @@ class FeedDataset(IterableDataset[Any]):
             samples_per_epoch=samples_per_epoch,
             decoded_cache=decoded_cache,
         )
-        self._address, self._topology, self._epochs = checked_address(address), topology, Epochs()
+        self.batch_size, self._address, self._topology = batch_size, checked_address(address), topology
         self._position, self._fingerprint, self._asked_steps, self._done = Position(), b"", False, False
-        self._standing: dict[str, int] = {}
+        self._epochs, self._standing = Epochs(), dict[str, int]()
         self._resume, self._known_steps, self._last_step = _NOTHING
         self._reset_process_state()
 

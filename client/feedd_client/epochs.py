@@ -22,10 +22,10 @@ class Epochs:
 
     def __init__(self) -> None:
         # Cell 0: the epoch. Cell 1 + w: the epoch DataLoader worker w has come to. Last cell: 1 once a pass has begun.
-        self._cells = torch.zeros(2 + _WORKERS_MAX, dtype=torch.int64)
+        self._cells = torch.zeros(2 + _WORKERS_MAX, dtype=torch.int64, device="cpu")
         self._cells.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         # By worker: the pass into which it loaded a state, its process, the state's epoch.
-        self._loaded = torch.zeros((_WORKERS_MAX, 3), dtype=torch.int64)
+        self._loaded = torch.zeros((_WORKERS_MAX, 3), dtype=torch.int64, device="cpu")
         self._loaded.share_memory_()  # type: ignore[no-untyped-call]  # see above
 
     @property
@@ -51,7 +51,7 @@ class Epochs:
 
     def loaded(self, epoch: int, worker_id: int, pass_id: int) -> None:
         """Take note that a worker goes on from a state of ``epoch`` in that pass."""
-        self._loaded[worker_id, 1:] = torch.tensor([os.getpid(), epoch])
+        self._loaded[worker_id, 1:] = torch.tensor([os.getpid(), epoch], device="cpu")
         self._loaded[worker_id, 0] = pass_id
 
     def first_loaded(self, worker_count: int, pass_id: int, timeout_s: float) -> int:

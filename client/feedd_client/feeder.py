@@ -74,6 +74,11 @@ class Feeder:
         return self._opener.uneven
 
     @property
+    def seeding(self) -> tuple[int, int]:
+        """The dataset's seed, and this consumer's rank."""
+        return self._options.seed, self._consumer.topology.rank
+
+    @property
     def replaces(self) -> bool:
         """Whether samples may take the place of bad ones."""
         return self._options.samples.replaces
@@ -152,6 +157,11 @@ class Feeder:
         """Return a batch now: its memory may change from here on."""
         if self._stream is not None:  # a lost stream's slots went with its session
             self._stream.give_back(lease)
+
+    def flush(self) -> None:
+        """Send what was given back."""
+        if self._stream is not None:
+            self._stream.flush()
 
     def interrupt(self) -> None:
         """Make a blocked call of the other thread raise."""

@@ -97,6 +97,11 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         return self
 
     @property
+    def seeding(self) -> tuple[int, int]:
+        """The dataset's seed and the rank of this process, from which the numbers of transforms are drawn."""
+        return self._feeder.seeding
+
+    @property
     def mapping(self) -> Mapping | None:
         """The arena the latest batch lies in; None when it travelled inline."""
         session = self._feeder.session
@@ -105,6 +110,11 @@ class FeedIterator(Iterator[Item], Generic[Item]):
     def took(self, position: Position) -> None:
         """Take note, from a prefetching wrapper, that the trainer took everything before ``position``."""
         self._trainer_steps = position.step - self._first_step + (position.row > 0)
+
+    def return_now(self) -> None:
+        """Return the slots of batches nobody holds any more at once, instead of with the next ``next``."""
+        self._give_back_previous()
+        self._feeder.flush()
 
     def interrupt(self) -> None:
         """Make a blocked ``next`` in another thread raise; the pass is over."""
@@ -267,6 +277,9 @@ class SampleIterator(FeedIterator[Sample]):
         if self.auto_commit:
             self._hooks.commit(position)
         return sample
+
+    def return_now(self) -> None:
+        """Do nothing: the next samples may lie in the same slot, which goes back with the last of them."""
 
     def _next_samples(self) -> None:
         """Take the next batch apart.

@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from feedd_client import capture
+
 if TYPE_CHECKING:
+    from feedd_client.events import HostEvent
     from feedd_client.shm import Mapping
 
 _log: Final = logging.getLogger("feedd_client")
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: valid in every context of the process
-_MADV_POPULATE_WRITE: Final = 23  # so that registration does not fault page by page; Linux 5.14, else ignored
 _RING_BUFFERS: Final = 2
 
 _registered: dict[tuple[int, int], bool] = {}  # (pid, address) -> registered; never asked twice for one mapping
 
 
-def register(mapping: Mapping) -> bool:
-    """Register the whole arena with CUDA, once per mapping; False where CUDA refuses.
+def register(mapping: Mapping, device: torch.device) -> bool:
+    """Register the whole arena with CUDA, once per mapping; False if CUDA refuses, or cannot read it all the same.
 
     The mapping unregisters itself before it goes away. A fork does not inherit the registration.
     """
@@ -32,18 +34,21 @@ def register(mapping: Mapping) -> bool:
     if known is not None or size_bytes == 0 or mapping.pid != os.getpid() or mapping.private:
         return bool(known)
     began_s = time.perf_counter()
-    with contextlib.suppress(OSError, ValueError):
-        mapping.madvise(_MADV_POPULATE_WRITE)
-    code = int(_cudart().cudaHostRegister(address, size_bytes, _PORTABLE))
-    _registered[key] = code == 0
-    mapping.on_unmap.append(lambda: _forget(key))
+    with capture.relaxed(), torch.cuda.device(device):
+        code = int(_cudart().cudaHostRegister(address, size_bytes, _PORTABLE))
+        if code != 0:
+            _clear_error()
+    mapping.on_unmap.append(lambda: _forget(key, device))
     took_ms = (time.perf_counter() - began_s) * 1e3
-    if code == 0:
-        _log.info("registered %d MiB of shared memory with CUDA in %.0f ms", size_bytes >> 20, took_ms)
-    else:
-        _clear_error()
+    _registered[key] = code == 0
+    if code != 0:
         _log.warning("CUDA refused to register shared memory (error %d); batches go through a pinned buffer", code)
-    return code == 0
+        return False
+    if not torch.from_numpy(mapping.view(0, 1)).is_pinned():
+        _log.warning("CUDA registered shared memory and does not call it pinned; batches go through a pinned buffer")
+        return False
+    _log.info("registered %d MiB of shared memory with CUDA in %.0f ms", size_bytes >> 20, took_ms)
+    return True
 
 
 def _clear_error() -> None:
@@ -52,12 +57,14 @@ def _clear_error() -> None:
         torch.ones(1, device="cuda").add_(1)
 
 
-def _forget(key: tuple[int, int]) -> None:
+def _forget(key: tuple[int, int], device: torch.device) -> None:
     if _registered.pop(key, False):
-        code = int(_cudart().cudaHostUnregister(key[1]))
-        if code != 0:
-            _clear_error()
-            _log.warning("CUDA could not unregister shared memory (error %d)", code)
+        # The last view may die in any thread: its current device may be one that nothing here uses.
+        with capture.relaxed(), torch.cuda.device(device):
+            code = int(_cudart().cudaHostUnregister(key[1]))
+            if code != 0:
+                _clear_error()
+                _log.warning("CUDA could not unregister shared memory (error %d)", code)
 
 
 def _cudart() -> Any:  # noqa: ANN401 - a C extension module without types
@@ -68,8 +75,10 @@ class PinnedRing:
     """Pinned buffers for host memory CUDA cannot read asynchronously; a buffer is reused after its copies ended."""
 
     def __init__(self) -> None:
-        self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(_RING_BUFFERS)]
-        self._events: list[torch.cuda.Event | None] = [None] * _RING_BUFFERS
+        self._buffers: list[torch.Tensor] = [
+            torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(_RING_BUFFERS)
+        ]
+        self._events: list[HostEvent | None] = [None] * _RING_BUFFERS
         self._at = 0
         self._used_bytes = 0
 
@@ -80,7 +89,8 @@ class PinnedRing:
         if event is not None:
             event.synchronize()
         if self._buffers[self._at].numel() < size_bytes:
-            self._buffers[self._at] = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+            room_bytes = 1 << (size_bytes - 1).bit_length()  # batches of varying size ask a few times only
+            self._buffers[self._at] = torch.empty(room_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         self._used_bytes = 0
 
     def stage(self, source: torch.Tensor) -> torch.Tensor:
@@ -88,11 +98,11 @@ class PinnedRing:
         size_bytes = source.numel() * source.element_size()
         place = self._buffers[self._at][self._used_bytes : self._used_bytes + size_bytes]
         staged = place.view(source.dtype).view(source.shape)
-        staged.copy_(source)
+        staged.copy_(source.as_subclass(torch.Tensor))
         self._used_bytes += aligned(size_bytes)
         return staged
 
-    def end(self, event: torch.cuda.Event) -> None:
+    def end(self, event: HostEvent) -> None:
         """Take note of the event after which the buffer is free."""
         self._events[self._at] = event
 

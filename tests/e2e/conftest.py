@@ -16,6 +16,7 @@ from tests.conftest import FAILED
 from tests.e2e import forks
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
+from tests.fakes.cuda.fixture import cuda  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, Normalize, Ragged, pinning
 from feedd_client import copier as copiers
+from tests.fakes.cuda.fixture import REAL_PARAM as REAL
 from tests.fakes.feed_client import BATCH_SIZE, Bench, check_rich, ids
 from tests.fakes.feed_process import FeedProcess
 
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.usefixtures("cuda")
 
 _SLEEP_CYCLES = 20_000_000  # some 10 ms on a current GPU: far longer than a copy
 
@@ -48,7 +46,7 @@ def _stamps(epoch: int, step: int) -> list[int]:
 def test_stamped_batches_survive_a_slow_consumer(bench: Bench) -> None:
     """With two slots, poisoned on release, and kernels that lag far behind the copies, every stamp is right."""
     server = bench.server(steps=60, slot_count=2)
-    loader = DeviceLoader(bench.dataset(server), device="cuda", depth=3)
+    loader = DeviceLoader(bench.dataset(server), device="cuda", device_prefetch=3)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for epoch in range(2):
         for step, batch in enumerate(loader):
@@ -73,9 +71,15 @@ def test_batches_are_the_trainers_to_keep(bench: Bench) -> None:
         check_rich(_on_host(batch), _stamps(0, step))
 
 
+def _lags(batch: dict[str, Any]) -> dict[str, Any]:
+    """A transform whose result is not there yet when the trainer gets the batch."""
+    _keep_busy()
+    return {**batch, "cls": batch["cls"] + 0}
+
+
 def test_the_consumers_stream_is_the_one_that_waits(bench: Bench) -> None:
-    """A trainer that switches streams between batches reads right data on each."""
-    loader = DeviceLoader(bench.dataset(bench.server(steps=10, slot_count=2)), device="cuda")
+    """A trainer that switches streams between batches reads right data on each, though transforms lag behind."""
+    loader = DeviceLoader(bench.dataset(bench.server(steps=10, slot_count=2)), device="cuda", transforms=_lags)
     streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]  # torch leaves it untyped
     sums: list[torch.Tensor] = []
     batches = iter(loader)
@@ -113,7 +117,7 @@ def test_the_arena_is_registered_once_and_unregistered_before_it_goes(bench: Ben
 
 
 def test_streams_and_memory_do_not_grow_with_epochs(bench: Bench) -> None:
-    """Every epoch uses the process' one copy stream, and device memory stays where it was."""
+    """Every epoch uses the process' one copy stream, and device memory stays within what one epoch may need."""
     loader = DeviceLoader(
         bench.dataset(bench.server(steps=6)), device="cuda", transforms=[Normalize((0.5,) * 3, (0.2,) * 3)]
     )
@@ -125,11 +129,11 @@ def test_streams_and_memory_do_not_grow_with_epochs(bench: Bench) -> None:
         gc.collect()
         return int(torch.cuda.memory_reserved())
 
-    epoch()
-    settled = epoch()
+    before = torch.cuda.memory_reserved()
+    first = epoch() - before
     streams = dict(copiers._streams)
-    for _ in range(5):
-        assert epoch() == settled
+    for _ in range(6):
+        assert epoch() - before <= 3 * first  # which blocks are free in time differs; epochs do not add up
     assert copiers._streams == streams
 
 
@@ -149,7 +153,7 @@ def test_state_counts_what_the_trainer_took(bench: Bench) -> None:
     """Batches staged on the device and not taken are in the resumed run."""
     server = bench.server(steps=10)
     dataset = bench.dataset(server)
-    loader = DeviceLoader(dataset, device="cuda", depth=4)
+    loader = DeviceLoader(dataset, device="cuda", device_prefetch=4)
     batches = iter(loader)
     seen = [number for _ in range(3) for number in ids(next(batches))]
     resumed = DeviceLoader(bench.dataset(server), device="cuda")
@@ -160,6 +164,7 @@ def test_state_counts_what_the_trainer_took(bench: Bench) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("cuda", ["random-0", REAL], indirect=True)
 def test_batches_from_workers_go_through_pinned_buffers(short_dir: Path) -> None:
     """Over a DataLoader with workers, whose memory nobody registered, the same batches arrive, each once."""
     with FeedProcess(short_dir / "feed.sock", steps=30) as server, Bench(short_dir) as bench:

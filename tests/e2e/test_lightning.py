@@ -9,9 +9,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from feedd_client import FeedDataset
+from feedd_client import DeviceLoader, FeedDataset
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -101,5 +102,18 @@ def test_a_run_stopped_anywhere_goes_on(daemon: Daemon, tmp_path: Path, workers:
     assert sorted(orders[0]) == sorted(orders[1]) == [s * 1000 + n for s in range(6) for n in range(21)]
     assert orders[0] != orders[1]
     for step in (1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS - 1):
+        rest = _fit(data(), tmp_path, resume=tmp_path / f"step={step}.ckpt")
+        assert whole[:step] + rest == whole
+
+
+def test_a_device_loader_over_a_plain_dataloader_is_checkpointed(daemon: Daemon, tmp_path: Path) -> None:
+    """Lightning saves and restores the position of DeviceLoader(DataLoader(dataset)): a resumed run has the rest."""
+
+    def data() -> Any:
+        return DeviceLoader(DataLoader(_dataset(daemon), batch_size=None), "cpu")
+
+    whole = _fit(data(), tmp_path, save=True)
+    assert len(whole) == 2 * STEPS
+    for step in (1, STEPS, STEPS + 1):
         rest = _fit(data(), tmp_path, resume=tmp_path / f"step={step}.ckpt")
         assert whole[:step] + rest == whole

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.cuda.fixture import cuda  # noqa: F401 - a fixture
 from tests.fakes.feed_client import Bench
 
 if TYPE_CHECKING:

@@ -6,45 +6,23 @@ import gc
 import json
 import sys
 import time
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from feedd_client import DeviceLoader, FeedDataset, RanksDisagree
-from feedd_client.copier import map_tensors
-from feedd_client.device import CopyLane, DevicePass
+from feedd_client import FeedDataset, RanksDisagree
+from feedd_client.lane import CopyLane, DevicePass
+from feedd_client.progress import Progress
+from tests.fakes.host_copier import LateCopier
 
-DEPTH = 2
-
-
-class _Event:
-    def synchronize(self) -> None:
-        """Return."""
-
-
-class _HostCopier:
-    """Copies on the host; fails at the batch it is told to fail at."""
-
-    def __init__(self, fails_at: int | None) -> None:
-        self._left = fails_at
-
-    def enter_thread(self) -> None:
-        """Nothing to prepare."""
-
-    def copy(self, batch: object, _mapping: object) -> tuple[object, Any, Any]:
-        """Copy."""
-        if self._left is not None:
-            self._left -= 1
-            if self._left < 0:
-                raise RuntimeError("out of device memory")
-        return map_tensors(batch, torch.clone), _Event(), None
+PREFETCH = 2
 
 
 def _ahead(dataset: FeedDataset, fails_at: int | None = None) -> DevicePass:
     """Begin a pass that copies ahead, as on a GPU."""
-    lane = CopyLane(dataset, dataset.start_pass(copy=False), _HostCopier(fails_at), DEPTH)
-    return DevicePass(DeviceLoader(dataset, device="cpu"), lane, torch.device("cpu"))
+    progress = Progress(dataset)
+    lane = CopyLane(dataset.start_pass(copy=False), LateCopier(fails_at), PREFETCH, progress)
+    return DevicePass(progress, lane, torch.device("cpu"))
 
 
 def _leave_early(address: str, rank: int) -> list[int]:

@@ -3,48 +3,25 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from feedd_client import BadOptionError, BadSampleError, DeviceLoader, Normalize, Ragged
-from feedd_client.copier import map_tensors, tensors_of
-from feedd_client.device import CopyLane
+from feedd_client.iterator import FeedIterator
+from feedd_client.lane import CopyLane, Staged
+from feedd_client.progress import Progress
 from tests.fakes.feed_client import check_rich, ids
 from tests.fakes.feed_script import Fault
+from tests.fakes.host_copier import LateCopier
 
 if TYPE_CHECKING:
-    from feedd_client.shm import Mapping
+    from feedd_client import FeedDataset
     from tests.fakes.feed_client import Bench
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-
-
-class _Event:
-    """An event that has happened."""
-
-    def synchronize(self) -> None:
-        """Return."""
-
-
-class _HostCopier:
-    """Copies to private host memory, as a device would; says when it read what."""
-
-    def __init__(self) -> None:
-        self.threads: set[str] = set()
-        self.copied: list[int] = []
-
-    def enter_thread(self) -> None:
-        """Take note of the thread."""
-        self.threads.add(threading.current_thread().name)
-
-    def copy(self, batch: object, mapping: Mapping | None) -> tuple[object, Any, Any]:
-        """Copy."""
-        moved = map_tensors(batch, torch.clone)
-        self.copied.append(int(next(iter(tensors_of(moved))).numel()))
-        return moved, _Event(), _Event()
 
 
 def test_cpu_batches_are_the_trainers_and_transformed(bench: Bench) -> None:
@@ -87,25 +64,55 @@ def test_any_iterable_of_batches_will_do(bench: Bench) -> None:
     assert len(batches) == 3
 
 
-def test_the_copy_thread_keeps_its_depth_and_copies_before_it_asks_again(bench: Bench) -> None:
-    """At most ``depth`` batches are staged ahead, each read completely before its slot can go back."""
-    server = bench.server(steps=8, slot_count=2)
-    dataset = bench.dataset(server)
-    batches = dataset.start_pass(copy=False)
-    batches.auto_commit = False
-    copier = _HostCopier()
-    lane = CopyLane(dataset, batches, copier, depth=2)
+def _lane(dataset: FeedDataset, copier: LateCopier, prefetch: int) -> CopyLane:
+    return CopyLane(dataset.start_pass(copy=False), copier, prefetch, Progress(dataset))
+
+
+def _read(staged: Staged) -> None:
+    assert staged.place is not None
+    staged.place.copied.synchronize()
+
+
+def test_the_copy_thread_stays_within_its_places(bench: Bench) -> None:
+    """No more batches are staged ahead than there are places, and none counts as taken before it is."""
+    dataset = bench.dataset(bench.server(steps=8, slot_count=2))
+    copier = LateCopier()
+    lane = _lane(dataset, copier, 2)
     for step in range(8):
         staged = lane.staged.get(timeout=10)
-        assert len(copier.copied) <= step + 2
+        assert copier.begun <= step + 2
+        _read(staged)
         check_rich(staged.batch, list(range(step * 4, step * 4 + 4)))
         assert staged.position.step == step + 1
         assert dataset.state_dict()["step"] == 0  # staged is not taken
-        lane.taken(staged.position)
+        lane.taken(staged)
     assert lane.staged.get(timeout=10).over
     lane.stop()
     assert copier.threads == {"feedd-device-copy"}
-    assert batches.end == (0, 8)
+    assert isinstance(lane.batches, FeedIterator)
+    assert lane.batches.end == (0, 8)
+
+
+def test_a_slot_goes_back_only_after_the_device_has_read_it(bench: Bench) -> None:
+    """Copies that are as late as they may be read every batch whole, although two slots serve six batches ahead."""
+    dataset = bench.dataset(bench.server(steps=6, slot_count=2))
+    lane = _lane(dataset, LateCopier(), 6)
+    staged = [lane.staged.get(timeout=10) for _ in range(6)]  # each slot has been used three times by now
+    for step, one in enumerate(staged):
+        _read(one)
+        check_rich(one.batch, list(range(step * 4, step * 4 + 4)))
+    lane.stop()
+
+
+def test_a_copied_slot_goes_back_while_the_trainer_is_busy(bench: Bench) -> None:
+    """With every place taken, and no batch asked for, the daemon has the slots of all copied batches again."""
+    server = bench.server(steps=10, slot_count=4)
+    dataset = bench.dataset(server)
+    lane = _lane(dataset, LateCopier(), 2)
+    staged = [lane.staged.get(timeout=10) for _ in range(2)]
+    assert all(one.error is None for one in staged)
+    server.wait_for(lambda: len(server.releases) == 2)
+    lane.stop()
 
 
 @pytest.mark.slow  # waits for real time to pass
@@ -113,7 +120,7 @@ def test_stopping_the_copy_thread_interrupts_its_wait(bench: Bench) -> None:
     """A pass left early ends the thread even while it waits for a daemon that sends nothing."""
     server = bench.server(steps=8, faults=(Fault(2, "slow", delay_s=1.0),))
     dataset = bench.dataset(server)
-    lane = CopyLane(dataset, dataset.start_pass(copy=False), _HostCopier(), depth=4)
+    lane = _lane(dataset, LateCopier(), 4)
     lane.staged.get(timeout=10)
     lane.stop()
     assert not any(thread.name == "feedd-device-copy" for thread in threading.enumerate())
@@ -124,16 +131,16 @@ def test_errors_cross_the_copy_thread(bench: Bench) -> None:
     """What fails in the thread is handed to the trainer as it is, after the batches before it."""
     said = {"kind": "bad-sample", "message": "expected a picture, got soup"}
     dataset = bench.dataset(bench.server(steps=8, faults=(Fault(1, "error", error=said),)))
-    lane = CopyLane(dataset, dataset.start_pass(copy=False), _HostCopier(), depth=4)
+    lane = _lane(dataset, LateCopier(), 4)
     assert lane.staged.get(timeout=10).error is None
     assert isinstance(lane.staged.get(timeout=10).error, BadSampleError)
     lane.stop()
 
 
 def test_arguments_are_checked() -> None:
-    """A depth of 0, and a GPU where there is none, are said."""
-    with pytest.raises(BadOptionError):
-        DeviceLoader([], depth=0)
+    """A prefetch of 0, and a GPU where there is none, are said."""
+    with pytest.raises(BadOptionError, match="device_prefetch"):
+        DeviceLoader([], device_prefetch=0)
     if not torch.cuda.is_available():
         with pytest.raises(BadOptionError, match="CUDA"):
             iter(DeviceLoader([], device="cuda"))

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from feedd_client import shm
 from feedd_client.pinning import register
@@ -65,4 +66,4 @@ def test_one_byte_is_noticed(both: tuple[mmap.mmap, shm.Mapping], page: int) -> 
 
 def test_cuda_leaves_it_alone(both: tuple[mmap.mmap, shm.Mapping]) -> None:
     """It is not registered: batches go through pinned buffers."""
-    assert not register(both[1])
+    assert not register(both[1], torch.device("cuda", 0))

@@ -1,0 +1,277 @@
+"""The one walk over what a batch may be: find its tensors, change them, keep every container's type."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import numbers
+import pathlib
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeGuard
+
+import numpy as np
+import torch
+
+from feedd_client.errors import BadOptionError
+from feedd_client.values import Ragged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_HINT: Final = (
+    "use a dict, list, tuple, namedtuple or dataclass, or give the type to(device, non_blocking=...), pin_memory() and"
+    " record_stream(stream)"
+)
+# What holds no tensor: passed on as it is.
+_VALUES: Final = (
+    str,
+    bytes,
+    bytearray,
+    numbers.Number,
+    np.generic,
+    np.ndarray,
+    enum.Enum,
+    pathlib.PurePath,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    decimal.Decimal,
+    uuid.UUID,
+    slice,
+    range,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
+# Lists and dicts of nothing but these are passed on without a walk.
+_PLAIN: Final = frozenset({str, bytes, int, float, bool, complex, type(None)})
+_Rebuild: TypeAlias = Callable[[list[Any]], Any]
+_Place: TypeAlias = "tuple[_Place | None, str]"  # where a value stands: its container's place, and its label there
+_BATCH: Final[_Place] = (None, "batch")
+
+
+class Movable(Protocol):
+    """A type that moves itself, such as ``TensorDict``, ``PackedSequence`` and PyTorch Geometric's ``Data``."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the type's own method takes
+        """Return the object on a device."""
+
+    def pin_memory(self) -> Any:  # noqa: ANN401 - see above
+        """Return a copy in pinned memory."""
+
+
+def leaves(batch: object) -> Iterator[torch.Tensor | Movable]:
+    """Yield the tensors of a batch and its objects that move themselves, at any depth.
+
+    Raises:
+        BadOptionError: something in it cannot be walked; names the place and the type.
+    """
+    return _leaves(batch, _BATCH)
+
+
+def tensors_of(batch: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch, at any depth; objects that move themselves are left out.
+
+    Raises:
+        BadOptionError: something in it cannot be walked; names the place and the type.
+    """
+    return (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
+
+
+def map_leaves(
+    batch: object,
+    tensor: Callable[[torch.Tensor], Any],
+    movable: Callable[[Movable], Any] = lambda value: value,
+    except_for: Collection[str] = (),
+) -> Any:  # noqa: ANN401 - a batch of the same type
+    """Return a batch of the same types with every tensor, and every object that moves itself, changed.
+
+    Fields of ``except_for`` stay where they are, as private copies.
+
+    Raises:
+        BadOptionError: something in it cannot be walked; names the place and the type.
+    """
+    if not except_for:
+        return _map(batch, _BATCH, tensor, movable)
+    assert isinstance(batch, Mapping)
+    fields = {
+        name: map_tensors(value, torch.clone)
+        if name in except_for
+        else _map(value, (_BATCH, f"[{name!r}]"), tensor, movable)
+        for name, value in batch.items()
+    }
+    return with_values(batch, fields)
+
+
+def map_tensors(batch: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:  # noqa: ANN401 - see above
+    """Return a batch of the same types with every tensor changed.
+
+    Raises:
+        BadOptionError: something in it cannot be walked; names the place and the type.
+    """
+    return map_leaves(batch, change)
+
+
+def record_stream(batch: object, stream: Any) -> None:  # noqa: ANN401 - a stream of any accelerator
+    """Let the allocator keep the batch's device memory until ``stream`` has done what is queued on it now.
+
+    Raises:
+        BadOptionError: something in the batch cannot be walked.
+    """
+    for leaf in leaves(batch):
+        if not isinstance(leaf, torch.Tensor):
+            _record_movable(leaf, stream)
+        elif leaf.is_cuda:
+            leaf.record_stream(stream)
+
+
+def check(batch: object) -> None:
+    """Make sure that the whole batch can be walked, as ``record_stream`` will.
+
+    Raises:
+        BadOptionError: something in it cannot.
+    """
+    for leaf in leaves(batch):
+        if not isinstance(leaf, torch.Tensor) and not hasattr(leaf, "record_stream"):
+            for child in _parts(leaf, _BATCH)[1]:
+                check(child)
+
+
+def with_values(batch: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:  # noqa: ANN401 - a mapping of that type
+    """Return a mapping of the same type and keys with other values.
+
+    Raises:
+        BadOptionError: mappings of that type cannot be made anew.
+    """
+    if type(batch) is dict:
+        return dict(values)
+    try:
+        made: Any = copy.copy(batch)
+        for key, value in values.items():
+            made[key] = value
+    except TypeError as error:
+        raise _cannot_walk(_BATCH, batch) from error
+    return made
+
+
+def _leaves(value: object, place: _Place) -> Iterator[torch.Tensor | Movable]:
+    if isinstance(value, torch.Tensor):
+        yield _checked(value, place)
+    elif _moves_itself(value):
+        yield value
+    else:
+        labels, children, _ = _parts(value, place)
+        for label, child in zip(labels, children, strict=True):
+            yield from _leaves(child, (place, label))
+
+
+def _map(value: object, place: _Place, tensor: Callable[[torch.Tensor], Any], movable: Callable[[Movable], Any]) -> Any:  # noqa: ANN401 - see above
+    if isinstance(value, torch.Tensor):
+        return tensor(_checked(value, place))
+    if _moves_itself(value):
+        return movable(value)
+    labels, children, rebuild = _parts(value, place)
+    if not children:
+        return value
+    changed = [_map(child, (place, label), tensor, movable) for label, child in zip(labels, children, strict=True)]
+    return rebuild(changed)
+
+
+def _parts(value: object, place: _Place) -> tuple[Sequence[str], Sequence[Any], _Rebuild]:  # noqa: PLR0911 - one per kind
+    """Return a container's labels and children, and how to make one of its type of other children."""
+    if value is None or isinstance(value, _VALUES):
+        return (), (), lambda _: value
+    if isinstance(value, Ragged):
+        fields = [value.values, value.offsets, *(() if value.shapes is None else (value.shapes,))]
+        return [".values", ".offsets", ".shapes"][: len(fields)], fields, lambda made: Ragged(*made)
+    if isinstance(value, list | tuple | deque) and _PLAIN.issuperset(map(type, value)):
+        return (), (), lambda _: value
+    if isinstance(value, Mapping):
+        keys = list(value)
+        return (
+            [f"[{key!r}]" for key in keys],
+            [value[key] for key in keys],
+            lambda made: with_values(value, dict(zip(keys, made, strict=True))),
+        )
+    if isinstance(value, list | tuple | deque):
+        return [f"[{index}]" for index in range(len(value))], list(value), lambda made: _sequence(value, made, place)
+    if isinstance(value, set | frozenset) and all(isinstance(child, _VALUES) for child in value):
+        return (), (), lambda _: value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = list(
+            dict.fromkeys([*(field.name for field in dataclasses.fields(value)), *getattr(value, "__dict__", ())])
+        )
+        names = [name for name in names if hasattr(value, name)]
+        return (
+            [f".{name}" for name in names],
+            [getattr(value, name) for name in names],
+            lambda made: _dataclass(value, dict(zip(names, made, strict=True))),
+        )
+    raise _cannot_walk(place, value)
+
+
+def _sequence(was: list[Any] | tuple[Any, ...] | deque[Any], made: list[Any], place: _Place) -> Any:  # noqa: ANN401 - see above
+    kind: Any = type(was)
+    try:
+        if isinstance(was, tuple):
+            return kind._make(made) if hasattr(kind, "_make") else kind(made)
+        copied: Any = copy.copy(was)
+        for index, value in enumerate(made):
+            copied[index] = value
+    except TypeError as error:
+        raise _cannot_walk(place, was) from error
+    return copied
+
+
+def _dataclass(was: object, fields: Mapping[str, Any]) -> object:
+    made = copy.copy(was)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)  # frozen ones too
+    return made
+
+
+def _moves_itself(value: object) -> TypeGuard[Movable]:
+    """Whether an object brings its own ``to`` and ``pin_memory``; ``Ragged`` and plain mappings are walked instead."""
+    if type(value) in _PLAIN or isinstance(value, Ragged | type) or not hasattr(value, "pin_memory"):
+        return False
+    return hasattr(value, "to") and (not isinstance(value, Mapping) or hasattr(value, "record_stream"))
+
+
+def _record_movable(value: Movable, stream: Any) -> None:  # noqa: ANN401 - a stream of any accelerator
+    own = getattr(value, "record_stream", None)
+    if own is not None:
+        own(stream)
+        return
+    _, children, _ = _parts(value, _BATCH)
+    for child in children:
+        record_stream(child, stream)
+
+
+def _text(place: _Place) -> str:
+    above, label = place
+    return label if above is None else _text(above) + label
+
+
+def _checked(tensor: torch.Tensor, place: _Place) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"one of layout {tensor.layout}"
+        raise BadOptionError(
+            f"expected dense tensors for a device, got {kind}",
+            object=_text(place),
+            hint="make it dense, or send its parts",
+        )
+    return tensor
+
+
+def _cannot_walk(place: _Place, value: object) -> BadOptionError:
+    kind = type(value)
+    return BadOptionError(
+        f"expected tensors and containers of them, got {kind.__module__}.{kind.__qualname__}",
+        object=_text(place),
+        hint=_HINT,
+    )

@@ -1,0 +1,178 @@
+"""The copy thread of one pass, and the pass as the trainer sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from feedd_client import lifetime
+from feedd_client.containers import record_stream
+from feedd_client.errors import FeedError
+from feedd_client.iterator import FeedIterator
+from feedd_client.session import Position
+
+if TYPE_CHECKING:
+    from feedd_client.copier import BatchCopier
+    from feedd_client.events import Place
+    from feedd_client.progress import Progress
+
+_JOIN_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class Staged:
+    """One batch on its way from the copy thread to the trainer; ``over``: there are no more, maybe for an error."""
+
+    batch: Any = None
+    place: Place | None = None
+    position: Any = None
+    error: BaseException | None = None
+    over: bool = False
+
+
+class CopyLane:
+    """Copies one pass's batches ahead, in a thread. Refers neither to loader nor to pass: dropping those ends it.
+
+    A batch needs a place, of which there are as many as batches may be ahead. A place is free again once the trainer
+    has taken its batch **and** the device has done what the trainer had queued by then: however far the host runs
+    ahead of the device, device memory stays bounded. A slot goes back to the daemon once the device has read it.
+    """
+
+    def __init__(self, batches: Iterator[Any], copier: BatchCopier, prefetch: int, progress: Progress) -> None:
+        self.batches = batches
+        if isinstance(batches, FeedIterator):
+            batches.auto_commit, batches.ahead = False, prefetch
+        self.staged: queue.SimpleQueue[Staged] = queue.SimpleQueue()
+        self._copier = copier
+        self._positions = progress.positions(batches)
+        self._fresh_places = prefetch
+        # SimpleQueue: putting into it is safe in a finalizer, whatever its thread is doing. None: stop.
+        self._free: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
+        self._unread: deque[tuple[Any, Place]] = deque()  # host batches that the device may still be reading
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="feedd-device-copy", daemon=True)
+        self._thread.start()
+
+    def taken(self, staged: Staged) -> None:
+        """Take note that the trainer took a batch; its place is free after the place's ``taken`` event."""
+        if isinstance(self.batches, FeedIterator) and isinstance(staged.position, Position):
+            self.batches.took(staged.position)
+        self._free.put(staged.place)
+
+    def stop(self) -> None:
+        """End the thread; what it had staged is dropped."""
+        self._stopped = True
+        self._free.put(None)
+        if threading.current_thread() is self._thread:
+            # The garbage collector runs in this thread, in the middle of anything: it ends by itself at its next step.
+            return
+        if isinstance(self.batches, FeedIterator):
+            self.batches.interrupt()
+        self._thread.join(_JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            self._copier.enter_thread()
+            while self._copy_next():
+                pass
+            self._return_read()
+            self.staged.put(Staged(over=True))
+        except BaseException as error:  # noqa: BLE001 - it is the trainer's to see, whatever it is
+            with contextlib.suppress(Exception):  # a device that fails here has failed before, and that is told
+                self._return_read()
+            self.staged.put(Staged(error=error, over=True))
+        finally:
+            if isinstance(self.batches, FeedIterator):
+                self.batches.close()
+
+    def _copy_next(self) -> bool:
+        place = self._next_place()
+        if place is None or self._stopped:
+            return False
+        try:
+            batch = next(self.batches)
+        except StopIteration:
+            return False
+        mapping = self.batches.mapping if isinstance(self.batches, FeedIterator) else None
+        number, position = self._positions()
+        moved = self._copier.copy(batch, mapping, place, number)
+        self._unread.append((batch, place))
+        self.staged.put(Staged(moved, place, position))
+        del batch, moved
+        self._return_read()
+        return not self._stopped
+
+    def _next_place(self) -> Place | None:
+        if self._fresh_places:
+            self._fresh_places -= 1
+            return self._copier.place()
+        place = self._free.get()
+        if place is not None:
+            place.taken.synchronize()
+        return place
+
+    def _return_read(self) -> None:
+        """Wait until the device has read what it was given, and give those slots back."""
+        while self._unread:
+            batch, place = self._unread.popleft()
+            place.copied.synchronize()
+            del batch
+            if isinstance(self.batches, FeedIterator):
+                self.batches.return_now()
+
+
+class DevicePass(Iterator[Any]):
+    """One pass of a DeviceLoader over a CUDA device."""
+
+    def __init__(self, progress: Progress, lane: CopyLane, device: torch.device) -> None:
+        self._progress = progress
+        self._lane: CopyLane | None = lane
+        self._device = device
+        self._pid = os.getpid()
+        lifetime.device_passes.add(self)
+
+    def __next__(self) -> Any:  # noqa: ANN401 - what the source yields, moved
+        lane = self._lane
+        if lane is None:
+            raise StopIteration
+        if self._pid != os.getpid():
+            raise FeedError("expected the process that began this pass, got a fork of it", hint="call iter() again")
+        began_s = time.perf_counter()
+        staged = lane.staged.get()
+        wait_s = time.perf_counter() - began_s
+        if staged.over:
+            self.close()
+            if staged.error is not None:
+                raise staged.error
+            self._progress.finished(lane.batches)
+            raise StopIteration
+        assert staged.place is not None
+        # now, not at construction: the trainer may have switched streams
+        stream = torch.cuda.current_stream(self._device)
+        staged.place.taken.record(stream)
+        if staged.place.ready is not None:
+            stream.wait_event(staged.place.ready)
+        record_stream(staged.batch, stream)  # allocated on the copy stream, to be freed by the trainer's
+        lane.taken(staged)
+        self._progress.took(staged.position, wait_s)
+        return staged.batch
+
+    def close(self) -> None:
+        """End the pass; idempotent."""
+        lane, self._lane = self._lane, None
+        if lane is not None and self._pid == os.getpid():
+            lane.stop()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pid") and not sys.is_finalizing():
+            self.close()

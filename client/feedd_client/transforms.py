@@ -1,0 +1,120 @@
+"""What DeviceLoader calls on each batch, and what it tells the callable: epoch, step, rank, a seeded generator."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from feedd_client.containers import map_tensors
+from feedd_client.errors import BadOptionError
+
+Transform: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TransformContext:
+    """What a transform may want to know of the batch it gets.
+
+    Attributes:
+        epoch: of the batch.
+        step: of the batch within its epoch and rank.
+        rank: of this process.
+        generator: on the batch's device, seeded by the dataset's seed, epoch, step and rank: a resumed run draws what
+            an uninterrupted one draws, however fast the trainer is.
+        channels_last: whether the loader will put images in that memory order.
+    """
+
+    epoch: int
+    step: int
+    rank: int
+    generator: torch.Generator
+    channels_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNumber:
+    """Which batch of a run: ``row`` tells single samples of one step apart."""
+
+    epoch: int
+    step: int
+    row: int = 0
+
+
+class Pipeline:
+    """The transforms of one loader, in order."""
+
+    def __init__(self, transforms: Transform | Iterable[Transform], *, channels_last: bool) -> None:
+        """Prepare.
+
+        Raises:
+            BadOptionError: one of them is no callable.
+        """
+        given = (transforms,) if callable(transforms) else tuple(transforms)
+        for transform in given:
+            if not callable(transform):
+                raise BadOptionError(f"expected callables, got {transform!r}", object="transforms")
+        self.channels_last = channels_last
+        self._steps = tuple((transform, _takes_context(transform)) for transform in given)
+
+    def __bool__(self) -> bool:
+        return bool(self._steps) or self.channels_last
+
+    def __repr__(self) -> str:
+        return repr([transform for transform, _ in self._steps])
+
+    def __call__(self, batch: Any, context: TransformContext) -> Any:  # noqa: ANN401 - whatever the source yields
+        """Return what the transforms make of a batch.
+
+        Raises:
+            RuntimeError: a transform raised StopIteration, which would otherwise end the epoch without a word.
+        """
+        for transform, with_context in self._steps:
+            try:
+                batch = transform(batch, context) if with_context else transform(batch)
+            except StopIteration as error:
+                raise RuntimeError(f"expected a batch from {transform!r}, got StopIteration") from error
+        return map_tensors(batch, _pixels_last) if self.channels_last else batch
+
+
+class Generators:
+    """One generator, seeded anew for each batch."""
+
+    def __init__(self, device: torch.device, seed: int, rank: int) -> None:
+        self._device = device
+        self._generator: torch.Generator | None = None  # made in the thread that draws, where anybody does
+        self._seed = seed
+        self._rank = rank
+
+    def context(self, at: BatchNumber, *, channels_last: bool) -> TransformContext:
+        """Return the context of one batch; its generator draws for that batch until the next call."""
+        if self._generator is None:
+            self._generator = torch.Generator(self._device)
+        words = f"{self._seed}/{at.epoch}/{at.step}/{at.row}/{self._rank}".encode()
+        self._generator.manual_seed(int.from_bytes(hashlib.sha256(words).digest()[:8], "big") >> 1)
+        return TransformContext(at.epoch, at.step, self._rank, self._generator, channels_last)
+
+
+def _pixels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Put the channels of images last in memory; only batches of floating-point images are of that shape."""
+    if tensor.ndim != 4 or not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _takes_context(transform: Transform) -> bool:
+    """Whether a transform is to be called with a context: it requires a second argument, or has one of that name."""
+    if isinstance(transform, torch.nn.Module):
+        transform = transform.forward
+    try:
+        parameters = list(inspect.signature(transform).parameters.values())
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+    positional = [one for one in parameters if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}]
+    if len(positional) < 2:
+        return False
+    return positional[1].name == "context" or positional[1].default is inspect.Parameter.empty

@@ -1,0 +1,61 @@
+"""The ``cuda`` fixture: a test that asks for it runs on simulated devices under each schedule, and on a real one."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+
+from feedd_client import capture, copier, pinning
+from tests.fakes.cuda.device import Cuda
+from tests.fakes.cuda.machine import SCHEDULES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REAL: Final = "real"
+REAL_PARAM: Final = pytest.param(
+    REAL,
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+)
+_PARAMS: Final = [
+    *(
+        pytest.param(name, marks=[pytest.mark.nightly] if name.startswith("random") and name != "random-0" else [])
+        for name in SCHEDULES
+    ),
+    REAL_PARAM,
+]
+
+
+class RealCuda:
+    """The real device, where there is one."""
+
+    real = True
+
+
+@contextlib.contextmanager
+def simulated(schedule: str) -> Iterator[tuple[Cuda, pytest.MonkeyPatch]]:
+    """Put simulated devices in torch's place; at the end no rule of CUDA's has been broken."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = Cuda(schedule)
+        found.install(patch)
+        patch.setattr(copier, "_streams", {})
+        patch.setattr(pinning, "_registered", {})
+        patch.setattr(capture, "runtime_function", lambda: found.host.cudaThreadExchangeStreamCaptureMode)
+        yield found, patch
+        gc.collect()
+        found.machine.synchronize()
+        assert found.machine.violations == []
+
+
+@pytest.fixture(params=_PARAMS)
+def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Simulated devices under each schedule, and the real one."""
+    if request.param == REAL:
+        yield RealCuda()
+        return
+    with simulated(request.param) as (found, _):
+        yield found
