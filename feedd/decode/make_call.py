@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.forms.long_params import for_worker
 from feedd.decode.messages import Made, MakeRequest, NeedRanges, encode
 from feedd.decode.work import MadeShard
 from feedd.errors import BadShard
@@ -40,7 +41,7 @@ class MakeCall:
         task = self._task
         spans = tuple((span.start, span.end) for span in task.spans)
         sizes = (task.size_bytes, spans, task.out_at, task.limit_bytes, task.room_bytes, task.entry_bytes)
-        return encode(MakeRequest(request_id, task.form, task.url, *sizes))
+        return encode(MakeRequest(request_id, for_worker(task.form), task.url, *sizes))
 
     def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
         """Take note of the shard, or of what it still needs."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from feedd.decode.forms.long_params import named, spelled
 from feedd.decode.forms.memory import no_memory
 from feedd.errors import BadRecipe, BadShard, FeeddError, Internal, Unsupported
 
@@ -60,9 +61,13 @@ def params_of(asked: Iterable[Iterable[str]]) -> str:
 
 
 def typed_params(asked: Iterable[Iterable[str]], types: Mapping[str, str], other: str = "", delimiter: str = "") -> str:
-    """Return parameters that say the types of columns, too; see ``Typed``. Nothing asked for: all columns."""
+    """Return parameters that say the types of columns, too; see ``Typed``. Nothing asked for: all columns.
+
+    Raises:
+        BadRecipe: they are too many.
+    """
     columns = tuple(sorted({tuple(sorted(names)) for names in asked}))
-    return msgspec.json.encode(Typed(columns, dict(sorted(types.items())), other, delimiter)).decode()
+    return _text(Typed(columns, dict(sorted(types.items())), other, delimiter))
 
 
 def strict_params(params: str) -> str:
@@ -80,7 +85,7 @@ def head_params(params: str) -> str:
 
 def is_head(params: str) -> bool:
     """Whether parameters are those of ``head_params``."""
-    return params.startswith("{") and typed_by(params).head
+    return spelled(params).startswith("{") and typed_by(params).head
 
 
 def typed_by(params: str) -> Typed:
@@ -89,6 +94,7 @@ def typed_by(params: str) -> Typed:
     Raises:
         Internal: neither was.
     """
+    params = spelled(params)
     try:
         if params.startswith("{"):
             return msgspec.json.decode(params.encode(), type=Typed)
@@ -98,7 +104,7 @@ def typed_by(params: str) -> Typed:
 
 
 def _text(typed: Typed) -> str:
-    return msgspec.json.encode(typed).decode()
+    return named(msgspec.json.encode(typed).decode())
 
 
 def asked_by(params: str) -> Asked:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.decode.forms.columns import ROWS_ONLY, params_of
+from feedd.decode.forms.long_params import PARAMS_BYTES_MAX
 from feedd.decode.forms.registry import COLUMNAR, counts_apart
 from feedd.pipeline.derived.maker import formed
 from feedd.plan.listing import view_of
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
-
-PARAMS_BYTES_MAX: Final = 4096
-"""Most of a form's parameters, for it is part of every entry's identity: who names more columns gets all."""
 
 _CHEAP_TO_COUNT: Final = frozenset({"parquet"})
 
@@ -44,7 +42,7 @@ def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listi
 
 
 def asked_for(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
-    """Return the names that each field's column may have; none at all: every column is made."""
+    """Return the names that each field's column may have; none at all: every column is made, of those who name many."""
     asked = [field.sources for field in recipe]
     return asked if len(params_of(asked).encode()) <= PARAMS_BYTES_MAX else []
 

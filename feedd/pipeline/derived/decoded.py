@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import structlog
 
 from feedd.decode.formats.registry import format_for
+from feedd.decode.forms.long_params import PARAMS_BYTES_MAX
 from feedd.decode.forms.registry import form_named, ready_form
 from feedd.decode.ready import ready_prefix, rows_params
 from feedd.errors import Unsupported
-from feedd.pipeline.derived.columnar import PARAMS_BYTES_MAX
 from feedd.plan.listing import format_of, view_of
 from feedd.plan.objects.layout import is_pack
 

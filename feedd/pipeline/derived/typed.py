@@ -16,10 +16,11 @@ import msgspec
 
 from feedd.decode.forms.arrow import DELIMITER, TYPES
 from feedd.decode.forms.columns import typed_params
+from feedd.decode.forms.long_params import PARAMS_BYTES_MAX, is_long
 from feedd.decode.forms.registry import DELIMITED, split
 from feedd.decode.params import params_of
 from feedd.errors import BadRecipe, CacheUnavailable
-from feedd.pipeline.derived.columnar import PARAMS_BYTES_MAX, asked_for
+from feedd.pipeline.derived.columnar import asked_for
 from feedd.pipeline.pinned import with_pinned
 from feedd.plan.listing import view_of
 
@@ -51,7 +52,8 @@ async def typed(cache: ShardCache, listing: Listing, wanted: Sequence[Sequence[F
         wanted: recipes of each source; of one without any all columns are.
 
     Raises:
-        BadRecipe: a column has no values in the first shards, and its recipe does not tell its type.
+        BadRecipe: a column has no values in the first shards, and its recipe does not tell its type. Or there are too
+            many columns.
         Whatever the cache raises of those shards.
     """
     firsts = await asyncio.to_thread(_firsts, listing, len(wanted))
@@ -102,7 +104,7 @@ def _firsts(listing: Listing, sources: int) -> list[list[ObjectRef]]:
 
 
 async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence[FieldRecipe]) -> str:
-    """Return the parameters of a source's form; empty: its columns are too many to be named."""
+    """Return the parameters of a source's form; empty: it has no columns."""
     by_source: dict[str, list[FieldRecipe]] = {}
     for field in recipe:
         for source in field.sources:
@@ -131,14 +133,19 @@ async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence
 
 
 def _short(asked: Sequence[Sequence[str]], types: Mapping[str, str], sign: str) -> str:
-    """Return parameters that every entry of the cache can bear: the commonest type is told once, where need be."""
+    """Return parameters that tell all types: of many columns the commonest type once, and the rest by a digest.
+
+    Raises:
+        BadRecipe: there are too many.
+    """
     if not types:
         return ""
-    params = typed_params(asked, types, delimiter=sign)
-    if len(params.encode()) > PARAMS_BYTES_MAX:
-        ((other, _),) = Counter(types.values()).most_common(1)
-        params = typed_params(asked, {name: kind for name, kind in types.items() if kind != other}, other, sign)
-    return params if len(params.encode()) <= PARAMS_BYTES_MAX else ""
+    if sum(map(len, types)) < PARAMS_BYTES_MAX:
+        params = typed_params(asked, types, delimiter=sign)
+        if not is_long(params):
+            return params
+    ((other, _),) = Counter(types.values()).most_common(1)
+    return typed_params(asked, {name: kind for name, kind in types.items() if kind != other}, other, sign)
 
 
 def _formed(listing: Listing, params: Sequence[str]) -> Listing:
