@@ -178,6 +178,17 @@ class DrainConfig(Section):
     grace: Duration = Field(30.0, ge=0, le=3600, description="time open streams get to end after SIGTERM")
 
 
+class WatchdogConfig(Section):
+    """Ending a daemon whose event loop is stuck; a stopped process and a suspended machine do not count."""
+
+    dump_after: Duration = Field(
+        10.0, ge=0, le=3600, description="after so long a silence all stacks go to the log; 0: never"
+    )
+    exit_after: Duration = Field(
+        60.0, ge=0, le=3600, description="after so long a silence the process ends with status 70; 0: never"
+    )
+
+
 class LogConfig(Section):
     """Logs, on standard error."""
 
@@ -218,6 +229,7 @@ class Config(Section):
     tls: TlsConfig = _section(TlsConfig)
     security: SecurityConfig = _section(SecurityConfig)
     drain: DrainConfig = _section(DrainConfig)
+    watchdog: WatchdogConfig = _section(WatchdogConfig)
     log: LogConfig = _section(LogConfig)
     s3: dict[str, S3Config] = Field(default_factory=dict, description='settings per bucket; "*" for all others')
 

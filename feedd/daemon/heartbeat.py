@@ -1,4 +1,4 @@
-"""One periodic task: measures how late the loop wakes, and tells the watchdog that it does."""
+"""One periodic task: measures how late the loop wakes, and tells both watchdogs that it does."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from feedd import metrics
 
 if TYPE_CHECKING:
     from feedd.daemon.notify import Notifier
+    from feedd.daemon.watchdog import Watchdog
     from feedd.protocols import Clock, Recorder
 
 PERIOD_S = 0.5
 LATE_S = 1.0  # later than this is worth a line in the log
 
 
-async def beat(recorder: Recorder, clock: Clock, notifier: Notifier) -> None:
+async def beat(recorder: Recorder, clock: Clock, notifier: Notifier, watchdog: Watchdog) -> None:
     """Run until cancelled. A loop that is blocked sends no sign of life, which is the watchdog's point."""
     log = structlog.get_logger()
-    period_s = PERIOD_S if notifier.watchdog_s is None else min(PERIOD_S, notifier.watchdog_s / 3)
+    periods_s = [PERIOD_S, watchdog.tick_s / 2]
+    if notifier.watchdog_s is not None:
+        periods_s.append(notifier.watchdog_s / 3)
+    period_s = min(periods_s)
     while True:
         due_s = clock.monotonic_s() + period_s
         await clock.sleep_s(period_s)
@@ -27,5 +31,6 @@ async def beat(recorder: Recorder, clock: Clock, notifier: Notifier) -> None:
         recorder.gauge(metrics.DAEMON_LOOP_LAG, late_s)
         if late_s > LATE_S:
             log.warning("the event loop was blocked", late_s=round(late_s, 3))
+        watchdog.alive()
         if notifier.watchdog_s is not None:
             notifier.send("WATCHDOG=1")

@@ -25,6 +25,7 @@ from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.state import State
+from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
 from feedd.pipeline import open_pipeline
@@ -97,7 +98,9 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
     requests, holders = life.requests, Holders(life.requests)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        background = [group.create_task(beat(life.recorder, life.clock, life.notifier))]
+        options = WatchdogOptions(life.config.watchdog.dump_after, life.config.watchdog.exit_after)
+        watchdog = stack.enter_context(Watchdog(options))
+        background = [group.create_task(beat(life.recorder, life.clock, life.notifier, watchdog))]
         if ephemeral:
             background.append(group.create_task(holders.expect_first(life.clock)))
         for task in background:

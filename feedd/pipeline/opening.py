@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.batch.layout import lay_out
@@ -28,10 +29,11 @@ from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.filling import Filling
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.keeping import WINDOW_BATCHES
-from feedd.pipeline.planning import Request, planned
+from feedd.pipeline.planning import Request, planned, windows_of
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
+from feedd.plan.orders import SortedWindows
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
@@ -49,11 +51,16 @@ if TYPE_CHECKING:
     Classes = Mapping[str, tuple[str, ...]]
 
 _LEAST_SLOTS = 2
+_WINDOWS_BYTES = 128 << 20
 _AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 64
 
 
 class Pipeline:
-    """Seam ``FeedBackend``: sessions over the stages."""
+    """Seam ``FeedBackend``: sessions over the stages.
+
+    Attributes:
+        windows: those of all plans that sessions read.
+    """
 
     def __init__(
         self,
@@ -68,6 +75,7 @@ class Pipeline:
         self._options = options
         self._quarantine = quarantine
         self._budget = ArenaBudget(options.arena_bytes)
+        self.windows = SortedWindows(_WINDOWS_BYTES)
         self._crowd = Crowd()
         self._labelling = Labelling(stages.sources)
         self._sharing = Sharing()
@@ -121,8 +129,11 @@ class Pipeline:
             raise
 
     async def _open(self, request: Request, listing: Listing, mark: bytes, tables: Tables) -> Session:
-        plan = await asyncio.to_thread(planned, listing, request)  # balancing by size takes microseconds per shard
         async with AsyncExitStack() as undo:
+            orders = windows_of(self.windows, listing, request)
+            leave_windows = partial(self.windows.leave, orders) if orders is not None else _nothing
+            undo.callback(leave_windows)
+            plan = await asyncio.to_thread(planned, listing, request, orders)  # balancing takes microseconds per shard
             one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
             cache = self.stages.cache
             foresight = Foresight(self.shelf.readings, listing, cache)
@@ -140,7 +151,8 @@ class Pipeline:
                 classes=classes,
             )
             filling = Filling(listing, self.shelf, cache, assembler)
-            session = Session(SessionParts(info, filling, one.reader, outlook, arena), self.stages)
+            parts = SessionParts(info, filling, one.reader, outlook, arena, leave_windows=leave_windows)
+            session = Session(parts, self.stages)
             if request.spec.share:
                 await self._take_part(one, session, arena, memory)
             elif isinstance(arena, Arena):
@@ -299,6 +311,10 @@ class _Memory:
     async def lent(self, lease_count: int) -> SharedBatches:
         """For jobs that share, and hold so many leases each."""
         return await self.shared(slots_to_lend(lease_count, self.slot_bytes))
+
+
+def _nothing() -> None:
+    """A mixture sorts its own windows: there is nothing to leave."""
 
 
 def slots_for(size_bytes: int, consumer_count: int = 1) -> int:

@@ -13,8 +13,7 @@ from feedd.pipeline.batches.packing import check_packing
 from feedd.pipeline.batches.policy import BadSamples, parse_policy
 from feedd.pipeline.dataset.cuts import Cuts, cut_of
 from feedd.plan.mixed import MixedPlan, MixedReader, mix_facts
-from feedd.plan.orders import Orders
-from feedd.plan.reader import WINDOWS_KEPT, Reader, ReaderOptions
+from feedd.plan.reader import WINDOWS_KEPT, Reader, ReaderOptions, own_orders
 from feedd.plan.sharding import check_mode
 from feedd.plan.steps import Uneven, parse_uneven
 from feedd.values import FieldRecipe
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.plan.listing import Listing
+    from feedd.plan.orders import Orders, SortedWindows
     from feedd.values import OpenSpec
 
 AnyReader = Reader | MixedReader
@@ -139,8 +139,29 @@ class Planned:
     steps: int | None = None
 
 
-def planned(listing: Listing, request: Request) -> Planned:
+def windows_of(windows: SortedWindows, listing: Listing, request: Request) -> Orders | None:
+    """Return the sorted windows that all ranks of the node read; None: a mixture sorts its own.
+
+    Ranks of one run open one listing, and their plans differ only in which rows of each step are theirs.
+    """
+    if request.mix is not None:
+        return None
+    spec, topology = request.spec, request.spec.topology
+    parts = len(range(topology.node_rank, spec.partitions or topology.node_count, topology.node_count))
+    order = (spec.seed, spec.shuffle, request.window(listing), spec.window_bytes, request.bucket_sources)
+    step = (spec.batch_size, topology.local_world_size) if request.bucket_sources else ()
+    cut = (spec.sharding, spec.partitions, topology.node_count, topology.node_rank)
+    key = (id(listing.counts), listing.view, *order, *step, *cut)
+    return windows.enter(key, WINDOWS_KEPT * max(parts, 1), listing.counts)
+
+
+def planned(listing: Listing, request: Request, orders: Orders | None = None) -> Planned:
     """Plan; takes microseconds per shard.
+
+    Args:
+        listing: the dataset.
+        request: what of it is asked for.
+        orders: windows that other readers sort as well; None: the readers of this plan share theirs.
 
     Raises:
         BadRequest, Unsupported: what was asked for and the data do not go together.
@@ -164,5 +185,5 @@ def planned(listing: Listing, request: Request) -> Planned:
         spec.window_bytes,
         request.bucket_sources,
     )
-    orders = Orders(WINDOWS_KEPT * len(shares))
-    return Planned(lambda: Reader(shares, options, listing.counts, orders), uneven, steps)
+    own = orders or own_orders(len(shares))
+    return Planned(lambda: Reader(shares, options, listing.counts, own), uneven, steps)

@@ -36,6 +36,7 @@ class SessionParts:
         shared: where its batches come from instead of being decoded for it alone.
         leave: gives that up.
         ahead: decodes the next epoch's first batches, and is then whose slots they are.
+        leave_windows: gives up the windows that it sorted with other ranks.
     """
 
     info: SessionInfo
@@ -46,6 +47,7 @@ class SessionParts:
     shared: SharedBatches | None = None
     leave: Callable[[object], Awaitable[None]] | None = None
     ahead: Ahead | None = None
+    leave_windows: Callable[[], None] = lambda: None
 
 
 class Session:
@@ -177,6 +179,7 @@ class Session:
         self._parts.outlook.close()
         self._parts.filling.assembler.close()
         self._parts.arena.close()
+        self._parts.leave_windows()
         await self._parts.outlook.ended()  # the last: a worker may take its grace, and others need the memory
 
     def _start(self, at: Cursor) -> None:

@@ -14,7 +14,7 @@ from feedd.plan.buckets import BUCKETS, NeedLengths, by_length, gathered, length
 from feedd.plan.drawn import Drawn
 from feedd.plan.epoch import EpochOptions, NeedCounts, seeds
 from feedd.plan.node import Deal, NodeEpoch
-from feedd.plan.orders import ROW_BYTES, NeedOrder, Orders, WindowName
+from feedd.plan.orders import ROW_BYTES, NeedOrder, SortedWindows, WindowName
 from feedd.plan.steps import left_out
 from feedd.plan.walk import NodeWalk
 from feedd.values import Cursor, EpochEnd
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from feedd.plan.drawn import BatchRows
     from feedd.plan.listing import Listing
     from feedd.plan.node import Piece, Step
-    from feedd.plan.orders import WindowRows
+    from feedd.plan.orders import Orders, WindowRows
     from feedd.plan.share import Share
     from feedd.values import ShardIndex, Topology
 
-WINDOWS_KEPT = 6
-"""Of each partition: a batch spans two at most times, a third serves a neighbour in production or is sorted ahead; as
-many of the next epoch."""
+WINDOWS_KEPT = 3
+"""Of each partition: a batch spans two at most times, a third serves a neighbour in production or is sorted ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,11 @@ class ReaderOptions:
     wrap: bool = False
     window_bytes: int = 0
     bucket_by: tuple[str, ...] = ()
+
+
+def own_orders(partition_count: int) -> Orders:
+    """Return the windows of readers that share them with nobody else: as many of this epoch as of the next one."""
+    return SortedWindows(0).enter(None, 2 * WINDOWS_KEPT * partition_count)
 
 
 class Reader:
@@ -91,8 +95,8 @@ class Reader:
         self._epoch = -1
         self._map: NodeEpoch | None = None
         self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards that a window is being sorted by
-        self._orders = Orders(WINDOWS_KEPT * len(shares)) if orders is None else orders
-        self._latest: Mapping[WindowName, WindowRows] = {}  # of the batch drawn last
+        self._orders = orders or own_orders(len(shares))
+        self._latest: frozenset[WindowName] = frozenset()  # of the batch drawn last
         self._foreseen: Collection[WindowName] = ()  # of those the next ones were named
         self._places: dict[int, int] = {}
         self._places_epoch = -1
@@ -200,7 +204,7 @@ class Reader:
         missing = sorted(names - rows.keys())
         if missing:
             return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
-        self._latest = rows
+        self._latest = frozenset(rows)
         return self._gather(plan, rows, found, at)
 
     def ahead(self) -> NeedOrder | None:
@@ -208,9 +212,9 @@ class Reader:
 
         Nobody need do it: what is not sorted by then is when a batch reads it, which has to wait for it.
         """
-        if self._latest.keys() == self._foreseen or self._by_length or self._map is None:
+        if self._latest == self._foreseen or self._by_length or self._map is None:
             return None
-        self._foreseen, plan = self._latest.keys(), self._map
+        self._foreseen, plan = self._latest, self._map
         names: dict[WindowName, Callable[[], WindowRows]] = {}
         samples = 0
         following = cache(self._new_map)  # built once for all partitions, where it is sorted
@@ -251,16 +255,19 @@ class Reader:
         jobs = {name: self._sorting(plan, name) for name in names}
         self._lengths = {}
         samples = sum(plan.window_samples(name.partition, name.window) for name in names)
-        return self._to_sort(jobs, samples, held)
+        return self._to_sort(jobs, samples, held.keys())
 
     def _to_sort(
-        self, jobs: Mapping[WindowName, Callable[[], WindowRows]], samples: int, held: Mapping[WindowName, WindowRows]
+        self, jobs: Mapping[WindowName, Callable[[], WindowRows]], samples: int, beside: Collection[WindowName]
     ) -> NeedOrder:
+        """Return what sorts windows; those ``beside`` are read with them, and not dropped for them."""
+
         def sort() -> dict[WindowName, WindowRows]:
             return {name: job() for name, job in jobs.items()}
 
         def learn(found: Mapping[WindowName, WindowRows]) -> None:
-            self._orders.learn({**held, **found})  # all that the step reads: none pushes another out
+            held = {name: rows for name in beside if (rows := self._orders.get(name)) is not None}
+            self._orders.learn({**held, **found})
 
         return NeedOrder((id(self._orders), *jobs), sort, samples * ROW_BYTES, learn)
 

@@ -26,6 +26,7 @@ from tests.bench import (
     machine,
     objects,
     plan_speed,
+    ranks,
     s3_bytes,
     tokens,
 )
@@ -52,6 +53,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "memory": jpeg.run_memory,
     "columns": columns.run,
     "tokens": tokens.run,
+    "ranks": ranks.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

@@ -39,6 +39,7 @@ class Job:
         address: of the daemon.
         log: where its steps are written, and where it finds how far it came.
         epochs: after so many it is done.
+        stall_timeout_s: as the dataset's.
         paced: say each word and wait; else run until done, or to the end of the epoch in which it is told to stop.
     """
 
@@ -46,6 +47,7 @@ class Job:
     log: Path
     epochs: int
     paced: bool = True
+    stall_timeout_s: float = 120.0
 
 
 class Line(NamedTuple):
@@ -180,6 +182,7 @@ def _run(job: Job, link: Connection) -> None:
         address=job.address,
         topology=Topology(),
         reconnect_timeout_s=60,
+        stall_timeout_s=job.stall_timeout_s,
     )
     with job.log.open("ab+", buffering=0) as log:
         last = _last(log)

@@ -222,3 +222,4 @@ async def feeding(
         assert not pipeline._crowd._groups
         assert not pipeline._crowd.horizon.stream_count
         assert pipeline._budget.reserved_bytes == 0
+        assert (pipeline.windows.plan_count, pipeline.windows.kept_bytes) == (0, 0)

@@ -16,6 +16,7 @@ from feedd.daemon.heartbeat import PERIOD_S, beat
 from feedd.daemon.notify import Notifier
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.state import State
+from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.errors import BadConfig
 from feedd.observe.recorder import MemoryRecorder
 from feedd.values import Lifecycle
@@ -76,6 +77,10 @@ def test_a_request_keeps_its_first_reason_and_grace() -> None:
     assert requests.now.is_set()
 
 
+def _watchdog() -> Watchdog:
+    return Watchdog(WatchdogOptions(0, 0))
+
+
 class _LateClock:
     """A clock whose sleeps last a given time longer than asked, and which ends after a few."""
 
@@ -96,7 +101,7 @@ async def test_heartbeat_measures_how_late_the_loop_is() -> None:
     """The gauge holds the delay of the last wake-up."""
     recorder = MemoryRecorder()
     with pytest.raises(asyncio.CancelledError):
-        await beat(recorder, _LateClock([0.0, 0.25]), Notifier({}))
+        await beat(recorder, _LateClock([0.0, 0.25]), Notifier({}), _watchdog())
     assert recorder.total(metrics.DAEMON_LOOP_LAG) == pytest.approx(0.25)
 
 
@@ -105,7 +110,7 @@ async def test_heartbeat_is_faster_than_the_watchdog() -> None:
     clock = _LateClock([0.0] * 3)
     notifier = Notifier({"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "300000"})
     with pytest.raises(asyncio.CancelledError):
-        await beat(MemoryRecorder(), clock, notifier)
+        await beat(MemoryRecorder(), clock, notifier, _watchdog())
     assert clock.monotonic_s() == pytest.approx(100.0 + 3 * min(PERIOD_S, 0.1))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.plan.drawn import BatchRows, Drawn
-from feedd.plan.orders import NeedOrder, Orders, WindowName
+from feedd.plan.orders import NeedOrder, Orders, SortedWindows, WindowName
 from feedd.plan.reader import Reader, ReaderOptions
 from feedd.plan.share import Share
 from feedd.values import Cursor, Topology
@@ -19,6 +19,10 @@ _SHARDS, _SAMPLES, _BATCH = 6, 10, 4
 _SHARE = Share(np.arange(_SHARDS, dtype=np.int64))
 _OPTIONS = ReaderOptions(seed=5, shuffle=True, window_shards=2, batch_size=_BATCH, topology=Topology())
 _STEPS = _SHARDS * _SAMPLES // _BATCH
+
+
+def _orders(least: int, limit_bytes: int = 0) -> Orders:
+    return SortedWindows(limit_bytes).enter("plan", least)
 
 
 def _reader(orders: Orders | None = None) -> Reader:
@@ -47,7 +51,7 @@ def _rows(first: int) -> WindowRows:
 
 def test_each_window_is_sorted_once_for_all_readers() -> None:
     """What one reader has sorted, another of the same plan finds; one of its own plan does not."""
-    orders = Orders(12)
+    orders = _orders(12)
     one, other = _reader(orders), _reader(orders)
     steps = [Cursor(0, step) for step in range(_STEPS)]
     assert sum(_sorted_by(one, at) for at in steps) == _SHARDS // 2
@@ -58,7 +62,7 @@ def test_each_window_is_sorted_once_for_all_readers() -> None:
 
 def test_shared_windows_change_no_batch() -> None:
     """Readers that take turns in different epochs give what each would alone."""
-    orders = Orders(2)
+    orders = _orders(2)
     one, other, alone = _reader(orders), _reader(orders), _reader()
     for step in range(_STEPS):
         for reader, epoch in ((one, 0), (other, 1)):
@@ -68,7 +72,7 @@ def test_shared_windows_change_no_batch() -> None:
 
 def test_what_a_step_reads_is_kept_together() -> None:
     """More windows than are kept are learned at once, for a step that reads so many; then the oldest go."""
-    orders, names = Orders(2), [WindowName(0, 0, window) for window in range(4)]
+    orders, names = _orders(2), [WindowName(0, 0, window) for window in range(4)]
     orders.learn({name: _rows(name.window) for name in names[:3]})
     assert all(orders.get(name) is not None for name in names[:3])
     orders.get(names[1])
@@ -117,3 +121,67 @@ def test_nothing_is_said_of_windows_that_are_not_counted() -> None:
     reader = Reader((_SHARE,), _OPTIONS, counts)
     assert _sorted_by(reader, Cursor(0)) == 1
     assert reader.ahead() is None
+
+
+def _window(number: int) -> WindowName:
+    return WindowName(0, 0, number)
+
+
+def test_plans_share_a_limit() -> None:
+    """Beyond the few that each plan reads now, all plans keep so many bytes together: one that rests gives first."""
+    windows = SortedWindows(10 * 16)
+    busy, idle = windows.enter("busy", 2), windows.enter("idle", 3)
+    for number in range(8):
+        idle.learn({_window(number): _rows(number)})
+    assert windows.kept_bytes == 8 * 16
+    for number in range(20):
+        busy.learn({_window(number): _rows(number)})
+        assert windows.kept_bytes <= 10 * 16
+    assert [number for number in range(8) if idle.get(_window(number)) is not None] == [5, 6, 7]
+    assert [number for number in range(20) if busy.get(_window(number)) is not None] == list(range(13, 20))
+
+
+def test_a_plan_keeps_what_it_reads_now() -> None:
+    """A plan keeps its least number of windows, and all of the last step, whatever the limit says."""
+    windows = SortedWindows(0)
+    orders = windows.enter("plan", 2)
+    orders.learn({_window(number): _rows(number) for number in range(5)})
+    assert windows.kept_bytes == 5 * 16
+    orders.learn({_window(5): _rows(5)})
+    assert windows.kept_bytes == 2 * 16
+
+
+def test_readers_of_one_plan_share_its_windows_until_the_last_leaves() -> None:
+    """One key is one plan; its windows are dropped when nobody reads it any more, and not before."""
+    windows, owner = SortedWindows(1 << 20), object()
+    first, second = windows.enter(("a", id(owner)), 2, owner), windows.enter(("a", id(owner)), 2, owner)
+    other = windows.enter("b", 2)
+    assert first is second
+    assert other is not first
+    first.learn({_window(0): _rows(0)})
+    windows.leave(first)
+    assert second.get(_window(0)) is not None
+    windows.leave(second)
+    assert (windows.plan_count, windows.kept_bytes) == (1, 0)
+    assert windows.enter(("a", id(owner)), 2, owner) is not first
+
+
+def test_who_has_left_can_finish() -> None:
+    """A reader of a plan that was left still draws its batch, and keeps hardly anything for it."""
+    windows = SortedWindows(1 << 20)
+    orders = windows.enter("plan", 1)
+    reader = _reader(orders)
+    windows.leave(orders)
+    for step in range(_STEPS):
+        assert _samples(reader, Cursor(0, step)) == _samples(_reader(), Cursor(0, step))
+    assert windows.kept_bytes == 0
+    assert orders.kept_bytes <= 2 * 2 * _SAMPLES * 16
+
+
+def test_windows_learned_again_are_counted_once() -> None:
+    """What two readers sorted at the same time takes its memory once."""
+    windows = SortedWindows(1 << 20)
+    orders = windows.enter("plan", 2)
+    for _ in range(3):
+        orders.learn({_window(0): _rows(0)})
+    assert orders.kept_bytes == 16
