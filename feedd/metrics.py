@@ -103,6 +103,13 @@ PIPELINE_FILTERED = Metric("feedd_pipeline_filtered_samples_total", _C, "", "sam
 PIPELINE_QUARANTINED = Metric(
     "feedd_pipeline_quarantined_samples_total", _C, "", "bad samples written to the quarantine file"
 )
+PIPELINE_NOTICES = Metric(
+    "feedd_pipeline_notices_total",
+    _C,
+    "",
+    "objects and columns that sessions were told at their opening are left out or changed",
+    ("kind",),
+)
 DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the state the daemon is in", ("state",))
 DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "how late the event loop last woke")
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd.notices import Notice
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class ByteRange:
@@ -118,6 +120,7 @@ class ShardIndex:
         key_ends: int64[sample], end of each key in ``key_blob``.
         stored: how each field is stored (see ``decode.stored``); empty: each is a file of its own, as in a tar.
         notes: field's number (-1: all), sample, and what is there instead of a value; of the first such.
+        unread: name and type of columns that no field can have, where all columns were asked for.
     """
 
     fields: tuple[str, ...]
@@ -127,6 +130,7 @@ class ShardIndex:
     key_ends: NDArray[np.int64]
     stored: tuple[str, ...] = ()
     notes: tuple[tuple[int, int, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
 
     def stored_as(self, column: int) -> str:
         """Return how one field is stored."""
@@ -183,8 +187,7 @@ class TensorSpec:
         kind: layout.
         dtype: numpy name, little-endian ("uint8", "float32", ...).
         shape: per-sample shape (DENSE); empty for scalars and for the other kinds.
-        ndim: dimensions of one sample; RAGGED with ndim > 1 carries int64 shapes[rows, ndim]. How large those of
-            PADDED are is said by each batch.
+        ndim: dimensions of one sample; RAGGED with ndim > 1 carries int64 shapes[rows, ndim]; PADDED: see each batch.
     """
 
     name: str
@@ -196,11 +199,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a field lies, in bytes from the start of its slot. Unused parts are 0.
-
-    Attributes:
-        dims: shape of every sample of the batch, PADDED only.
-    """
+    """Where a field lies, in bytes from the start of its slot. ``dims``: PADDED only. Unused parts are 0."""
 
     values_at: int
     values_bytes: int
@@ -236,8 +235,8 @@ class Cursor:
     """Resume position of one rank; travels with every batch.
 
     Attributes:
-        anchors: a window of each partition of the rank's node, and where in the partition's stream its first sample is:
-            so a restarted daemon plans on without knowing earlier windows' counts. Empty: nothing is known.
+        anchors: a window of each partition of the rank's node, and where in the partition's stream it begins: so a
+            restarted daemon plans on without counting earlier windows. Empty: nothing is known.
     """
 
     epoch: int = 0
@@ -351,6 +350,7 @@ class SessionInfo:
         at_once: batches that are best asked for together: more than 1 where a batch is little work.
         places: slots of the arena, where other sessions read it, too; 0: it is the session's own.
         classes: what the numbers of text labels stand for, in order, by field; of all nodes the same.
+        notices: what of the data is left out or changed.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -364,6 +364,7 @@ class SessionInfo:
     at_once: int = 1
     places: int = 0
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,6 +209,8 @@ class Feeder:
         self._unproven = not session.fresh
         if session.fresh and session.granted.HasField("steps"):
             self.known_steps = session.granted.steps
+        log = self._consumer.index == 0 and self._consumer.topology.local_rank == 0
+        self._stats.take_notices(session.granted.notices, log=log)
         self._stats.transport = "inline" if session.mapping is None else "slot"
         self._stream = Stream(session, self._next, self._consumer.count, heartbeat_s(self._options.stall_timeout_s))
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd_client._wire import feedd_pb2 as pb
+
+_log: Final = logging.getLogger("feedd_client")
+_NOTICES_MAX: Final = 64
+_KIND_CHARS_MAX: Final = 64
+_TEXT_CHARS_MAX: Final = 2000
 
 
 @dataclass(slots=True)
@@ -25,6 +36,8 @@ class LoaderStats:
         leftover_samples: samples of this rank that ``uneven="drop"`` left out of the epochs that were seen to their
             end; with DataLoader workers the first of them counts all of the rank's.
         transport: "slot" (shared memory), "inline", or "" before the first batch.
+        notices: data that the daemon leaves out or changes, by kind: each has "text", "count" (objects or columns),
+            "bytes" and "warns". Those that warn are in the log, too. Empty before the first pass.
     """
 
     batches: int = 0
@@ -39,6 +52,22 @@ class LoaderStats:
     leftover_batches: int = 0
     leftover_samples: int = 0
     transport: str = ""
+    notices: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def take_notices(self, notices: Iterable[pb.Notice], *, log: bool) -> None:
+        """Take what the daemon said at Open; what it said before is not logged again.
+
+        Args:
+            notices: all that are true of the session: others are so no longer.
+            log: whether this process is the one of its node that logs them.
+        """
+        known, self.notices = self.notices, {}
+        for notice in tuple(notices)[:_NOTICES_MAX]:
+            kind, text = notice.kind[:_KIND_CHARS_MAX], notice.text[:_TEXT_CHARS_MAX]
+            told = {"text": text, "count": notice.count, "bytes": notice.size_bytes, "warns": notice.warns}
+            if log and notice.warns and known.get(kind) != told:
+                _log.warning("%s", text)
+            self.notices[kind] = told
 
     def as_dict(self) -> dict[str, Any]:
         """Return a plain, JSON-able dict."""

@@ -35,7 +35,7 @@ _MAGIC = b"feeddshd"
 _FIXED = struct.Struct("<8sIIQQI16s16sHHH")
 _CRC_AT = 12
 _SUM_BYTES = 4
-FORMS_VERSION: Final = "2"
+FORMS_VERSION: Final = "3"
 """Of what forms make: grows where one of them makes anything else of the same bytes, and what was made goes."""
 
 _FORM_MARK = "\0"  # no store's etag holds one

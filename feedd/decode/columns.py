@@ -87,6 +87,7 @@ def unpack(fd: int, reply: Indexed) -> ShardIndex:
         key_ends=numbers[2 * cells :],
         stored=reply.stored,
         notes=reply.notes,
+        unread=reply.unread,
     )
 
 

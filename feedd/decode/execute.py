@@ -204,7 +204,7 @@ class Executor:
                 raise
         fds.append(columns.pack(index))
         busy_s = time.perf_counter() - began_s
-        told = index.fields, index.sample_count, len(index.key_blob), index.stored, index.notes
+        told = index.fields, index.sample_count, len(index.key_blob), index.stored, index.notes, index.unread
         return Indexed(request.id, busy_s, *told)
 
     def _sizes(self, request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:

@@ -147,6 +147,7 @@ class Indexed(msgspec.Struct, frozen=True, array_like=True, tag="indexed"):
     key_bytes: int
     stored: tuple[str, ...] = ()
     notes: tuple[tuple[int, int, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):

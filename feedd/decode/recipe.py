@@ -251,11 +251,21 @@ def default_fields(extensions: Sequence[str], stored: Sequence[str] = ()) -> tup
         if extension in spellings[1:] or extension in pickled or not _nameable(extension):
             continue
         name = ";".join(spellings) if extension in spellings else extension
-        codec = _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
+        codec = _usual_codec(extension)
         if codec in _EXTRAS and not present(*_EXTRAS[codec][1:]):
             codec = "bytes"
         recipes.append(parse_field(name, how.get(extension, codec)))
     return tuple(recipes)
+
+
+def _usual_codec(extension: str) -> str:
+    return _DEFAULT_CODEC.get(extension.rsplit(".", 1)[-1], "bytes")
+
+
+def lacking_library(recipe: FieldRecipe) -> bool:
+    """Whether a default recipe reads files as bytes only because the library that decodes them is not installed."""
+    codec = _usual_codec(recipe.sources[0])
+    return recipe.codec == "bytes" and not recipe.stored and codec in _EXTRAS and not present(*_EXTRAS[codec][1:])
 
 
 def _nameable(extension: str) -> bool:

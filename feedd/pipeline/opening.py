@@ -14,6 +14,7 @@ from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.open_progress import enter_stage
 from feedd.flow.tasks import both
+from feedd.notices import notices_of, summed
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.batches.packing import packing_of
@@ -33,12 +34,14 @@ from feedd.pipeline.planning import Request, planned, windows_of
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
+from feedd.pipeline.telling import NoticeLog
 from feedd.plan.orders import SortedWindows
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.dataset.labels import Tables
     from feedd.pipeline.derived.cache import MadeCache
@@ -79,6 +82,7 @@ class Pipeline:
         self._crowd = Crowd()
         self._labelling = Labelling(stages.sources)
         self._sharing = Sharing()
+        self._notice_log = NoticeLog(stages.recorder)
         self._group = group
         self._numbers = itertools.count(1)
 
@@ -144,8 +148,11 @@ class Pipeline:
             memory, arena, classes = await self._slots(one)
             within = arena.group.arena if isinstance(arena, Tickets) else arena
             assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
+            notices = notices_of(summed([listing.passed_over.reasons, *memory.left_out]))
+            self._notice_log.tell(request.spec.urls, notices)
             info = replace(
                 one.info(memory.recipes),
+                notices=notices,
                 at_once=1 if request.spec.share else assembler.at_once,  # jobs that share take one by one
                 places=within.slot_count if within is not arena else 0,
                 classes=classes,
@@ -166,11 +173,11 @@ class Pipeline:
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
         arena: Arena | Tickets | None = None
         if size is not None and not spec.shared_arena:  # memory takes as long as fetching a shard: both at once
-            (recipes, _, classes), arena = await both(self._resolved(one), self._arena(one, size))
+            (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
         else:
             recipes, found, classes = await self._resolved(one)
             size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
-        memory = _Memory(self, size, one.request, recipes)
+        memory = _Memory(self, size, one.request, recipes, [source.left_out for source in found])
         if spec.share and spec.shared_arena:
             arena = await self._tickets(one, memory)
         if arena is None:
@@ -303,6 +310,7 @@ class _Memory:
     slot_bytes: int
     request: Request
     recipes: Recipes
+    left_out: Sequence[Mapping[NoticeKind, Amount]]
 
     async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
         """For jobs that share."""

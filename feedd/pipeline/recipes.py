@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import structlog
 
 from feedd.batch.layout import sample_bytes, slot_bytes
 from feedd.batch.pack import packed_specs
@@ -23,18 +21,18 @@ from feedd.pipeline.dataset.schema import Schema
 from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from feedd.batch.pack import Packing
+    from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.planning import AnyReader, Request
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
     from feedd.values import ShardIndex, TensorSpec
 
-_log = structlog.get_logger("feedd.pipeline")
 Recipe = tuple["FieldRecipe", ...]
 """Of all fields, in a batch's order."""
 
@@ -104,10 +102,12 @@ class Resolved:
 
     Attributes:
         index: of the shard that was looked at; None: there was no need.
+        left_out: what of the data is in no field, or changed, where nobody named any.
     """
 
     recipe: Recipe
     index: ShardIndex | None
+    left_out: Mapping[NoticeKind, Amount]
 
 
 def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
@@ -235,15 +235,12 @@ async def _resolve(
         lacking = [one for one in (*wanted, *beside) if here is not None and not set(one.sources) & set(here)]
         if lacking:
             await schema.settled(tuple(lacking))
-        return Resolved(told[: len(wanted)], index)
+        return Resolved(told[: len(wanted)], index, {})
     if wanted and not order and not any(map(needs_resolve, wanted)):
-        return Resolved(wanted, None)  # nothing is read here
+        return Resolved(wanted, None, {})  # nothing is read here
     settled = schema.settled(wanted, lambda recipe: _beside(request, recipe))
     recipe, index = await both(settled, _own(shelf, listing, order))
-    if not wanted:
-        narrowed = tuple(field.name for field in recipe if field.codec == "float" and field.stored == "float64")
-        _say_narrowed(request.spec.urls, narrowed)
-    return Resolved(recipe, index)
+    return Resolved(recipe, index, schema.left_out)
 
 
 async def _own(shelf: Shelf, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
@@ -254,18 +251,6 @@ async def _own(shelf: Shelf, listing: Listing, order: Sequence[int]) -> ShardInd
         if index.sample_count:
             break
     return index
-
-
-@functools.lru_cache(maxsize=1024)  # once per data set, however many sessions read it
-def _say_narrowed(urls: Sequence[str], names: Sequence[str]) -> None:
-    """Say of which fields the default recipes keep less than the data has."""
-    if names:
-        _log.warning(
-            "numbers of 64 bits are read as float32, for nobody named the fields",
-            urls=urls[:8],
-            fields=names[:50],
-            hint='fields={"NAME": "float:float64"} keeps all of their bits, "float" says that 32 will do',
-        )
 
 
 def _disagree(request: Request, source: int, expected: str, got: str) -> BadRecipe:

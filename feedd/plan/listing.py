@@ -108,7 +108,7 @@ class Listing:
         """Take what a later listing of the same objects knows, which contradicts nothing here."""
         _add(self.counts, newer.counts)
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
-        self.formats = newer.formats
+        self.formats, self.passed_over = newer.formats, newer.passed_over
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""

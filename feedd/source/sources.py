@@ -15,6 +15,7 @@ from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.retry import RetryPolicy
+from feedd.notices import notices_of
 from feedd.plan.objects.strays import PassedOver
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
@@ -80,7 +81,10 @@ class _Teller:
         self._told[url] = passed
         if len(self._told) > _TOLD_MOST:
             del self._told[next(iter(self._told))]
-        _log.info("objects are passed over", url=url, objects=passed.count, first=list(passed.keys))
+        notices = notices_of(passed.reasons)
+        log = _log.warning if any(notice.warns for notice in notices) else _log.info
+        why = [notice.text for notice in notices]
+        log("objects are passed over", url=url, objects=passed.count, first=list(passed.keys), why=why)
 
 
 class Sources:
@@ -190,7 +194,7 @@ class Sources:
             location = taking.location
             passed = PassedOver()
             for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
-                passed = passed.plus(PassedOver(grouped.left_out, grouped.examples))
+                passed = passed.plus(PassedOver(grouped.left_out, grouped.examples, grouped.reasons))
                 if location.format:
                     named |= dict.fromkeys(range(len(found), len(found) + len(grouped.refs)), location.format)
                 found += grouped.refs

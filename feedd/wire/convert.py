@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest, VersionMismatch
+from feedd.notices import NOTICES_MAX
 from feedd.values import Cursor, FieldKind, OpenSpec, SlotRef, SourceSpec, Topology
 from feedd.wire import feedd_pb2 as pb
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
-# 5: names of classes; 6: what an Open waits for, heartbeats
-PROTOCOL_MINOR = 6
+# 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices
+PROTOCOL_MINOR = 7
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -274,6 +275,15 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
         daemon_id=daemon_id,
         uneven=info.uneven,
     )
+    for notice in info.notices[:NOTICES_MAX]:
+        amount = notice.amount
+        response.notices.add(
+            kind=notice.kind.value,
+            text=said(notice.text),
+            count=amount.count,
+            size_bytes=amount.size_bytes,
+            warns=notice.warns,
+        )
     if info.steps is not None:
         response.steps = info.steps
     if info.left_out is not None:

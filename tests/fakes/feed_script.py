@@ -52,6 +52,7 @@ class Script:
     hollow: bool = False  # all batches but the last are empty, as where filters leave nothing
     uneven: str = ""
     again: dict[int, bytes] = field(default_factory=dict)
+    notices: tuple[dict[str, Any], ...] = ()
 
     def fingerprint_of(self, rank: int) -> bytes:
         """Fingerprint one rank is told."""

@@ -119,6 +119,7 @@ class FakeFeed(stubs.FeedServicer):
             slot_count=session.slot_count,
             daemon_id=f"daemon-{self.incarnation}",
             uneven=script.uneven,
+            notices=[pb.Notice(**notice) for notice in script.notices],
         )
         if script.tell_steps:
             response.steps = script.steps_of(rank)

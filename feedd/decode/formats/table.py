@@ -32,6 +32,8 @@ NOWHERE: Final = -1
 
 NOTES_MAX: Final = 16
 NOTE_CHARS_MAX: Final = 80
+UNREAD_MAX: Final = 4096
+UNREAD_CHARS_MAX: Final = 200
 
 _END_BYTES: Final = 4 + len(MAGIC)
 _FOOT_BYTES_MAX: Final = 16 << 20
@@ -74,12 +76,14 @@ class TableFoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     Attributes:
         notes: see ``ShardIndex``.
+        unread: see ``ShardIndex``.
     """
 
     rows: int
     columns: tuple[TableColumn, ...]
     keys: TableKeys | None = None
     notes: tuple[tuple[int, int, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
 
 
 class TableFormat:
@@ -121,7 +125,8 @@ class _Reader(ShardReader):
         stored = tuple(column.stored for column in columns)
         keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
-        return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes)
+        unread = tuple((name[:UNREAD_CHARS_MAX], kind[:UNREAD_CHARS_MAX]) for name, kind in foot.unread[:UNREAD_MAX])
+        return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes, unread=unread)
 
     def _foot(self) -> tuple[TableFoot, int]:
         """Return the foot and where it begins."""

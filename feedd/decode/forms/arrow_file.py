@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
@@ -10,11 +11,11 @@ from pyarrow import ipc
 
 from feedd.decode.forms.arrow_pieces import ColumnReader
 from feedd.decode.forms.arrow_types import kept
-from feedd.decode.forms.columns import chosen, refusing
+from feedd.decode.forms.columns import chosen, refusing, unread
 from feedd.decode.forms.table_writer import TableWriter, write_outline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from feedd.decode.forms.table_writer import Kept, Piece
     from feedd.protocols import Out
@@ -29,8 +30,9 @@ _FILE_START: Final = 8  # the magic, and what brings it to a multiple of 8
 def write(data: memoryview, url: str, params: str, out: Out) -> str:
     """Write the wanted columns as a table; return the name of its format."""
     with refusing(_WHAT, url):
-        columns = _columns(_open(data, None).schema, params, url)
+        columns, others = _columns(_open(data, None).schema, params, url)
         writer = TableWriter(out, None if columns else _count(data), url)
+        writer.leave_out(others)
         for name, (number, how) in columns.items():
             pieces = _pieces(data, number, ColumnReader(name, how, url), out.limit_bytes)
             writer.add(name, how, pieces)
@@ -41,8 +43,9 @@ def write_head(data: memoryview, url: str, params: str, out: Out) -> str:
     """Write which of the wanted columns there are, and whether there are rows, by an object's first bytes."""
     with refusing(_WHAT, url):
         reader = _open_start(data)
-        columns = ((name, how) for name, (_, how) in _columns(reader.schema, params, url).items())
-        return write_outline(columns, rows=_has_rows(reader), out=out, url=url)
+        columns, others = _columns(reader.schema, params, url)
+        outline = ((name, how) for name, (_, how) in columns.items())
+        return write_outline(outline, others, rows=_has_rows(reader), out=out, url=url)
 
 
 def tells_columns(data: memoryview) -> bool:
@@ -67,17 +70,18 @@ def _has_rows(reader: ipc.RecordBatchStreamReader) -> bool:
         return True  # values that are cut off: there are some
 
 
-def _columns(schema: pa.Schema, params: str, url: str) -> dict[str, tuple[int, Kept]]:
-    """Return the number of each wanted column, and how it is kept."""
+def _columns(schema: pa.Schema, params: str, url: str) -> tuple[dict[str, tuple[int, Kept]], Mapping[str, str]]:
+    """Return the number of each wanted column, and how it is kept; and names and types of those that cannot be."""
     usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
     names = [one.name for one in schema if usable[one.name][1] is not None]
-    others = [one.name for one in schema if usable[one.name][1] is None]
+    others = {one.name: str(one.type) for one in schema if usable[one.name][1] is None}
+    twice = {name: "a second column of that name" for name, count in Counter(schema.names).items() if count > 1}
     found: dict[str, tuple[int, Kept]] = {}
     for name in chosen(params, dict.fromkeys(names), others, url):
         number, how = usable[name]
         assert how is not None, "only columns that can be fields are chosen"
         found[name] = number, how
-    return found
+    return found, unread(params, {**others, **twice})
 
 
 def _count(data: memoryview) -> int:

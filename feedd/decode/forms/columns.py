@@ -23,6 +23,7 @@ ROWS_ONLY: Final = "rows"
 """Parameters of a form that makes no column at all: how many rows there are is all that is asked for."""
 
 _NAMES_SHOWN: Final = 60
+_TYPE_CHARS_SHOWN: Final = 200
 _STORED: Final = {"float": "float32", "double": "float64", "string": "text", "binary": "", "null": ""}
 _TIMES: Final = ("date32", "time32", "timestamp")
 
@@ -112,7 +113,12 @@ def asked_by(params: str) -> Asked:
     return typed_by(params).columns
 
 
-def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str) -> list[str]:
+def unread(params: str, others: Mapping[str, str]) -> Mapping[str, str]:
+    """Return those columns that nobody can read of which a user must be told: where all columns are asked for."""
+    return {} if params == ROWS_ONLY or typed_by(params).columns else others
+
+
+def chosen(params: str, usable: Collection[str], others: Mapping[str, str], url: str) -> list[str]:
     """Return those of an object's columns that are asked for, in the object's order.
 
     One that the object lacks, or has as what cannot be a field, its rows lack: they are bad samples then, in their
@@ -121,7 +127,7 @@ def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str
     Args:
         params: of the form.
         usable: columns that can be fields.
-        others: columns that cannot.
+        others: columns that cannot, and their types.
         url: named in errors.
 
     Raises:
@@ -136,7 +142,7 @@ def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str
     by_name = _by_lower(usable, url, {name for names in asked for name in names} if asked else None)
     if not asked:
         return list(usable)
-    refused = {name.lower() for name in others}
+    refused = {name.lower(): kind for name, kind in others.items()}
     wanted: set[str] = set()
     for names in asked:
         found = [by_name[name] for name in names if name in by_name]
@@ -146,9 +152,11 @@ def chosen(params: str, usable: Collection[str], others: Iterable[str], url: str
         if not typed.strict:
             continue
         got, hint = " or ".join(names), f"there are {_some(usable)}"
-        if not refused.isdisjoint(names):
+        kind = next((refused[name] for name in names if name in refused), None)
+        if kind is not None:
             expected = "a column of numbers, text or bytes, or of lists of numbers"
-            raise Unsupported(f"expected {expected}, got {got}", object=url, hint=hint, stage="decode")
+            message = f"expected {expected}, got {got} of type {kind[:_TYPE_CHARS_SHOWN]}"
+            raise Unsupported(message, object=url, hint=hint, stage="decode")
         raise BadRecipe(f"expected the name of a column, got {got}", object=url, hint=hint, stage="decode")
     return [name for name in usable if name in wanted]
 

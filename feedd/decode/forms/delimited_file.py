@@ -62,7 +62,7 @@ def write(data: memoryview, url: str, params: str, out: Out, delimiter: str) -> 
             message = f"expected a first row of names, as the dataset's first shard has, got {got}"
             raise BadShard(message, object=url, stage="decode")
         cells = _cells(first, named=named)
-        columns = chosen(params, cells, (), url)
+        columns = chosen(params, cells, {}, url)
         text = DelimitedText(data, first if named else list(cells), delimiter, named=named)
         rows = _read(text, cells, columns, typed, url)
         writer = TableWriter(out, rows.table.num_rows, url)

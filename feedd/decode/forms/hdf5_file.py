@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from feedd.decode.forms.array_pieces import PIECE_BYTES, ViewFile, kept_array, piece, same_count, step_rows
-from feedd.decode.forms.columns import asked_by, chosen, refusing, strict_params
+from feedd.decode.forms.columns import asked_by, chosen, refusing, strict_params, unread
 from feedd.decode.forms.memory import check_room, room_of
 from feedd.decode.forms.table_writer import Kept, Piece, TableWriter
 from feedd.decode.params import DTYPES
@@ -51,14 +51,14 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
     """Write the wanted datasets as a table; return the name of its format."""
     with refusing("an HDF5 file", url), h5py.File(ViewFile(data), "r") as file:
         usable: dict[str, _Column] = {}
-        others: list[str] = []
+        others: dict[str, str] = {}
         elsewhere: dict[str, str] = {}
         for name, dataset in _datasets(file, url, elsewhere):
             column = _column(dataset)
             if column is not None:
                 usable[name] = column
                 continue
-            others.append(name)
+            others[name] = f"{dataset.dtype} of shape {dataset.shape}"
             if dataset.is_virtual or dataset.external:
                 elsewhere[name] = "a virtual dataset" if dataset.is_virtual else "whose values are in other files"
         _check_here(params, usable, elsewhere, url)
@@ -67,6 +67,7 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
             _check_size(usable[name], out.limit_bytes)
         rows = same_count({name: usable[name].dataset.shape[0] for name in names or usable}, url)
         writer = TableWriter(out, rows, url)
+        writer.leave_out(unread(params, {**elsewhere, **others}))
         for name in names:
             writer.add(name, usable[name].how, _pieces(usable[name], out, url))
         return writer.finish()

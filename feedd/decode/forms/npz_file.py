@@ -11,7 +11,7 @@ import numpy as np
 
 from feedd.decode.codecs.array import NpyHeader, read_npy_head
 from feedd.decode.forms.array_pieces import ViewFile, kept_array, piece, same_count, step_rows
-from feedd.decode.forms.columns import chosen, refusing, strict_params
+from feedd.decode.forms.columns import chosen, refusing, strict_params, unread
 from feedd.decode.forms.memory import check_room
 from feedd.decode.forms.table_writer import TableWriter
 from feedd.errors import BadSample, BadShard
@@ -39,19 +39,22 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
     """Write the wanted arrays as a table; return the name of its format."""
     with refusing("a .npz file", url), zipfile.ZipFile(ViewFile(data)) as archive:
         usable: dict[str, _Member] = {}
-        others: list[str] = []
+        others: dict[str, str] = {}
         infos = [info for info in archive.infolist() if info.filename.endswith(_SUFFIX)]
         if len(infos) > _MEMBERS_MAX:
             raise BadShard(f"expected at most {_MEMBERS_MAX} arrays, got {len(infos)}", object=url, stage="decode")
         for info in infos:
             name, member = info.filename.removesuffix(_SUFFIX), _member(archive, info)
             if member is None or name in usable:
-                others.append(name)
+                others[name] = (
+                    "an array of a type that no field has" if member is None else "a second array of that name"
+                )
             else:
                 usable[name] = member
         names = chosen(params if usable else strict_params(params), usable, others, url)  # else nothing counts rows
         rows = same_count({name: usable[name].header.shape[0] for name in names or usable}, url)
         writer = TableWriter(out, rows, url)
+        writer.leave_out(unread(params, others))
         for name in names:
             member = usable[name]
             with archive.open(member.info) as file:

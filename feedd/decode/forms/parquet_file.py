@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from feedd.decode.forms.arrow_pieces import ColumnReader
 from feedd.decode.forms.arrow_types import file_of, kept, leaf_count, plain
-from feedd.decode.forms.columns import chosen, is_head, refusing
+from feedd.decode.forms.columns import chosen, is_head, refusing, unread
 from feedd.decode.forms.parquet_footer import read_dictionary, read_footer
 from feedd.decode.forms.table_writer import Kept, TableWriter, write_outline
 from feedd.errors import BadShard
@@ -66,11 +66,13 @@ def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) 
     with refusing(_WHAT, url):
         file = _File(data, footer, url)
         columns = file.columns(params)
+        others = unread(params, file.others)
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
-            return write_outline(outline, rows=file.footer.rows > 0, out=out, url=url)
+            return write_outline(outline, others, rows=file.footer.rows > 0, out=out, url=url)
         list(file.places(columns))  # where one is wrong, pyarrow would read anything, or end the process
         writer = TableWriter(out, file.footer.rows, url)
+        writer.leave_out(others)
         for column in columns:
             reader = ColumnReader(column.name, column.how, url)
             writer.add(column.name, column.how, file.pieces(column, reader, out.limit_bytes))
@@ -84,6 +86,9 @@ class _File:
         data: see ``chunks``.
         footer: see ``chunks``.
         url: named in errors.
+
+    Attributes:
+        others: types of the columns that no field can have, by name; once ``columns`` was called.
     """
 
     def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
@@ -92,25 +97,25 @@ class _File:
         self._url = url
         self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
         source = pa.BufferReader(pa.py_buffer(data))
+        self.others: dict[str, str] = {}
         self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
 
     def columns(self, params: str) -> list[_Column]:
         """Return the wanted ones."""
         usable: dict[str, _Column] = {}
-        others: list[str] = []
         at = 0
         for field in self._file.schema_arrow:
             count = leaf_count(field.type)
             how = kept(field.type)
             if how is None or field.name in usable:
-                others.append(field.name)
+                self.others[field.name] = str(field.type) if how is None else "a second column of that name"
             else:
                 usable[field.name] = _Column(field.name, how, _leaves(plain(field.type), at, count))
             at += count
         wrong = next((len(group.chunks) for group in self.footer.groups if len(group.chunks) != at), at)
         if wrong != at or len(self._file.schema) != at:
             raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
-        return [usable[name] for name in chosen(params, usable, others, self._url)]
+        return [usable[name] for name in chosen(params, usable, self.others, self._url)]
 
     def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
         """Yield where the values of columns lie."""

@@ -16,6 +16,8 @@ from feedd.decode.formats.table import (
     NOTE_CHARS_MAX,
     NOTES_MAX,
     NOWHERE,
+    UNREAD_CHARS_MAX,
+    UNREAD_MAX,
     TableColumn,
     TableFoot,
     TableKeys,
@@ -23,7 +25,7 @@ from feedd.decode.formats.table import (
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -78,6 +80,7 @@ class TableWriter:
         self._columns: list[TableColumn] = []
         self._keys: TableKeys | None = None
         self._notes: list[tuple[int, int, str]] = []
+        self._unread: tuple[tuple[str, str], ...] = ()
         out.write(MAGIC)
 
     def add(self, name: str, how: Kept, pieces: Iterable[Piece]) -> None:
@@ -148,10 +151,16 @@ class TableWriter:
         for row, text in itertools.islice(notes, NOTES_MAX - len(self._notes)):
             self._notes.append((column, row, text[:NOTE_CHARS_MAX]))
 
+    def leave_out(self, columns: Mapping[str, str]) -> None:
+        """Keep the names and types of the object's other columns, which no field can have."""
+        some = itertools.islice(columns.items(), UNREAD_MAX)
+        self._unread = tuple((name[:UNREAD_CHARS_MAX], kind[:UNREAD_CHARS_MAX]) for name, kind in some)
+
     def finish(self) -> str:
         """Write the foot; return the name of the format."""
         self._align()
-        foot = msgspec.json.encode(TableFoot(self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes)))
+        told = self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes), self._unread
+        foot = msgspec.json.encode(TableFoot(*told))
         self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
         return "table"
 
@@ -183,10 +192,13 @@ class TableWriter:
         return BadShard(f"expected {expected} of column {name!r}, got {got}", object=self._url, stage="decode")
 
 
-def write_outline(columns: Iterable[tuple[str, Kept]], *, rows: bool, out: Out, url: str) -> str:
+def write_outline(
+    columns: Iterable[tuple[str, Kept]], unread: Mapping[str, str], *, rows: bool, out: Out, url: str
+) -> str:
     """Write a table that says which columns there are: of one row without values, where there are ``rows`` at all."""
     count = int(rows)
     writer = TableWriter(out, count, url)
+    writer.leave_out(unread)
     for name, how in columns:
         nothing = Piece(np.zeros(0, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.bool_))
         writer.variable(name, how.stored, (nothing,))

@@ -30,6 +30,7 @@ from feedd.decode.forms.registry import (
     only_unpacks,
     split,
 )
+from feedd.decode.left_out import left_out
 from feedd.decode.ready import PIXELS, RowsParams
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve
 from feedd.errors import BadRequest, BadSample
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from feedd.decode.ready import ReadyField
+    from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
@@ -101,11 +103,15 @@ class Schema:
         listing: as the session reads it.
         source: which of them.
         strict: a sample that should tell, and cannot be read, is an error; else others are tried.
+
+    Attributes:
+        left_out: what of the data ``settled`` chose no field for, or changes, where nobody named any.
     """
 
     def __init__(self, stages: Stages, shelf: Shelf, listing: Listing, source: int, *, strict: bool) -> None:
         self._stages, self._shelf, self._listing = stages, shelf, listing
         self._shards = listing.shards_of(source)
+        self.left_out: dict[NoticeKind, Amount] = {}
         self._tries = 1 if strict else _SAMPLES_MAX
 
     def told(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
@@ -143,7 +149,7 @@ class Schema:
             BadShard, NotFound, ...: said by a shard.
         """
         looked: list[_Looked] = []
-        search = _Search({})
+        search, named = _Search({}), bool(wanted)
         async for one in self._with_samples():
             if not looked:
                 wanted = wanted or default_fields(one.index.fields, one.index.stored)
@@ -158,7 +164,9 @@ class Schema:
             first = await self._whole(looked[0].shard)
             await self._ask(first, search)
             await self._refuse(first, search)
-        return tuple(search.found.get(place, one) for place, one in enumerate(wanted))
+        settled = tuple(search.found.get(place, one) for place, one in enumerate(wanted))
+        self.left_out = {} if named else left_out(looked[0].index, settled)
+        return settled
 
     async def _ask(self, one: _Looked, search: _Search) -> None:
         """Take what a shard tells of the fields that are left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from feedd.pipeline.derived.maker import formed
 from feedd.plan.buckets import NeedLengths
 from feedd.plan.epoch import NeedCounts
 from feedd.plan.listing import Listing, format_of
+from feedd.plan.objects.strays import PassedOver
 from feedd.plan.orders import NeedOrder
 from feedd.source.braces import Allowance
 from feedd.source.sources import Resolved
@@ -186,6 +188,7 @@ class Shelf:
         whole = replace(whole, refs=refs)
         listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.packs, listing.named = whole.packs, await asyncio.to_thread(_known_formats, whole)
+        listing.passed_over = whole.passed_over
         listing.idx_bytes = await asyncio.to_thread(idx_sizes, whole.refs, whole.beside)
         told = await self._told(whole, listing)
         if any(cuts):
@@ -249,6 +252,7 @@ def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
         tuple(dict.fromkeys(ref for one in resolved for ref in one.beside)),
         tuple(pack for one in resolved for pack in one.packs),
         named,
+        functools.reduce(PassedOver.plus, (one.passed_over for one in resolved)),
     )
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
 from feedd.plan.objects.borders import borders
-from feedd.plan.objects.kinds import COMPANION, LINES, PRIMARY, SHARD, kind_of, split_name
+from feedd.plan.objects.kinds import COMPANION, LINES, PRIMARY, SHARD, is_table, kind_of, split_name
 from feedd.plan.objects.packs import Members, Packs, packed_tag
-from feedd.plan.objects.strays import EXAMPLES_MOST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,12 +40,14 @@ class Grouped:
         packs: None: there are none.
         left_out: objects that are no data.
         examples: the keys of the first of them.
+        reasons: how many of them, and how large, for which reason.
     """
 
     refs: tuple[ObjectRef, ...]
     packs: Packs | None = None
     left_out: int = 0
     examples: tuple[str, ...] = ()
+    reasons: Mapping[NoticeKind, Amount] = field(default_factory=dict)
 
 
 class Gathering:
@@ -138,13 +140,14 @@ class Gathering:
             return Grouped(tuple(refs))
         left = iter(kept)
         following = next(left, None)
-        lost: list[str] = []
+        lost: list[ObjectRef] = []
         for ref in refs:
             if ref is following:
                 following = next(left, None)
             else:
-                lost.append(ref.key)
-        return Grouped(tuple(kept), None, len(lost), tuple(lost[:EXAMPLES_MOST]))
+                lost.append(ref)
+        examples = tuple(ref.key for ref in lost[:EXAMPLES_MAX])
+        return Grouped(tuple(kept), None, len(lost), examples, self._reasons(lost, _among_shards))
 
     def _has_shards(self) -> bool:
         """Whether there is anything besides what may be of samples, and is no stray."""
@@ -204,7 +207,10 @@ class Gathering:
             refs.append(ref)
             at = end
         lost = len(order) - len(first) + len(self._others) - len(shards)
-        return Grouped((*refs, *packs.refs[at:]), packs, lost, self._examples(order, kept))
+        others = [ref for ref in self._others if not self._is_shard(ref)] if len(shards) < len(self._others) else []
+        reasons = summed([self._reasons(others, _among_samples), self._members_lost(order[~kept])])
+        examples = itertools.chain.from_iterable(amount.examples for amount in reasons.values())
+        return Grouped((*refs, *packs.refs[at:]), packs, lost, tuple(examples)[:EXAMPLES_MAX], reasons)
 
     def _borders(
         self, members: Members, begins: NDArray[np.int64], numbers: NDArray[np.int64], low: int, high: int
@@ -235,12 +241,43 @@ class Gathering:
             return False
         return self._strays is None or not self._strays.is_stray(ref.key, ref.size_bytes)
 
-    def _examples(self, order: NDArray[np.int64], kept: NDArray[np.bool_]) -> tuple[str, ...]:
-        """Return the keys of the first objects that are left out."""
-        numbers = order[~kept][:EXAMPLES_MOST]
-        members = self._members(numbers)
-        others = (ref.key for ref in self._others if not self._is_shard(ref))
-        return tuple(itertools.islice(itertools.chain(map(members.key, range(len(numbers))), others), EXAMPLES_MOST))
+    def _members_lost(self, numbers: NDArray[np.int64]) -> dict[NoticeKind, Amount]:
+        """Return why some objects of samples are left out."""
+        hidden = self._hidden()[numbers]
+        found: dict[NoticeKind, Amount] = {}
+        for kind, chosen in (
+            (NoticeKind.LONE_COMPANIONS, numbers[~hidden]),
+            (NoticeKind.HIDDEN_SHARDS, numbers[hidden]),
+        ):
+            if len(chosen):
+                first = self._members(chosen[:EXAMPLES_MAX])
+                size_bytes = int(np.frombuffer(self._sizes, np.int64)[chosen].sum())
+                found[kind] = Amount(len(chosen), size_bytes, tuple(map(first.key, range(len(first.sizes)))))
+        return found
+
+    def _reasons(self, lost: Sequence[ObjectRef], otherwise: Callable[[str], NoticeKind]) -> dict[NoticeKind, Amount]:
+        """Return why other objects are left out.
+
+        Args:
+            lost: they.
+            otherwise: says it of an object that is no stray by itself.
+        """
+        found: dict[NoticeKind, list[ObjectRef]] = {}
+        for ref in lost:
+            kind = self._strays.reason(ref.key, ref.size_bytes) if self._strays is not None else None
+            found.setdefault(kind or otherwise(ref.key), []).append(ref)
+        return {
+            kind: Amount(len(refs), sum(ref.size_bytes for ref in refs), tuple(ref.key for ref in refs[:EXAMPLES_MAX]))
+            for kind, refs in found.items()
+        }
+
+
+def _among_shards(key: str) -> NoticeKind:
+    return NoticeKind.TABLES_BESIDE_TARS if key.endswith(".parquet") else NoticeKind.SIDE_FILES
+
+
+def _among_samples(key: str) -> NoticeKind:
+    return NoticeKind.TABLES_BESIDE_SAMPLES if is_table(key) else NoticeKind.UNKNOWN_OBJECTS
 
 
 def _taken(blob: bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:

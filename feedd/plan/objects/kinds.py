@@ -61,6 +61,19 @@ def kind_of(stem: str, extension: str) -> int:
     return OTHER
 
 
+def looks_like_data(key: str) -> bool:
+    """Whether an object's name is that of a sample, a shard or a table."""
+    stem, extension = split_name(key)
+    if stem[stem.rfind("/") + 1 :].startswith("."):
+        return False
+    return kind_of(stem, extension) in {PRIMARY, SHARD} or extension in _ALONE
+
+
+def is_table(key: str) -> bool:
+    """Whether an object's name is that of lines or rows of text."""
+    return split_name(key)[1] in {"jsonl", "ndjson", "csv", "tsv"}
+
+
 def is_known(name: str) -> bool:
     """Whether one of the extensions of a lower-case file name is that of something known, numbered or compressed."""
     parts = re.split(r"[.-]", name)[1:]

@@ -9,13 +9,14 @@ refuse.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from feedd.plan.objects.kinds import SHARD, is_known, kind_of, split_name
+from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
+from feedd.plan.objects.kinds import SHARD, is_known, kind_of, looks_like_data, split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.values import ObjectRef
 
@@ -49,7 +50,6 @@ _USUAL: Final = "tar tgz tfrecord tfrecords mds rec bin parquet jsonl gz zst csv
 _SHARDS: Final = frozenset(_USUAL.split())
 """Extensions that none of what is above has."""
 
-EXAMPLES_MOST: Final = 3
 _BEGINS: Final = frozenset("._")
 
 
@@ -60,14 +60,17 @@ class PassedOver:
     Attributes:
         count: of them.
         keys: of the first of them.
+        reasons: how many of them, and how large, for which reason.
     """
 
     count: int = 0
     keys: tuple[str, ...] = ()
+    reasons: Mapping[NoticeKind, Amount] = field(default_factory=dict, compare=False)
 
     def plus(self, other: PassedOver) -> PassedOver:
         """Return both."""
-        return PassedOver(self.count + other.count, (self.keys + other.keys)[:EXAMPLES_MOST])
+        keys = (self.keys + other.keys)[:EXAMPLES_MAX]
+        return PassedOver(self.count + other.count, keys, summed([self.reasons, other.reasons]))
 
     def __str__(self) -> str:
         """Say it in a line."""
@@ -93,8 +96,15 @@ class Strays:
 
     def is_stray(self, key: str, size_bytes: int) -> bool:
         """Whether an object among shards is none."""
+        return self.reason(key, size_bytes) is not None
+
+    def reason(self, key: str, size_bytes: int) -> NoticeKind | None:
+        """Return why an object among shards is none; None: it is one."""
         if self.is_hidden(key):
-            return True
+            return NoticeKind.HIDDEN_SHARDS if size_bytes and looks_like_data(key) else NoticeKind.HIDDEN_FILES
+        return NoticeKind.SIDE_FILES if self._is_side_file(key, size_bytes) else None
+
+    def _is_side_file(self, key: str, size_bytes: int) -> bool:
         name = key[key.rfind("/") + 1 :].lower()
         extension = name[name.rfind(".") + 1 :]
         if extension in _SHARDS:  # most are

@@ -1,0 +1,50 @@
+"""Tells the operator what sessions leave out of their data; the client tells the user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from feedd import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.notices import Notice
+    from feedd.protocols import Recorder
+
+_TOLD_MAX: Final = 256  # datasets
+_URLS_SHOWN: Final = 3
+_log = structlog.get_logger(__name__)
+
+
+class NoticeLog:
+    """Counts notices of every session, and has them in the log once for as long as they are the same.
+
+    Args:
+        recorder: takes the counts.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._told: dict[tuple[str, ...], frozenset[Notice]] = {}
+
+    def tell(self, urls: tuple[str, ...], notices: Sequence[Notice]) -> None:
+        """Take the notices of a session that opens."""
+        for notice in notices:
+            self._recorder.count(metrics.PIPELINE_NOTICES, notice.amount.count, kind=notice.kind.value)
+        known = self._told.pop(urls, frozenset())
+        for notice in notices:
+            if notice.warns and notice not in known:
+                _log.warning(
+                    "data is left out or changed",
+                    kind=notice.kind.value,
+                    count=notice.amount.count,
+                    size_bytes=notice.amount.size_bytes,
+                    text=notice.text,
+                    urls=list(urls[:_URLS_SHOWN]),
+                )
+        self._told[urls] = frozenset(notices)
+        if len(self._told) > _TOLD_MAX:
+            del self._told[next(iter(self._told))]

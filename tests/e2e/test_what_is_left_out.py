@@ -1,0 +1,176 @@
+"""What a dataset leaves out, through a real daemon: users read it in the log and in stats(), operators in the log."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import ipc
+
+from feedd_client import BadRequestError, FeedDataset
+from tests.fakes.tars import tar_bytes
+from tests.unit.decode.forms.test_arrays_form import hdf5
+from tests.unit.decode.test_mds import mds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.bench.server.server import S3Server
+    from tests.e2e.daemon import Daemon
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+CHAT = pa.table(
+    {
+        "id": [1, 2],
+        "messages": [[{"role": "user", "content": "hi"}], []],
+        "meta": [{"a": 1, "b": "x"}, None],
+        "tags": [["x", "y"], []],
+        "scores": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int64())),
+    }
+)
+
+
+def parquet(table: Any) -> bytes:
+    """Return a Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def arrow(table: Any) -> bytes:
+    """Return an Arrow file."""
+    sink = io.BytesIO()
+    with ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def warned(records: list[logging.LogRecord]) -> list[str]:
+    """Return what the client has logged at warning."""
+    found = [r.getMessage() for r in records if r.name == "feedd_client" and r.levelno >= logging.WARNING]
+    records.clear()
+    return found
+
+
+def left_out(daemon: Daemon) -> list[dict[str, Any]]:
+    """Return the daemon's log lines about data that sessions leave out."""
+    lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line.get("event") == "data is left out or changed"]
+
+
+def read(url: str, daemon: Daemon, **more: Any) -> tuple[FeedDataset, set[str]]:
+    """Read a dataset to its end; return it and the fields of its batches."""
+    dataset = FeedDataset(url, batch_size=2, address=daemon.address, copy=True, **more)
+    return dataset, {name for batch in dataset for name in batch}
+
+
+@pytest.mark.parametrize(("name", "write"), [("parquet", parquet), ("arrow", arrow)])
+def test_columns_that_nobody_can_read_are_named(
+    name: str,
+    write: Callable[[Any], bytes],
+    s3: S3Server,
+    daemons: Callable[..., Daemon],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One warning names them with their types, once per dataset; stats() counts them; by name they are an error."""
+    for shard in range(2):
+        s3.put("data", f"c/{shard}.{name}", write(CHAT))
+    daemon = daemons()
+    dataset, fields = read("s3://data/c/", daemon)
+    assert fields == {"id"}
+    (said,) = warned(caplog.records)
+    assert "messages: list<" in said
+    assert "meta: struct<" in said
+    notice = dataset.stats()["notices"]["unread-columns"]
+    assert notice == {"text": said, "count": 4, "bytes": 0, "warns": True}
+    assert len(list(dataset)) == 2
+    assert warned(caplog.records) == []
+    (line,) = left_out(daemon)
+    assert (line["kind"], line["count"], line["level"]) == ("unread-columns", 4, "warning")
+    named, _ = read("s3://data/c/", daemon, fields={"id": "int"})
+    assert (named.stats()["notices"], warned(caplog.records)) == ({}, [])
+    with pytest.raises(BadRequestError, match=r"got messages of type list<.*struct<role: string"):
+        read("s3://data/c/", daemon, fields={"id": "int", "messages": "json"})
+
+
+def test_a_large_file_of_which_only_the_footer_is_looked_at_tells_as_much(
+    s3: S3Server, daemons: Callable[..., Daemon]
+) -> None:
+    """Columns are known from the footer; what cannot be read is told from there as well."""
+    rows = 1 << 16
+    numbers = np.random.default_rng(0).random(rows)
+    table = pa.table({"x": numbers, "messages": pa.array([[{"role": "user"}]] * rows)})
+    s3.put("data", "l/0.parquet", parquet(table))
+    dataset, fields = read("s3://data/l/", daemons(), steps=2)
+    assert fields == {"x"}
+    counts = {kind: notice["count"] for kind, notice in dataset.stats()["notices"].items()}
+    assert counts == {"unread-columns": 1, "narrowed-numbers": 1}
+
+
+def test_arrays_and_encodings_that_nobody_can_read_are_named(
+    s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pickled MDS columns, arrays of structs in HDF5 and reserved names in a tar are told alike."""
+    s3.put("data", "m/0.mds", mds({"n": "int", "obj": "pkl"}, [{"n": bytes(8), "obj": b"\x80\x04N."}] * 2))
+    pair = np.zeros(2, [("a", "i4"), ("b", "f8")])
+    s3.put("data", "h/0.h5", hdf5({"x": np.arange(2), "pair": pair}))
+    s3.put("data", "r/0.tar", tar_bytes([("0", {"cls": b"1", "__url__": b"x"})]))
+    daemon = daemons()
+    cases = {
+        "m/": ("pickled-columns", "obj", {"n"}),
+        "h/": ("unread-columns", "pair: [('a'", {"x"}),
+        "r/": ("reserved-names", "__url__", {"cls"}),
+    }
+    for prefix, (kind, name, expected) in cases.items():
+        dataset, fields = read(f"s3://data/{prefix}", daemon)
+        assert fields == expected, prefix
+        (said,) = warned(caplog.records)
+        assert name in said
+        assert dataset.stats()["notices"][kind]["count"] == 1
+
+
+def test_numbers_that_are_read_as_smaller_ones_are_told_to_the_user(
+    s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """float64 columns that nobody named come as float32, which the client's log says; named ones come as asked for."""
+    s3.put("data", "f/0.parquet", parquet(pa.table({"x": [0.1, 0.2], "n": [1, 2]})))
+    daemon = daemons()
+    dataset, _ = read("s3://data/f/", daemon)
+    (said,) = warned(caplog.records)
+    assert "read as float32" in said
+    assert "(x)" in said
+    assert dataset.stats()["notices"]["narrowed-numbers"]["count"] == 1
+    dataset, _ = read("s3://data/f/", daemon, fields={"x": "float:float64"})
+    assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
+
+
+def test_hidden_folders_that_hold_shards_are_told_with_their_bytes(
+    s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shards below a name with an underscore are a warning with count and bytes; other files are counted only."""
+    tar = tar_bytes([("0", {"cls": b"1"})])
+    for name in ("_a/0.tar", "_a/1.tar", "b/0.tar"):
+        s3.put("data", f"u/{name}", tar)
+    for name in ("_SUCCESS", "README.md"):
+        s3.put("data", f"u/{name}", b"none")
+    daemon = daemons()
+    dataset, _ = read("s3://data/u/", daemon)
+    (said,) = warned(caplog.records)
+    assert "u/_a/0.tar" in said
+    told = {kind: (one["count"], one["bytes"], one["warns"]) for kind, one in dataset.stats()["notices"].items()}
+    assert told == {
+        "hidden-shards": (2, 2 * len(tar), True),
+        "hidden-files": (1, 4, False),
+        "side-files": (1, 4, False),
+    }
+    assert [line["kind"] for line in left_out(daemon)] == ["hidden-shards"]
+    sources = [line["text"] for line in left_out(daemon)]
+    assert sources == [said]
+    json.dumps(dataset.stats())

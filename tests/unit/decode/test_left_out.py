@@ -1,0 +1,47 @@
+"""Which fields default recipes leave out or change, by what a shard tells of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.decode import recipe as recipes
+from feedd.decode.left_out import left_out
+from feedd.decode.recipe import as_stored, default_fields
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def told(fields: dict[str, str], unread: tuple[tuple[str, str], ...] = ()) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Return what is left out of a shard with those fields, by how it stores them."""
+    cells = np.zeros((len(fields), 1), np.int64)
+    index = ShardIndex(tuple(fields), cells, cells, b"0", np.ones(1, np.int64), tuple(fields.values()), unread=unread)
+    chosen = as_stored(default_fields(index.fields, index.stored), index)
+    return {kind.value: (amount.count, amount.examples) for kind, amount in left_out(index, chosen).items()}
+
+
+def test_nothing_is_left_out_of_plain_data() -> None:
+    """Fields that are read as they are need no notice, nor do two spellings of one field, nor labels."""
+    assert told({"jpg": "", "jpeg": "", "cls": "", "n": "int64", "x": "float32", "__folder__": ""}) == {}
+
+
+def test_each_field_has_one_reason() -> None:
+    """Pickles, reserved names, narrowed numbers and columns that nobody can read are told apart."""
+    found = told({"a": "pickle", "b": "float64", "__c": "", "d;e": "", "f": "int64"}, (("g", "struct<x: int64>"),))
+    assert found == {
+        "unread-columns": (1, ("g: struct<x: int64>",)),
+        "pickled-columns": (1, ("a",)),
+        "reserved-names": (2, ("__c", "d;e")),
+        "narrowed-numbers": (1, ("b",)),
+    }
+
+
+def test_fields_that_stay_bytes_for_lack_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sound that nothing can decode comes as bytes, and that is said."""
+    monkeypatch.setattr(recipes, "present", lambda *_: False)
+    assert told({"wav": "", "cls": ""}) == {"undecoded-fields": (1, ("wav",))}
+    monkeypatch.setattr(recipes, "present", lambda *_: True)
+    assert told({"wav": "", "cls": ""}) == {}
