@@ -124,10 +124,9 @@ class FakeFeed(stubs.FeedServicer):
         if script.tell_steps:
             response.steps = script.steps_of(rank)
         if script.arena:
-            response.arena.socket_path = self.arena_at
-            response.arena.token = session.token
-            response.arena.slot_bytes = script.slot_bytes
-            response.arena.size_bytes = script.slot_bytes * session.slot_count
+            arena = response.arena
+            arena.socket_path, arena.token = self.arena_at, session.token
+            arena.slot_bytes, arena.size_bytes = script.slot_bytes, script.slot_bytes * session.slot_count
         return response
 
     def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseResponse:  # noqa: N802 - gRPC's name
