@@ -19,6 +19,7 @@ _FOREIGN_THREADS = (
     "channel_spin",  # grpc channels of the synchronous API
     "process_request_thread",  # a request of an in-process HTTP server
     "asyncio_",  # a loop's default executor, ended by the loop
+    "feedd-pool-",  # of a process, bounded; they end by themselves when there was no work for a while
     "pytest_timeout",
     "pytest-timeout",
     "QueueFeederThread",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from awscrt.checksums import combine_crc32c, crc32c
 
 from feedd.cache import layout
-from feedd.flow.mapping import pieces
+from feedd.flow.mapping import on_disk, pieces
 
 if TYPE_CHECKING:
     from feedd.values import ByteRange
@@ -58,12 +58,13 @@ class BlockSums:
             at, begins = stop, False
 
     def take(self, span: ByteRange, piece: memoryview) -> None:
-        """Sum the blocks that came whole, and note of others what was summed as it was written.
+        """Note what was summed as it was written, and sum other blocks that came whole where that waits for no disk.
 
-        What else there is of those is summed in ``finish``, off the loop. Where bytes are written in any other way over
+        What else there is is summed in ``finish``, off the loop. Where bytes are written in any other way over
         those that ``landed`` was told of, it has to be told of that, too.
         """
         block = self._block_bytes
+        later = on_disk(piece)
         for index in range(span.start // block, -(-span.end // block)):
             start, stop = index * block, min((index + 1) * block, self._size_bytes)
             low, high = max(start, span.start), min(stop, span.end)
@@ -71,13 +72,19 @@ class BlockSums:
             known = _UNKNOWN if written is None or written.start != low else written.crc
             if (low, high) == (start, stop):
                 self._came.pop(index, None)
-                self._sums[index] = _crc(piece[low - span.start : high - span.start]) if known == _UNKNOWN else known
+                if known == _UNKNOWN and not later:
+                    known = _crc(piece[low - span.start : high - span.start])
+                self._sums[index] = known
             else:
                 self._sums[index] = _UNKNOWN
                 self._take_piece(index, low, high, known)
 
     def finish(self, data: memoryview) -> bytes:
-        """Return all checksums as the header has them; ``data`` is the whole object, for what is not summed yet."""
+        """Return all checksums as the header has them; ``data`` is the whole object, for what is not summed yet.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
         for index, known in enumerate(self._sums):
             if known == _UNKNOWN:
                 self._sums[index] = self._joined(index, data)
@@ -103,9 +110,6 @@ class BlockSums:
 
 def _crc(data: memoryview, before: int = 0) -> int:
     crc = before
-    try:
-        for piece in pieces(data):
-            crc = crc32c(piece, crc)
-    except OSError:  # a disk that reads nothing; what was just written is in memory all the same
-        return int(crc32c(data, before))
+    for piece in pieces(data):
+        crc = crc32c(piece, crc)
     return crc

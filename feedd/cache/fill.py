@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.cache import layout, trouble
 from feedd.cache.blocks import BlockSums
 from feedd.cache.trouble import PlaceFull
 from feedd.errors import FeeddError, StoreUnavailable
 from feedd.flow.tasks import within
+from feedd.flow.writing import left_alone
 from feedd.units import format_duration
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from feedd.cache.place import Draft, Place
     from feedd.protocols import ShardFetcher
     from feedd.values import ByteRange, ObjectRef
+
+
+_WRITTEN_S: Final = 30.0
+"""Longest wait for writes that nobody wants any more, of the slower of two requests: the disk hangs, then."""
 
 
 class FillWatch:
@@ -84,10 +89,16 @@ class Filler:
             if self.place.shared:
                 draft.mapping.landed = sums.landed
             await self._fetch(draft, FillWatch(urgency, sums if self.place.shared else None))
+            await self._left_alone(draft)
             await self.place.publish(draft, sums)
         except BaseException:
             self.place.abandon(draft)
             raise
+
+    async def _left_alone(self, draft: Draft) -> None:
+        """Wait until nobody writes any more: readers are given a file that does not change."""
+        if not await left_alone(draft.mapping.writers, _WRITTEN_S):
+            raise trouble.stalled(self.place.names.where, _WRITTEN_S)
 
     async def _create(self, ref: ObjectRef, make_room: Callable[[PlaceFull], bool]) -> Draft:
         try:

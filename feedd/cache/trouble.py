@@ -82,7 +82,7 @@ def place_full(full: PlaceFull, names: Names) -> CacheUnavailable:
     )
 
 
-def stalled(directory: Path, waited_s: float) -> CacheUnavailable:
+def stalled(directory: Path | str, waited_s: float) -> CacheUnavailable:
     """Return what to raise where the disk does not answer at all."""
     return CacheUnavailable(
         f"expected the disk to answer, got nothing for {format_duration(waited_s)}",

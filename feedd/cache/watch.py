@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -150,7 +151,10 @@ class DiskWatch:
         now_s = asyncio.get_running_loop().time()
         interval_s = self._health.probe_interval_s()
         delays_s = [] if interval_s is None else [interval_s]
-        delays_s += [max(0.0, operation.due_s - now_s) for operation in self._operations]
+        watched = [
+            operation.due_s for operation in self._operations if operation.due_s < math.inf
+        ]  # others are given up
+        delays_s += [max(0.0, due_s - now_s) for due_s in watched]
         return min(delays_s, default=None)
 
     async def _probe(self) -> None:
@@ -169,7 +173,7 @@ class DiskWatch:
                 if clean:
                     operation.due_s = loop_s + self._options.slow_op_s
                 else:
-                    operation.due_s = float("inf")
+                    operation.due_s = math.inf
                     operation.scope.reschedule(loop_s)
         self._changed(None)
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
-from feedd.config.machine import existing_parent, memory_bytes
+from feedd.config.machine import existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX
 from feedd.errors import CacheUnavailable
+from feedd.flow.parts import PartSize
 from feedd.observe.status import parse_address
 from feedd.units import MIB, format_size
 
@@ -150,6 +151,7 @@ def _process(config: Config) -> Iterator[Finding]:
     verdict = Verdict.FINE if enough else Verdict.NOTE
     yield Finding("open files", verdict, f"hard limit {hard}, {NOFILE_WANTED} wanted", hint)
     yield _memfd()
+    yield _fetch(config)
     memory, arena = memory_bytes(), config.arena.size
     detail = f"arena.size {format_size(arena)} of {format_size(memory)}"
     if arena > memory:
@@ -158,6 +160,23 @@ def _process(config: Config) -> Iterator[Finding]:
         yield Finding("memory", Verdict.NOTE, detail, "more than half of the memory: the trainer needs some too")
     else:
         yield Finding("memory", Verdict.FINE, detail)
+
+
+def _fetch(config: Config) -> Finding:
+    """Say what the bounds of fetching come to together."""
+    fetch = config.fetch
+    sizes = PartSize(0 if fetch.part_size == "auto" else fetch.part_size, fetch.parts_in_flight, fetch.bytes_in_flight)
+    in_flight = min(fetch.parts_in_flight, fetch.bytes_in_flight // sizes.aim_bytes)
+    gbits = network_gbits()
+    detail = (
+        f"up to {fetch.parts_in_flight} parts in {format_size(fetch.bytes_in_flight)}: "
+        f"{in_flight} of {format_size(sizes.aim_bytes)} to begin with; {fetch.transfer_threads} transfer threads, "
+        f"{usable_cores()} cores, network card {'of unknown speed' if gbits is None else f'of {gbits:g} Gbit/s'}"
+    )
+    if in_flight < fetch.parts_in_flight:
+        hint = "raise fetch.bytes_in_flight, or leave it out, for all parts to be in flight"
+        return Finding("fetch", Verdict.NOTE, detail, hint)
+    return Finding("fetch", Verdict.FINE, detail)
 
 
 def _memfd() -> Finding:

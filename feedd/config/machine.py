@@ -18,11 +18,18 @@ ARENA_SHARE = 0.25  # of the memory this process may use
 MEMORY_CACHE_SHARE = 0.4  # of that memory, where the cache's directory is memory too
 BYPASS_SHARE = 0.1  # of that memory, for shards while the disk cannot be used
 WORKERS_SHARE = 0.25  # of that memory, for decode workers
+IN_FLIGHT_SHARE = 0.125  # of that memory, for bytes asked for and not yet received
+PART_BYTES = 16 * MIB  # of the largest parts
+PARTS_MIN, PARTS_MAX = 16, 256
+PARTS_PER_GBIT = 1.6  # one connection to S3 brings some 80 MB/s
+PARTS_PER_CORE = 2  # where the network card does not say how fast it is, as virtual ones do not
+CORES_PER_TRANSFER_THREAD = 8
 WORKER_BYTES = 128 * MIB  # a decode worker that decodes images, with room
 _MOUNTS = Path("/proc/self/mounts")
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs"})
 _CGROUPS = Path("/sys/fs/cgroup")
 _DEVICES = Path("/dev")
+_INTERFACES = Path("/sys/class/net")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -159,3 +166,36 @@ def default_workers_max(cpus: Collection[int]) -> int:
 def default_workers(most: int) -> int:
     """Return the workers to begin with, of ``most``: some on any machine, so that a first batch need not wait."""
     return min(most, 2 + most // 8)
+
+
+def network_gbits() -> float | None:
+    """Return how fast the fastest network card is, in Gbit/s; None: none says, as virtual ones mostly do not."""
+    speeds = [0]
+    with contextlib.suppress(OSError):
+        for interface in _INTERFACES.iterdir():
+            words = _words(interface / "speed")
+            if (interface / "device").exists() and _words(interface / "operstate") == ["up"] and words:
+                speeds += [int(word) for word in words if word.isdecimal()]  # -1: it does not know
+    return max(speeds) / 1000 or None
+
+
+def default_parts_in_flight() -> int:
+    """Return the most parts in flight: as many as fill the network card, at 80 MB/s each.
+
+    More are used only as far as they bring more; see ``Pace``.
+    """
+    gbits = network_gbits()
+    wanted = usable_cores() * PARTS_PER_CORE if gbits is None else int(gbits * PARTS_PER_GBIT)
+    return max(PARTS_MIN, min(wanted, PARTS_MAX))
+
+
+def default_bytes_in_flight(parts_in_flight: int) -> int:
+    """Return room for so many of the largest parts, as far as an eighth of the memory goes; never less than 256 MiB."""
+    share = int(memory_bytes() * IN_FLIGHT_SHARE)
+    return max(PARTS_MIN * PART_BYTES, min(parts_in_flight * PART_BYTES, share - share % PART_BYTES))
+
+
+def default_transfer_threads() -> int:
+    """Return how many threads move bodies into files: two, or one for every eight cores where that is more."""
+    cores = usable_cores()
+    return max(min(cores, 2), cores // CORES_PER_TRANSFER_THREAD)

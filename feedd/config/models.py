@@ -8,9 +8,13 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from feedd.config.machine import (
+    PARTS_MIN,
     default_arena_bytes,
     default_bypass_bytes,
+    default_bytes_in_flight,
     default_cache_bytes,
+    default_parts_in_flight,
+    default_transfer_threads,
     default_workers_max,
     memory_bytes,
 )
@@ -88,8 +92,23 @@ class FetchConfig(Section):
     """Parallel range requests to the store."""
 
     part_size: PartSize = Field("auto", description="bytes of one range request; auto: by object and measured rate")
-    parts_in_flight: int = Field(16, ge=1, le=4096, description="most range requests at one time")
-    bytes_in_flight: Size = Field(256 * MIB, ge=MIB, description="most bytes asked for and not yet received")
+    parts_in_flight: int = Field(
+        default_factory=default_parts_in_flight,
+        ge=1,
+        le=4096,
+        description="most range requests at one time; left out: what fills the network card, 16 to 256",
+    )
+    bytes_in_flight: Size = Field(
+        default_factory=lambda data: default_bytes_in_flight(data.get("parts_in_flight", PARTS_MIN)),
+        ge=MIB,
+        description="most bytes asked for and not yet received; left out: 16MiB for each of parts_in_flight",
+    )
+    transfer_threads: int = Field(
+        default_factory=default_transfer_threads,
+        ge=1,
+        le=64,
+        description="threads that bring bodies from sockets to the cache; left out: 2, or a thread for 8 cores",
+    )
     attempts: int = Field(8, ge=1, le=100, description="how often one request is sent before it is an error")
     retry_deadline: Duration = Field(300.0, gt=0, description="how long a failing request is tried again")
     connect_timeout: Duration = Field(5.0, gt=0, le=600, description="longest wait for a connection")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.parser import text_string_to_metric_families
 
 from feedd.demo.processes import failed, start
+from feedd.flow.pools import CPU
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -48,7 +49,7 @@ class Node:
 
     async def counters(self) -> Counters:
         """Read its /metrics."""
-        text = await asyncio.to_thread(_get, f"{self.status_url}/metrics")
+        text = await CPU.run(_get, f"{self.status_url}/metrics")
         totals = {"get": 0.0, "bytes": 0.0, "hits": 0.0, "misses": 0.0}
         names = {
             "feedd_source_bytes_total": "bytes",
@@ -100,7 +101,7 @@ async def _wait_for(url: str, process: asyncio.subprocess.Process, log: Path, wh
         async with asyncio.timeout(_START_S):
             while process.returncode is None:
                 try:
-                    await asyncio.to_thread(_get, url)
+                    await CPU.run(_get, url)
                 except (urllib.error.URLError, ConnectionError, TimeoutError):
                     await asyncio.sleep(_POLL_S)  # another process's readiness can only be polled
                 else:

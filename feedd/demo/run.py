@@ -20,6 +20,7 @@ from feedd.demo import data
 from feedd.demo.nodes import Counters, Node, free_port, start_node, start_server
 from feedd.demo.table import EpochFacts, show
 from feedd.demo.trainers import Trainer, start_trainer
+from feedd.flow.pools import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,9 +99,7 @@ def _embedded_env(endpoint: str) -> dict[str, str]:
 async def _write_data(options: data.DataOptions, endpoint: str, console: Console) -> int:
     with _progress(console) as progress:
         task = progress.add_task("writing shards", total=options.shard_count)
-        return await asyncio.to_thread(
-            data.upload, endpoint, _BUCKET, options, lambda count: progress.advance(task, count)
-        )
+        return await CPU.run(data.upload, endpoint, _BUCKET, options, lambda count: progress.advance(task, count))
 
 
 async def _start_trainers(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.memory import available_bytes
+from feedd.flow.pools import CPU
 from feedd.flow.tasks import to_its_end
 from feedd.units import format_size
 from feedd.values import SlotRef
@@ -169,7 +170,7 @@ class Arena:
         Raises:
             ResourceExhausted: as the constructor.
         """
-        job = asyncio.get_running_loop().run_in_executor(None, cls, slot_count, slot_bytes, budget)
+        job = CPU.begin(cls, slot_count, slot_bytes, budget)
         try:
             return await to_its_end(job)
         except asyncio.CancelledError:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import functools
 import mmap
 import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from feedd.flow.writers import Writers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,31 +28,40 @@ class FilePlace(NamedTuple):
     """Where a view of a ``FileMapping`` lies in its file.
 
     Attributes:
-        fd: the mapping's.
+        fd: the mapping's; open as long as a writer that has begun has not ended.
         at: offset of the view's first byte.
         landed: see ``FileMapping``.
+        writers: see ``FileMapping``.
+        in_memory: see ``FileMapping``.
     """
 
     fd: int
     at: int
     landed: Landed | None
+    writers: Writers
+    in_memory: bool
 
 
 class FileMapping(mmap.mmap):
     """A whole file mapped shared and writable, with a descriptor of its own to reach the same bytes by.
 
     Not every way to fill a mapping is equally cheap: touching a fresh page of tmpfs through it costs a fault and has
-    the kernel clear the page first, writing whole pages through the descriptor costs neither.
+    the kernel clear the page first, writing whole pages through the descriptor costs neither. And a page that its disk
+    cannot bring, or that was cut off, ends the process that touches it (SIGBUS); a call on the descriptor fails.
 
     Attributes:
-        fd: open as long as the mapping is; duplicated by whoever may outlive that.
+        fd: open as long as the mapping is, and until the last of its writers has ended.
         address: of its first byte in this process.
+        in_memory: its pages are memory (memfd, tmpfs): writing to it waits for no disk.
+        writers: who may still write through ``fd``.
         landed: told by whoever writes through the descriptor, of offset and bytes, while those are still in the
             processor's cache; from any thread, not kept. None: nobody wants to know.
     """
 
     fd: int
     address: int
+    in_memory: bool
+    writers: Writers
     landed: Landed | None
 
     def __new__(cls, fd: int, size_bytes: int) -> FileMapping:  # noqa: PYI034 - mmap's own would be typed Self of mmap
@@ -58,9 +71,11 @@ class FileMapping(mmap.mmap):
             OSError, ValueError: as mmap does.
         """
         mapping = super().__new__(cls, fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        mapping.fd = os.dup(fd)
-        mapping.address = _address(mapping)
+        mapping.writers = Writers()
         mapping.landed = None
+        mapping.address = _address(mapping)
+        mapping.in_memory = is_in_memory(fd)
+        mapping.fd = os.dup(fd)
         return mapping
 
     def close(self) -> None:
@@ -79,7 +94,16 @@ class FileMapping(mmap.mmap):
     def _close_fd(self) -> None:
         fd, self.fd = getattr(self, "fd", -1), -1
         if fd >= 0:
-            os.close(fd)
+            self.writers.then(functools.partial(os.close, fd))
+
+
+def is_in_memory(fd: int) -> bool:
+    """Whether the pages of a file are memory, as those of memfd and tmpfs are: only such files can be sealed."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return False
+    return True
 
 
 def file_of(target: memoryview) -> FilePlace | None:
@@ -87,7 +111,8 @@ def file_of(target: memoryview) -> FilePlace | None:
     mapping = target.obj
     if not isinstance(mapping, FileMapping) or mapping.fd < 0:
         return None
-    return FilePlace(mapping.fd, _address(target) - mapping.address, mapping.landed)
+    at = _address(target) - mapping.address
+    return FilePlace(mapping.fd, at, mapping.landed, mapping.writers, mapping.in_memory)
 
 
 def write_at(fd: int, data: memoryview, at: int) -> None:
@@ -101,12 +126,10 @@ def write_at(fd: int, data: memoryview, at: int) -> None:
         done += os.pwrite(fd, data[done:], at + done)
 
 
-def blank(target: memoryview) -> None:
-    """Write zeros; whoever wants to know what is written to the file is told."""
-    target[:] = bytes(len(target))
-    place = file_of(target) if target.nbytes else None
-    if place is not None and place.landed is not None:
-        place.landed(place.at, target, begins=True)
+def on_disk(data: memoryview) -> bool:
+    """Whether ``data`` lies in a file whose pages a disk may have to bring: nothing for the event loop to read."""
+    place = file_of(data) if data.nbytes and not data.readonly else None
+    return place is not None and not place.in_memory
 
 
 def pieces(data: memoryview) -> Iterator[memoryview]:

@@ -9,6 +9,7 @@ from typing import Final
 from feedd.units import MIB
 
 _START_BYTES: Final = 8 * MIB
+_FEW_PARTS: Final = 16  # for more of them parts get no smaller than ``_START_BYTES``
 _LEAST_BYTES: Final = 1 * MIB  # a block of the cache
 _MOST_BYTES: Final = 16 * MIB  # measured: twice as large costs no less
 _SAMPLES: Final = 32
@@ -23,7 +24,8 @@ class PartSize:
 
     Large enough that the wait for the first byte is a small share of a part's time, and that all parts together keep
     the event loop busy for a small share of its; no larger, because a part is what is sent again, hedged and held in
-    flight. So a far or fast store has large parts, a slow one small ones.
+    flight. So a far or fast store has large parts, a slow one small ones. Where the budget has no room for so many
+    parts of 8 MiB fewer are in flight: smaller ones would cost the event loop more than they bring.
 
     Args:
         fixed_bytes: always that; 0: as measured.
@@ -35,7 +37,8 @@ class PartSize:
         self._fixed_bytes = fixed_bytes
         self._parts_in_flight = parts_in_flight
         room_bytes = budget_bytes // parts_in_flight // MIB * MIB
-        self._most_bytes = max(min(_MOST_BYTES, room_bytes), min(_LEAST_BYTES, budget_bytes))
+        floor_bytes = min(_START_BYTES, budget_bytes // min(parts_in_flight, _FEW_PARTS) // MIB * MIB)
+        self._most_bytes = max(min(_MOST_BYTES, room_bytes), floor_bytes, min(_LEAST_BYTES, budget_bytes))
         self._aim_bytes = min(_START_BYTES, self._most_bytes)
         self._waits_s: deque[float] = deque(maxlen=_SAMPLES)
         self._rates: deque[float] = deque(maxlen=_SAMPLES)

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from feedd.flow.pools import CPU
+
 if TYPE_CHECKING:
     import threading
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -120,4 +122,4 @@ async def off_loop(work: Callable[[], _T], size_bytes: int) -> _T:
     """
     if size_bytes <= INLINE_BYTES:
         return work()
-    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, work))
+    return await to_its_end(CPU.begin(work))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from feedd.batch.layout import lay_out
 from feedd.errors import NotFound, ObjectChanged, Unsupported
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.open_progress import enter_stage
+from feedd.flow.pools import CPU
 from feedd.flow.tasks import both
 from feedd.notices import notices_of, summed
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
@@ -39,6 +39,7 @@ from feedd.plan.orders import SortedWindows
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Mapping, Sequence
 
     from feedd.notices import Amount, NoticeKind
@@ -100,7 +101,7 @@ class Pipeline:
             BadShard: the first shard is not what its name says.
             ResourceExhausted: no memory for the arena.
         """
-        request = await asyncio.to_thread(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        request = await CPU.run(Request.of, spec, self._options.window_shards)  # weights are many fractions
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
@@ -112,7 +113,7 @@ class Pipeline:
                 self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected, request.cuts),
                 self._labelling.tables(request),
             )
-        mark = await asyncio.to_thread(request.fingerprint, listing)  # formats that were named are one per shard
+        mark = await CPU.run(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
             raise ObjectChanged(
                 f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
@@ -123,10 +124,10 @@ class Pipeline:
         enter_stage(f"reading the first shards of {_shortened(spec.urls)}")
         await self.stages.lost.renew(listing.packs, self.stages.sources, self.stages.cache)
         try:
-            view = await asyncio.to_thread(narrowed, listing, request.read)  # microseconds per shard
+            view = await CPU.run(narrowed, listing, request.read)  # microseconds per shard
             view = view if view is listing else await typed(self.stages.cache, view, request.read)
             room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
-            view = await asyncio.to_thread(made_ready, view, request, room)  # some ten microseconds per shard
+            view = await CPU.run(made_ready, view, request, room)  # some ten microseconds per shard
             return await self._open(request, view, mark, tables)
         except (ObjectChanged, NotFound):
             self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
@@ -137,7 +138,7 @@ class Pipeline:
             orders = windows_of(self.windows, listing, request)
             leave_windows = partial(self.windows.leave, orders) if orders is not None else _nothing
             undo.callback(leave_windows)
-            plan = await asyncio.to_thread(planned, listing, request, orders)  # balancing takes microseconds per shard
+            plan = await CPU.run(planned, listing, request, orders)  # balancing takes microseconds per shard
             one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
             cache = self.stages.cache
             foresight = Foresight(self.shelf.readings, listing, cache)

@@ -18,6 +18,7 @@ from feedd.config.machine import default_workers, memory_bytes
 from feedd.decode.pool import DecodePool
 from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
+from feedd.flow.pools import CACHE_DISK
 from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
 from feedd.pipeline.dataset.learned import Learned
@@ -49,6 +50,7 @@ def source_options(config: Config) -> SourceOptions:
         part_size_bytes=0 if fetch.part_size == "auto" else fetch.part_size,
         parts_in_flight=fetch.parts_in_flight,
         bytes_in_flight=fetch.bytes_in_flight,
+        transfer_threads=fetch.transfer_threads,
         attempts_max=fetch.attempts,
         retry_deadline_s=fetch.retry_deadline,
         connect_timeout_s=fetch.connect_timeout,
@@ -145,7 +147,7 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         cache = await stack.enter_async_context(MadeCache(inner, maker))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
-        await asyncio.to_thread(learned.load)
+        await CACHE_DISK.run(learned.load)
         quarantine = Quarantine(config.cache.dir / config.quarantine.path, config.quarantine.size, recorder)
         stages = Stages(sources, cache, pool, recorder, clock, ArrivingPacks(sources, cache, group))
         pipeline = Pipeline(stages, options, group, learned, quarantine)

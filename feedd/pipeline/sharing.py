@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from feedd.errors import Internal
+from feedd.flow.pools import CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import to_its_end
 from feedd.metrics import PIPELINE_SHARED
@@ -195,7 +196,7 @@ class SharedBatches:
             into[: ready.size_bytes] = source
             return ready
         stop = threading.Event()
-        job = asyncio.get_running_loop().run_in_executor(None, _copy, source, into, stop)
+        job = CPU.begin(_copy, source, into, stop)
         await to_its_end(job, stop)  # even if cancelled: until then both memories are in use
         return ready
 

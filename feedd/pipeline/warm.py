@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from feedd.decode.forms.registry import COLUMNAR, split
 from feedd.decode.recipe import parse_field
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
 from feedd.flow.budget import ByteBudget
+from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.derived.cache import MadeCache
@@ -88,9 +88,9 @@ class Warmer:
         check_mode(spec.sharding)
         listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
         shards = await self._shards(listed, spec)
-        refs = await asyncio.to_thread(_assigned, shards, spec)  # balancing takes microseconds per object
+        refs = await CPU.run(_assigned, shards, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
-        missing = await asyncio.to_thread(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
+        missing = await CPU.run(_missing, refs, {(entry.url, entry.etag, entry.form) for entry in held})
         if not spec.fit:
             _check_room(missing, self._cache.stats)
         total, absent = _amount(refs), _amount(missing)
@@ -106,12 +106,12 @@ class Warmer:
         refs = listed.refs
         with suppress(NotFound, ObjectChanged):  # of one object, that is told when its turn comes
             refs = await with_heads(self._sources, refs, listed.named)
-        refs = await asyncio.to_thread(formed, refs, listed.named)
+        refs = await CPU.run(formed, refs, listed.named)
         if not any(split(ref.form)[0] in COLUMNAR for ref in refs):
             return refs
         recipes = [tuple(parse_field(name, text) for name, text in spec.fields)]
-        listing = await asyncio.to_thread(Listing.of, refs, 0.0)
-        view = await asyncio.to_thread(narrowed, listing, recipes)
+        listing = await CPU.run(Listing.of, refs, 0.0)
+        view = await CPU.run(narrowed, listing, recipes)
         return (await typed(self._cache, view, recipes)).refs
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.errors import BadRequest, FeeddError
+from feedd.flow.pools import CPU
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
 from feedd.plan.objects.layout import is_pack
 from feedd.plan.objects.strays import PassedOver
@@ -114,8 +115,8 @@ class Counter:
             if not self._is_beside:  # what has our name is ours; a file that was named by hand may be anybody's
                 raise _no_index(self._kept.url, str(error)) from error
             rows = []
-        exact = await asyncio.to_thread(self._known, listing, rows)
-        ours = await asyncio.to_thread(_rows, listing.refs, exact, self._folder)
+        exact = await CPU.run(self._known, listing, rows)
+        ours = await CPU.run(_rows, listing.refs, exact, self._folder)
         if rows and not exact and not self._is_beside:
             raise _no_index(self._kept.url, f"expected counts of {self._url}, got those of {len(rows)} other objects")
         self._kept.drop(frozenset(row for row in rows if ours.get(row.key) != row))
@@ -146,10 +147,10 @@ class Counter:
             NotFound, PermissionDenied, StoreUnavailable: as the store answered.
         """
         listing = self._opened()
-        ours = await asyncio.to_thread(_rows, listing.refs, dict(listing.counts), self._folder)
+        ours = await CPU.run(_rows, listing.refs, dict(listing.counts), self._folder)
         news = await self._kept.save(ours)
         if news:
-            found = await asyncio.to_thread(self._known, listing, news)
+            found = await CPU.run(self._known, listing, news)
             fresh = {shard: count for shard, count in found.items() if shard not in listing.counts}
             listing.counts.update(fresh)
             self._knew(fresh)

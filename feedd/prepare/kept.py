@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from feedd.errors import NotFound, ObjectChanged, StoreUnavailable
+from feedd.flow.pools import CPU
 from feedd.plan.counts import INDEX_BYTES_MAX, merged, parse, render
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class KeptIndex:
             data = bytearray(ref.size_bytes)
             with memoryview(data) as target:
                 await self._sources.fetcher.fetch(ref, target)
-            self._rows = await asyncio.to_thread(lambda: parse(bytes(data)))
+            self._rows = await CPU.run(lambda: parse(bytes(data)))
         return self._rows
 
     async def save(self, ours: Mapping[str, Row]) -> list[Row]:
@@ -77,10 +77,10 @@ class KeptIndex:
         for _ in range(_TRIES):
             try:
                 there = await self._there()
-                rows, news = await asyncio.to_thread(merged, ours, there, self._stale)
+                rows, news = await CPU.run(merged, ours, there, self._stale)
                 if self._ref is None or rows != there:
                     over = self._ref.etag if self._ref is not None else ""
-                    data = await asyncio.to_thread(render, rows)
+                    data = await CPU.run(render, rows)
                     self._ref, self._rows = await self._sources.put(self._url, data, over), rows
             except ObjectChanged:
                 self._ref = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import bisect
 import hashlib
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from awscrt import checksums as crt
 
-from feedd.flow.mapping import pieces
+from feedd.flow.mapping import on_disk, pieces
+from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.tasks import to_its_end
 from feedd.units import MIB
 from feedd.values import ByteRange
@@ -119,7 +119,7 @@ class Verification:
         if self._algorithm is None or not span.size_bytes:
             return
         self._forget(span)
-        if self._algorithm.on_arrival:
+        if self._algorithm.on_arrival and not on_disk(piece):  # what a disk has to be asked for is read by a thread
             for cut in self._cut(span):
                 with piece[cut.start - span.start : cut.end - span.start] as data:
                     self._note(cut, self._algorithm.of(pieces(data)))
@@ -195,7 +195,8 @@ class Verification:
 async def _digests(algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[ByteRange]) -> list[bytes]:
     """Digest on a thread. Waits for its end even if cancelled: until then it reads borrowed memory."""
     stop = threading.Event()
-    job = asyncio.get_running_loop().run_in_executor(None, _digest_all, algorithm, target, spans, stop)
+    pool = CACHE_DISK if on_disk(target) else CPU
+    job = pool.begin(_digest_all, algorithm, target, spans, stop)
     return await to_its_end(job, stop)
 
 

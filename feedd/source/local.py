@@ -8,13 +8,23 @@ import fcntl
 import os
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable
+from feedd.errors import (
+    BadResponse,
+    CacheUnavailable,
+    FeeddError,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+)
+from feedd.flow.mapping import file_of, write_at
+from feedd.flow.pools import Pool
 from feedd.flow.tasks import to_its_end
+from feedd.flow.writing import write_in
 from feedd.source.hints import CHANGED_HINT
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
@@ -22,12 +32,16 @@ from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
+    from feedd.flow.mapping import FilePlace
     from feedd.values import ByteRange
+
+    _Take = Callable[[int, int], int]
 
 T = TypeVar("T")
 _ROOT = "file://"
 _PAGE_COUNT = 1000
 _PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these
+_HOT_BYTES = MIB // 4  # stays in the processor's cache
 
 
 class LocalStore:
@@ -37,7 +51,10 @@ class LocalStore:
     """
 
     def __init__(self, thread_count: int = 8) -> None:
-        self._pool = ThreadPoolExecutor(thread_count, thread_name_prefix="feedd-files")
+        self._pool = Pool("files", thread_count)
+        self._to_disk = Pool(
+            "files-to-disk", thread_count
+        )  # a cache's disk that hangs holds up nobody who goes past it
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root})"
@@ -71,20 +88,34 @@ class LocalStore:
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
         """Read a range on a thread; see ``ObjectStore.read_into``."""
-        await self._in_thread(lambda stop: _read(ref, span, target, stop), ref.key)
+        place = file_of(target) if target.nbytes else None
+        if place is None:
+            await self._in_thread(lambda stop: _read(ref, span, _into_memory(target, span), stop), ref.key)
+        else:
+            await self._into_file(ref, span, place)
         if progress is not None:
             progress.filled_bytes = span.size_bytes
 
     async def close(self) -> None:
-        """End the threads; idempotent."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Nothing to close: threads without work end by themselves."""
+
+    async def _into_file(self, ref: ObjectRef, span: ByteRange, place: FilePlace) -> None:
+        """Copy a range from file to file; cancelled, a step that is under way is left to itself."""
+        stop = threading.Event()
+        pool = self._pool if place.in_memory else self._to_disk
+        try:
+            await write_in(pool, place, _read, ref, span, _into_file(place, span), stop)
+        except OSError as error:
+            raise _translate(error, ref.key) from error
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     async def _in_thread(self, work: Callable[[threading.Event], T], path: str) -> T:
         """Run ``work`` and wait for its end even if cancelled: until then it may write into borrowed memory."""
         stop = threading.Event()
-        job = asyncio.get_running_loop().run_in_executor(self._pool, work, stop)
         try:
-            return await to_its_end(job, stop)
+            return await to_its_end(self._pool.begin(work, stop), stop)
         except OSError as error:
             raise _translate(error, path) from error
 
@@ -159,14 +190,39 @@ def _head(path: str) -> ObjectRef:
     return ObjectRef(_ROOT, path, status.st_size, _tag(status))
 
 
-def _read(ref: ObjectRef, span: ByteRange, target: memoryview, stop: threading.Event) -> None:
+def _into_memory(target: memoryview, span: ByteRange) -> _Take:
+    def take(file: int, at: int) -> int:
+        with target[at : at + _PIECE_BYTES] as piece:
+            return os.preadv(file, [piece], span.start + at)
+
+    return take
+
+
+def _into_file(place: FilePlace, span: ByteRange) -> _Take:
+    buffer = memoryview(bytearray(min(_HOT_BYTES, span.size_bytes)))
+
+    def take(file: int, at: int) -> int:
+        count = os.preadv(file, [buffer[: span.size_bytes - at]], span.start + at)
+        try:
+            write_at(place.fd, buffer[:count], place.at + at)
+        except OSError as error:
+            message = f"expected to write what was read, got {error.strerror}"
+            raise CacheUnavailable(message, stage="source") from error
+        if place.landed is not None and count:
+            place.landed(place.at + at, buffer[:count], begins=not at)
+        return count
+
+    return take
+
+
+def _read(ref: ObjectRef, span: ByteRange, take: _Take, stop: threading.Event) -> None:
+    """Have a range taken piece by piece: ``take(file, at)`` returns how much it took from so far into the range."""
     file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check_tag(file, ref)
         at = 0
         while at < span.size_bytes and not stop.is_set():
-            with target[at : at + _PIECE_BYTES] as piece:
-                count = os.preadv(file, [piece], span.start + at)
+            count = take(file, at)
             if count == 0:
                 message = f"expected {span.size_bytes} bytes at {span.start}, got {at}"
                 raise BadResponse(message, object=ref.key, stage="source")

@@ -48,6 +48,7 @@ class SourceOptions:
         parts_in_flight: ranged GETs at one time, over all shards; of small objects that are samples eight times as
             many. See ``connections_max``.
         bytes_in_flight: bytes of parts being received at one time.
+        transfer_threads: threads that move bodies into files on disk, and as many for files in memory.
         attempts_max: attempts of one request that bring nothing, the first included; being told to slow down is
             bounded by time instead.
         retry_deadline_s: how long a request is tried again, besides the time for its bytes.
@@ -69,6 +70,7 @@ class SourceOptions:
     part_size_bytes: int = 0
     parts_in_flight: int = 16
     bytes_in_flight: int = 256 * MIB
+    transfer_threads: int = 2
     attempts_max: int = 8
     retry_deadline_s: float = 300.0
     connect_timeout_s: float = 5.0

@@ -12,6 +12,7 @@ import structlog
 
 from feedd.errors import NotFound, ObjectChanged
 from feedd.flow.mapping import file_of
+from feedd.flow.writing import write_over
 from feedd.plan.objects.layout import is_pack
 from feedd.source.arriving import Arriving, Awaited, objects_of
 from feedd.source.hints import CHANGED_HINT
@@ -114,9 +115,9 @@ class ObjectsFetcher:
         arrivals.arriving = self._book.arriving
         whole = False
         try:
-            await self._plain.fetch_to(arrivals, arrivals.begin())
+            await self._plain.fetch_to(arrivals, await arrivals.begin())
             await self._plain.fetch_to(arrivals, arrivals.begin_again())
-            arrivals.finish()
+            await arrivals.finish()
             whole = True
         finally:
             self._book.arriving.ended(arrivals, whole=whole)
@@ -169,9 +170,9 @@ class _PackArrivals(Arrivals):
         edges = self._edges
         self._standing.hurry(turn, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
 
-    def begin(self) -> list[ByteRange]:
+    async def begin(self) -> list[ByteRange]:
         """Write the table; return where each object that has bytes goes."""
-        self._write_table()
+        await self._write_table()
         return [ByteRange(low, high) for low, high in itertools.pairwise(self._edges) if high > low]
 
     def begin_again(self) -> list[ByteRange]:
@@ -182,16 +183,16 @@ class _PackArrivals(Arrivals):
             self._left_bytes[number] = edges[number + 1] - edges[number]  # parts of it may have come
         return [ByteRange(edges[number], edges[number + 1]) for number in again]
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         """Mark what did not come."""
         if self._lost:
             self._table = replace(self._table, lost=tuple(sorted(self._lost)))
-            self._write_table()
+            await self._write_table()
 
-    def _write_table(self) -> None:
+    async def _write_table(self) -> None:
         table = ByteRange(0, self._table.size_bytes)
         with self.target[: table.end] as piece:
-            piece[:] = self._table.render()
+            await write_over(piece, self._table.render())
             super().arrived(table, piece, "")
 
     def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:

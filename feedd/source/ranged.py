@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
 from feedd.flow.line import Line, Standing
-from feedd.flow.mapping import blank
 from feedd.flow.pace import Pace
 from feedd.flow.parts import PartSize
+from feedd.flow.writing import write_over
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.source.verified import Arrivals
 from feedd.values import ByteRange, ReadProgress
@@ -34,11 +34,13 @@ class FetchLimits:
         part_size_bytes: of one request; 0: as suits the object and its bucket.
         parts_in_flight: requests at one time, over all objects.
         verified: hold objects against the checksums that their stores keep.
+        lanes: threads that write, each to a file of its own; see ``Line``.
     """
 
     part_size_bytes: int
     parts_in_flight: int
     verified: bool = False
+    lanes: int = 2
 
 
 class RangeFetcher:
@@ -74,7 +76,9 @@ class RangeFetcher:
         self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, Pace(limits.parts_in_flight)))
         fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
         self._sizes_of = sizes_of or (lambda _: fixed)
-        self._line: Line[_Parts] = Line(limits.parts_in_flight, budget, lambda root: self._pace_of(root).limit)
+        self._line: Line[_Parts] = Line(
+            limits.parts_in_flight, budget, lambda root: self._pace_of(root).limit, limits.lanes
+        )
 
     def __repr__(self) -> str:
         return f"RangeFetcher({self._limits.part_size_bytes} bytes per part, {self._budget!r})"
@@ -217,7 +221,7 @@ class _Parts(Standing):
                     return
                 if not arrivals.lost(span, error):
                     raise
-                blank(piece)
+                await write_over(piece, bytes(len(piece)))
             if progress.first_byte_s is not None:
                 self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
             arrivals.arrived(span, piece, progress.answered_by)

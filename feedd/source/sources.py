@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import sys
@@ -14,6 +13,7 @@ import structlog
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
+from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.flow.retry import RetryPolicy
 from feedd.notices import notices_of
 from feedd.plan.objects.strays import PassedOver
@@ -108,7 +108,12 @@ class Sources:
             self.store,
             ByteBudget(options.bytes_in_flight),
             recorder,
-            FetchLimits(options.part_size_bytes, options.parts_in_flight, verified=options.verify == "checksum"),
+            FetchLimits(
+                options.part_size_bytes,
+                options.parts_in_flight,
+                verified=options.verify == "checksum",
+                lanes=options.transfer_threads,
+            ),
             pace_of=lambda root: self.tempo(root).pace,
             sizes_of=lambda root: self.tempo(root).sizes,
         )
@@ -127,7 +132,7 @@ class Sources:
 
     async def warm(self) -> None:
         """Do ahead of the first request what every first request would wait for."""
-        await asyncio.to_thread(warm)
+        await CPU.run(warm)
 
     @property
     def fetcher(self) -> SpanFetcher:
@@ -189,11 +194,11 @@ class Sources:
         packs: list[Packs] = []
         named: dict[int, str] = {}
         passed_over = PassedOver()
-        lists = await asyncio.to_thread(lists_of, urls, allowance)  # all are judged before the first request
+        lists = await CPU.run(lists_of, urls, allowance)  # all are judged before the first request
         for taking in [taking for one in lists for taking in await self._named(one, shards=shards)]:
             location = taking.location
             passed = PassedOver()
-            for grouped in await asyncio.to_thread(taking.grouped):  # some microseconds per object
+            for grouped in await CPU.run(taking.grouped):  # some microseconds per object
                 passed = passed.plus(PassedOver(grouped.left_out, grouped.examples, grouped.reasons))
                 if location.format:
                     named |= dict.fromkeys(range(len(found), len(found) + len(grouped.refs)), location.format)
@@ -218,7 +223,7 @@ class Sources:
                     raise
         heads = await head_all(one.names, self._head_if_there, self._options.heads_in_flight)
         found: list[Taking] = []
-        for location, refs in await asyncio.to_thread(runs_of, one, heads):
+        for location, refs in await CPU.run(runs_of, one, heads):
             if refs:
                 found.append(Taking(location, shards=shards))
                 found[-1].take_listed(refs)
@@ -267,7 +272,7 @@ class Sources:
         """
         location = parse_url(url)
         if location.root == FILE_ROOT:
-            return await asyncio.to_thread(write_file, location.key, data, over)
+            return await LOCAL_FILES.run(write_file, location.key, data, over)
         store = S3Store(location.bucket, self._options)
         try:
             return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
@@ -332,7 +337,7 @@ class Sources:
         data = bytearray(ref.size_bytes)
         await self._fetcher.fetch(ref, memoryview(data))
         # a manifest may name millions of objects: parsing that must not hold the loop
-        names = await asyncio.to_thread(_names, data, location.url)
+        names = await CPU.run(_names, data, location.url)
         refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
         for _, page in itertools.groupby(refs, lambda ref: ref.root):
             taking.take_named(list(page))

@@ -22,14 +22,14 @@ def _seen(sizes: PartSize, rate: float, wait_s: float, count: int = 64) -> PartS
 @settings(max_examples=budget(150), deadline=None)
 @given(seen=SEEN, parts=st.integers(1, 64), budget_bytes=st.integers(64 * 1024, 1 << 30), size=st.integers(1, 1 << 43))
 def test_bounds(seen: list[tuple[int, float, float]], parts: int, budget_bytes: int, size: int) -> None:
-    """Whole MiB, at most 16, never more in flight than the budget has where a MiB each fits into it; parts alike."""
+    """Whole MiB, at most 16; up to 16 of them in flight are never more than the budget has; parts alike."""
     sizes = PartSize(0, parts, budget_bytes)
     for part, wait_s, body_s in seen:
         sizes.note(part, wait_s, wait_s + body_s)
         assert sizes.aim_bytes <= 16 * MIB
         if budget_bytes >= parts * MIB:
             assert sizes.aim_bytes % MIB == 0
-            assert sizes.aim_bytes * parts <= budget_bytes
+            assert sizes.aim_bytes * min(parts, 16) <= budget_bytes
     part = sizes.of(size)
     count = -(-size // part)
     assert part % MIB == 0 or part == sizes.aim_bytes == budget_bytes < MIB
@@ -47,6 +47,19 @@ def test_faster_and_farther_stores_have_no_smaller_parts(rate: float, wait_s: fl
     assert _seen(PartSize(0, 16, 1 << 30), rate, 2 * wait_s).aim_bytes * 1.5 >= here
 
 
+@settings(max_examples=budget(60), deadline=None)
+@given(
+    rate=st.floats(1e7, 1e10), wait_s=st.floats(1e-4, 0.1), budget_mib=st.integers(16, 8192), more=st.integers(2, 64)
+)
+def test_more_parts_are_no_smaller_than_eight_mib(rate: float, wait_s: float, budget_mib: int, more: int) -> None:
+    """Of one bandwidth and one budget, 16 times as many parts are as large as before, or of 8 MiB at least."""
+    few = _seen(PartSize(0, 16, budget_mib * MIB), rate / 16, wait_s).aim_bytes
+    many = PartSize(0, 16 * more, budget_mib * MIB)
+    assert many.aim_bytes >= min(8 * MIB, few)
+    busy = min(16 * more, budget_mib * MIB // many.aim_bytes)
+    assert _seen(many, rate / busy, wait_s).aim_bytes * 1.5 >= min(8 * MIB, few, int(rate * 0.012) // MIB * MIB)
+
+
 def test_by_hand() -> None:
     """90 MB/s a connection at 30 ms and a fast near store: 16 MiB; 5 MB/s at 20 ms: 2 MiB; a budget of 64 MiB: 4."""
     assert _seen(PartSize(0, 16, 1 << 30), 90e6, 0.03).aim_bytes == 16 * MIB
@@ -54,6 +67,8 @@ def test_by_hand() -> None:
     assert _seen(PartSize(0, 16, 1 << 30), 5e6, 0.02).aim_bytes == 2 * MIB
     assert _seen(PartSize(0, 16, 64 * MIB), 90e6, 0.03).aim_bytes == 4 * MIB
     assert PartSize(0, 16, 1 << 30).aim_bytes == 8 * MIB
+    assert [PartSize(0, parts, 256 * MIB).aim_bytes for parts in (16, 64, 256, 512)] == [8 * MIB] * 4
+    assert PartSize(0, 512, 64 * MIB).aim_bytes == 4 * MIB
 
 
 def test_steady() -> None:

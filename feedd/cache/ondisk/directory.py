@@ -195,7 +195,10 @@ class DirectoryPlace:
         start = layout.data_at(ref)
         assert draft.temp is not None, "drafts of a directory have a file"
         with memoryview(draft.mapping) as view, view[start:] as data:
-            table = sums.finish(data)
+            try:
+                table = sums.finish(data)
+            except OSError as error:
+                raise trouble.unavailable(error, draft.temp) from error
         header = layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
         files.publish(draft.mapping, header, draft.temp, final)
         self._runs.pop(ref, None)

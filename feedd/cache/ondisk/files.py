@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from feedd.cache import layout, trouble
 from feedd.cache.trouble import PlaceFull
-from feedd.flow.mapping import FileMapping
+from feedd.flow.mapping import FileMapping, write_at
 
 if TYPE_CHECKING:
     import mmap
@@ -75,15 +75,15 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
         raise trouble.unavailable(error, path.parent) from error
 
 
-def publish(mapping: mmap.mmap, header: bytes, temp: Path, final: Path) -> None:
+def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> None:
     """Write the header of a filled file and give it its name.
 
     Raises:
-        CacheUnavailable: it cannot be renamed, as when somebody removed the directory meanwhile.
+        CacheUnavailable: it cannot be written or renamed, as when somebody removed the directory meanwhile.
     """
-    mapping[: len(header)] = header
-    unmap(mapping)
     try:
+        write_at(mapping.fd, memoryview(header), 0)
+        unmap(mapping)
         temp.rename(final)
     except OSError as error:
         raise trouble.unavailable(error, final) from error

@@ -5,7 +5,6 @@ A file that cannot be written ends no epoch.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections import OrderedDict
@@ -15,6 +14,7 @@ import msgspec
 import structlog
 
 from feedd import metrics
+from feedd.flow.pools import LOCAL_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -72,7 +72,7 @@ class Quarantine:
         if not fresh:
             return
         try:
-            await asyncio.to_thread(self._append, epoch, fresh)
+            await LOCAL_FILES.run(self._append, epoch, fresh)
         except OSError as error:
             _log.warning("bad samples not written", path=str(self._path), count=len(fresh), error=str(error))
         else:

@@ -6,13 +6,13 @@ of the listing and what is listed, and a million of them cost one small read.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.decode.forms.heads import HEAD_BYTES, form_by_head, is_unsaid
+from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.plan.objects.kinds import split_name
 from feedd.plan.objects.layout import is_pack
@@ -48,7 +48,7 @@ async def with_heads(
     Raises:
         ObjectChanged, NotFound, PermissionDenied, StoreUnavailable: of an object that is looked at.
     """
-    unsaid = await asyncio.to_thread(_unsaid, refs, named, firsts, cuts)
+    unsaid = await CPU.run(_unsaid, refs, named, firsts, cuts)
     forms: dict[int, str] = {}
     for found in await run_all(_looked(sources, refs, numbers) for numbers in unsaid):
         forms |= found

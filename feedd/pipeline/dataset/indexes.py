@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.decode.formats.files import index_of
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.registry import form_named, is_ready
 from feedd.flow.lru import WeightedLru
+from feedd.flow.pools import CPU
 from feedd.flow.singleflight import Flight, SingleFlight
 from feedd.flow.tasks import off_loop
 from feedd.pipeline.dataset.megatron import told_by
@@ -18,6 +18,8 @@ from feedd.plan.listing import format_of
 from feedd.plan.objects.layout import is_pack
 
 if TYPE_CHECKING:
+    import asyncio
+
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
     from feedd.values import ObjectRef, ShardIndex
@@ -102,7 +104,7 @@ class Indexes:
                 lambda files: self._stages.pool.index(files[0], key.format or files[0].format or name),
             )
         if shard in listing.idx_bytes:
-            await asyncio.to_thread(say_fewer, key.ref, listing.idx_bytes[shard], index)
+            await CPU.run(say_fewer, key.ref, listing.idx_bytes[shard], index)
         weight = index.starts.nbytes + index.sizes.nbytes + index.key_ends.nbytes + len(index.key_blob)
         self._kept.put(key, index, weight)
         return index

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,6 +20,7 @@ from feedd.decode.labels import (
 from feedd.decode.params import params_of
 from feedd.errors import BadRequest, FeeddError, StoreUnavailable
 from feedd.flow.lru import WeightedLru
+from feedd.flow.pools import CPU
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.plan.mixed import mix_facts
 from feedd.plan.objects.labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
@@ -157,16 +157,16 @@ class _Known(NamedTuple):
 async def _values(
     sources: Sources, listing: Listing, shards: range, source: str, rows: LabelTable | None
 ) -> tuple[dict[int, NDArray[np.int64]], _Known]:
-    owners = await asyncio.to_thread(_owners, listing, shards)
+    owners = await CPU.run(_owners, listing, shards)
     packs = list(dict.fromkeys(one for one, _ in owners.values()))
     table = table_of(source)
     try:
         if table is None:  # of all sources: a folder is the same class in each, whoever asks
             packs = list(listing.packs)
-            labels = await asyncio.to_thread(folder_labels, packs, classes_of(source))
+            labels = await CPU.run(folder_labels, packs, classes_of(source))
         else:
             rows = rows or await _rows(sources, table)
-            labels = await asyncio.to_thread(table_labels, packs, rows)
+            labels = await CPU.run(table_labels, packs, rows)
     except ValueError as error:
         where = listing.refs[shards.start].url if table is None else table.file
         raise BadRequest(str(error), object=where, stage="plan") from error
@@ -205,7 +205,7 @@ def _disagree(name: str, url: str) -> BadRequest:
 
 async def _rows(sources: Sources, table: TableLabel) -> LabelTable:
     data = await _read(sources, table)
-    return await asyncio.to_thread(parse_table, table.file, data, table.column, table.classes)
+    return await CPU.run(parse_table, table.file, data, table.column, table.classes)
 
 
 async def _read(sources: Sources, table: TableLabel) -> bytes:

@@ -13,6 +13,7 @@ import numpy as np
 
 from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru
+from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.plan.objects.kinds import split_name
 from feedd.plan.objects.layout import HEAD_BYTES, head_bytes, is_pack, parse
 from feedd.source.manifest import head_all
@@ -145,7 +146,7 @@ class LostObjects:
         if not any(one.url in packs for one in failures):
             return failures
         try:
-            return await asyncio.to_thread(_told, failures, packs)
+            return await CPU.run(_told, failures, packs)
         except (OSError, ValueError) as error:
             raise CacheUnavailable(f"expected packs, got {error}", object=failures[0].url, stage="decode") from error
 
@@ -154,7 +155,7 @@ class LostObjects:
         known = [self._known.get(version) for version in versions]
         unknown = [number for number, one in enumerate(known) if one is None]
         if unknown:  # a turn through a thread for all of them: an epoch's first batches have many
-            read = await asyncio.to_thread(lambda: [_read(files[number]) for number in unknown])
+            read = await CACHE_DISK.run(lambda: [_read(files[number]) for number in unknown])
             for number, lost in zip(unknown, read, strict=True):
                 self._known.put(versions[number], lost, 1)
                 known[number] = lost

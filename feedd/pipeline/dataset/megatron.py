@@ -8,7 +8,6 @@ is held against the recipe's.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ import structlog
 
 from feedd.decode.formats.megatron import HEAD_BYTES, MEGATRON, Told, dtype_of, parse_head, told_of, with_told
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound
+from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.pipeline.dataset.heads import first_bytes
 
@@ -54,7 +54,7 @@ async def read_documents(sources: Sources, resolved: Resolved) -> Documents:
         PermissionDenied, StoreUnavailable, ...: as the store answered.
     """
     found = Documents({}, {})
-    numbers = await asyncio.to_thread(_named, resolved) if resolved.named else []
+    numbers = await CPU.run(_named, resolved) if resolved.named else []
     if not numbers:
         return found
     beside = {(ref.root, ref.key): ref for ref in resolved.beside if ref.key.endswith(_INDEX)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import itertools
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from feedd.decode.forms.registry import check_named
 from feedd.errors import ObjectChanged
+from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
@@ -34,6 +34,7 @@ from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from feedd.pipeline.dataset.cuts import CutFiles
@@ -84,7 +85,7 @@ class Shelf:
         wanted = sources, cuts
         held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
         if held:  # what one is known by may be as long as the listing
-            found = await asyncio.to_thread(lambda: next((one for one in held.items() if known(one[1])), None))
+            found = await CPU.run(lambda: next((one for one in held.items() if known(one[1])), None))
             if found is not None:
                 name, listing = found
                 self._listings.pop(name, None)
@@ -142,13 +143,13 @@ class Shelf:
         """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
         found = await self._stages.sources.resolve_all(urls)
         refs = await with_heads(self._stages.sources, found.refs, found.named)
-        resolved = replace(found, refs=await asyncio.to_thread(counting, refs, found.named))
-        listing = await asyncio.to_thread(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
-        listing.packs, listing.named = resolved.packs, await asyncio.to_thread(_known_formats, resolved)
+        resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
+        listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
         listing.passed_over = resolved.passed_over
-        listing.idx_bytes = await asyncio.to_thread(idx_sizes, resolved.refs, resolved.beside)
+        listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.beside)
         told = await self._told(resolved, listing, claims=False)
-        await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
+        await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
         return listing
 
@@ -176,31 +177,31 @@ class Shelf:
         await self._listing_flight.cancel_all()
         await self.readings.close()
         await self._sorting.close()
-        await asyncio.to_thread(self._learned.save)
+        await CACHE_DISK.run(self._learned.save)
 
     async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
         resolve = partial(self._stages.sources.resolve_all, allowance=Allowance())
         cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
         resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
         firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
-        whole = await asyncio.to_thread(_joined, resolved, firsts)
+        whole = await CPU.run(_joined, resolved, firsts)
         refs = await with_heads(self._stages.sources, whole.refs, whole.named, firsts, cuts)
         whole = replace(whole, refs=refs)
-        listing = await asyncio.to_thread(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
-        listing.packs, listing.named = whole.packs, await asyncio.to_thread(_known_formats, whole)
+        listing = await CPU.run(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
         listing.passed_over = whole.passed_over
-        listing.idx_bytes = await asyncio.to_thread(idx_sizes, whole.refs, whole.beside)
+        listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.beside)
         told = await self._told(whole, listing)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
         listing.formats = told.formats
         reader_of = partial(format_of, listing)
-        listing.counts = await asyncio.to_thread(self._learned.known, listing.refs, reader_of)
-        await asyncio.to_thread(listing.tell, told.exact, told.claimed, told.by)
+        listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
+        await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         held = self._listings.pop(((sources, cuts), listing.digest), None)
         # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
-        if held is not None and await asyncio.to_thread(_unchanged, held, listing):
-            await asyncio.to_thread(held.renew, listing)
+        if held is not None and await CPU.run(_unchanged, held, listing):
+            await CPU.run(held.renew, listing)
             listing = held
         self._listings[(sources, cuts), listing.digest] = listing
         while len(self._listings) > _LISTINGS_KEPT:
@@ -219,7 +220,7 @@ class Shelf:
 
     async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
         """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
-        files, cut_told = await asyncio.to_thread(_with_cuts, whole, firsts, cuts, told)
+        files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._stages.sources, whole, files.dtypes)
         return cut_told
 

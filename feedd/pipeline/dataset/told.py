@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from feedd.errors import FeeddError
+from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.plan.beside import CLAIMS_BYTES_MAX, Surroundings, is_claim, parse_claims
 from feedd.plan.counts import INDEX_BYTES_MAX, folder_of, is_index, known, parse
@@ -56,7 +56,7 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     others = await _others(sources, [ref for ref in resolved.beside if is_claim(ref.key)])
     if not indexes and not others and not resolved.packs:
         return Told({}, {}, ())
-    told = await asyncio.to_thread(_weigh, resolved, indexes, others)
+    told = await CPU.run(_weigh, resolved, indexes, others)
     if not claims:
         told = replace(told, claimed={}, by=tuple(ref.url for ref in indexes))
     _log.info("sample counts known", shards=len(resolved.refs), known=len(told.exact), claimed=len(told.claimed))
@@ -91,7 +91,7 @@ async def _own(sources: Sources, refs: Sequence[ObjectRef]) -> dict[ObjectRef, l
     found: dict[ObjectRef, list[Row]] = {}
     for ref in refs:
         try:
-            found[ref] = await asyncio.to_thread(parse, await _read(sources, ref, INDEX_BYTES_MAX))
+            found[ref] = await CPU.run(parse, await _read(sources, ref, INDEX_BYTES_MAX))
         except (FeeddError, ValueError) as error:
             _pass_over(ref, error)
     return found
@@ -105,7 +105,7 @@ async def _others(sources: Sources, refs: Sequence[ObjectRef]) -> dict[ObjectRef
     async def one(ref: ObjectRef) -> list[Claim] | None:
         try:
             data = await _read(sources, ref, CLAIMS_BYTES_MAX)
-            return await asyncio.to_thread(parse_claims, ref.key, data)
+            return await CPU.run(parse_claims, ref.key, data)
         except (FeeddError, ValueError) as error:
             _pass_over(ref, error)
             return None

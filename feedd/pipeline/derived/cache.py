@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from feedd.cache import trouble
 from feedd.cache.pins import Pins
 from feedd.errors import FeeddError
+from feedd.flow.pools import CACHE_DISK
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.pipeline.derived.wishes import MadeWishes
@@ -50,7 +51,7 @@ class MadeCache:
 
     async def __aenter__(self) -> Self:
         """Read what is known of shards made before."""
-        await asyncio.to_thread(self._maker.facts.load)
+        await CACHE_DISK.run(self._maker.facts.load)
         await self._group.__aenter__()
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
         self._wishes = MadeWishes(self._inner, self._maker, self._flights, self._bring)

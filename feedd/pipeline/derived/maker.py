@@ -15,6 +15,7 @@ from feedd.decode.work import MadeShard, MakeTask
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
+from feedd.flow.pools import CACHE_DISK
 from feedd.flow.tasks import within
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.pipeline.derived.facts import MadeFact
@@ -181,7 +182,7 @@ class Maker:
             self._fresh[shard] = _Fresh(file, made.size_bytes)
             self._recorder.move(PIPELINE_MAKING, made.size_bytes)
             if self.facts.note(ref, fact):
-                await asyncio.to_thread(self.facts.keep, ref, fact)
+                await CACHE_DISK.run(self.facts.keep, ref, fact)
             return shard
 
     @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from contextlib import suppress
@@ -10,6 +9,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
 from feedd.flow.mapping import FileMapping, file_of, file_pieces, write_at
+from feedd.flow.pools import CACHE_DISK
 from feedd.flow.tasks import to_its_end
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def tell_landed(place: FilePlace, size_bytes: int) -> None:
 
 async def _in_thread(work: _Work) -> None:
     stop = threading.Event()
-    job = asyncio.get_running_loop().run_in_executor(None, work, stop)
+    job = CACHE_DISK.begin(work, stop)
     await to_its_end(job, stop)
 
 

@@ -6,7 +6,6 @@ What tells them is a pure function of the listing and the recipe, so that all no
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from feedd.decode.forms.long_params import PARAMS_BYTES_MAX, is_long
 from feedd.decode.forms.registry import DELIMITED, split
 from feedd.decode.params import params_of
 from feedd.errors import BadRecipe, CacheUnavailable
+from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.pipeline.derived.columnar import asked_for
 from feedd.pipeline.pinned import with_pinned
 from feedd.plan.listing import view_of
@@ -56,11 +56,11 @@ async def typed(cache: ShardCache, listing: Listing, wanted: Sequence[Sequence[F
             many columns.
         Whatever the cache raises of those shards.
     """
-    firsts = await asyncio.to_thread(_firsts, listing, len(wanted))
+    firsts = await CPU.run(_firsts, listing, len(wanted))
     if not any(firsts):
         return listing
     params = [await _params(cache, refs, recipe) if refs else "" for refs, recipe in zip(firsts, wanted, strict=True)]
-    return await asyncio.to_thread(_formed, listing, params)
+    return await CPU.run(_formed, listing, params)
 
 
 def type_of(told: str, recipes: Sequence[FieldRecipe]) -> str:
@@ -112,7 +112,7 @@ async def _params(cache: ShardCache, refs: Sequence[ObjectRef], recipe: Sequence
     types: dict[str, str] = {}
     signs: list[str] = []
     for ref in refs:
-        told = await with_pinned(cache, [ref], lambda files: asyncio.to_thread(_read, files[0]))
+        told = await with_pinned(cache, [ref], lambda files: CACHE_DISK.run(_read, files[0]))
         sign = told.pop(DELIMITER, "")
         signs += [sign] if told else []
         for name, kind in told.items():

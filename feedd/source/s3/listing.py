@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 from feedd.errors import BadResponse, Unsupported
+from feedd.flow.pools import CPU
 from feedd.source.s3 import contents
 from feedd.source.s3.client import S3Clients
 from feedd.source.threaded import iterate_in_thread
@@ -43,7 +43,7 @@ async def list_pages(
     async with contextlib.aclosing(answers):
         async for answer in answers:  # the next one is on its way meanwhile
             try:
-                wanted = await asyncio.to_thread(_page, answer, root, order)
+                wanted = await CPU.run(_page, answer, root, order)
             except BadResponse as error:
                 error.object = asked.url  # a page does not know what was asked for
                 raise

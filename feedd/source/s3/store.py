@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable
+from feedd.flow.writing import write_over
 from feedd.source.hints import CHANGED_HINT
 from feedd.source.s3.answer import RangeHead, answered_by, check_head, plain_etag
 from feedd.source.s3.checksums import S3Checksums
@@ -191,7 +192,8 @@ async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgr
         end = at + len(chunk)
         if end > size_bytes:
             raise BadResponse(f"expected {size_bytes} bytes, got more", object=asked.url, stage="source")
-        target[at:end] = chunk
+        with target[at:end] as piece:
+            await write_over(piece, chunk, begins=not at)
         at = noted.filled_bytes = end
     if at != size_bytes:
         # not a BadResponse: what came is the object's, and the rest can be asked for

@@ -189,3 +189,49 @@ def test_workers_leave_a_core_to_each_trainer(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert machine.default_workers_max(()) == 1
     assert [machine.default_workers(most) for most in (1, 2, 7, 95, 184)] == [1, 2, 2, 13, 25]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "cores", "parts"),
+    [
+        ({}, 2, 16),
+        ({}, 96, 192),
+        ({}, 384, 256),
+        ({"eth0": "-1"}, 2, 16),
+        ({"eth0": "10000"}, 96, 16),
+        ({"eth0": "25000", "eth1": "100000"}, 96, 160),
+        ({"eth0": "400000"}, 192, 256),
+        ({"eth0": "not so fast"}, 4, 16),
+    ],
+)
+def test_parts_in_flight_fill_the_network_card(
+    speeds: dict[str, str], cores: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many connections of 80 MB/s as the fastest card that is up takes; by cores where none says; 16 to 256."""
+    for name, speed in ({"lo": "400000"} | speeds).items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "speed").write_text(speed + "\n")
+        (tmp_path / name / "operstate").write_text("up\n")
+        if name != "lo":
+            (tmp_path / name / "device").touch()
+    monkeypatch.setattr(machine, "_INTERFACES", tmp_path)
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    assert machine.default_parts_in_flight() == parts
+
+
+def test_bounds_of_fetching_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes in flight follow the parts, up to an eighth of the memory, unless said; threads follow the cores."""
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 64 << 30)
+    by_parts = {parts: machine.default_bytes_in_flight(parts) for parts in (1, 16, 64, 256, 512, 4096)}
+    assert by_parts == {1: 256 << 20, 16: 256 << 20, 64: 1 << 30, 256: 4 << 30, 512: 8 << 30, 4096: 8 << 30}
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 30)
+    assert machine.default_bytes_in_flight(512) == 256 << 20
+    fetch = load({"fetch.parts_in_flight": ("64", "f")}, {}).config.fetch
+    assert fetch.bytes_in_flight == machine.default_bytes_in_flight(64)
+    told = {"fetch.parts_in_flight": ("64", "f"), "fetch.bytes_in_flight": ("100MiB", "f")}
+    assert load(told, {}).config.fetch.bytes_in_flight == 100 << 20
+    threads = []
+    for cores in (1, 2, 8, 16, 32, 96, 192):
+        monkeypatch.setattr(machine, "usable_cores", lambda cores=cores: cores)
+        threads.append(machine.default_transfer_threads())
+    assert threads == [1, 2, 2, 2, 4, 12, 24]

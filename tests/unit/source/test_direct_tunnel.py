@@ -100,7 +100,7 @@ def mapping(tmp_path: Path) -> Iterator[FileMapping]:
 async def pool_to(server: Server, authority: Authority) -> AsyncIterator[ConnectionPool]:
     """A pool of connections to it, with movers."""
     trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    movers = Movers()
+    movers = Movers(2)
     pool = ConnectionPool(
         Endpoint(f"https://127.0.0.1:{server.port}", "127.0.0.1", server.port, trusted),
         SourceOptions(read_timeout_s=10.0, connect_timeout_s=10.0),

@@ -45,12 +45,14 @@ TOO_MUCH: dict[str, tuple[Sent, str]] = {
 }
 
 
-@pytest.fixture
-def mapping(tmp_path: Path) -> Iterator[FileMapping]:
-    """A file of zeros with room before and behind."""
-    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+@pytest.fixture(params=["memory", "disk"])
+def mapping(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileMapping]:
+    """A file of zeros with room before and behind: in memory, which the loop writes to, and on a disk."""
+    in_memory = request.param == "memory"
+    file = os.memfd_create("test") if in_memory else os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(file, 0, AT + len(BODY) + 100)
     made = FileMapping(file, AT + len(BODY) + 100)
+    made.in_memory = in_memory  # the folder of tests may be in memory, too
     os.close(file)
     yield made
     made.close()
@@ -59,7 +61,7 @@ def mapping(tmp_path: Path) -> Iterator[FileMapping]:
 @pytest.fixture
 async def files() -> AsyncIterator[Files]:
     """What chooses the way of bodies, with threads for large ones."""
-    movers = Movers()
+    movers = Movers(2)
     yield Files(movers)
     movers.close()
 
@@ -131,9 +133,15 @@ async def test_a_file_that_cannot_be_written_is_the_caches_trouble(
         raise OSError(errno.EIO, "Input/output error")
 
     progress = ReadProgress()
-    with memoryview(mapping) as whole, whole[AT : AT + len(BODY)] as target:
-        body = files.body(None, None, target, progress, lambda _: None)  # type: ignore[arg-type]  # it needs neither
+    async with RawServer(HEAD + BODY) as server:
+        pool = _pool(server, files)
         monkeypatch.setattr(os, "pwrite", refuse)
-        with pytest.raises(CacheUnavailable, match="Input/output error"):
-            body.received(10)
+        monkeypatch.setattr(os, "pwritev", refuse)
+        with (
+            memoryview(mapping) as whole,
+            whole[AT : AT + len(BODY)] as target,
+            pytest.raises(CacheUnavailable, match="Input/output error"),
+        ):
+            await pool.request(REQUEST, target, lambda _: None, progress=progress)
+        await pool.aclose()
     assert progress.filled_bytes == 0

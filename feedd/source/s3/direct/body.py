@@ -6,8 +6,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from feedd.errors import CacheUnavailable
 from feedd.flow.mapping import file_of, write_at
+from feedd.source.s3.direct.handed import BUFFER_BYTES, HandedBody, Via, unwritten
 from feedd.source.s3.direct.move import DecryptedMove, SplicedMove
 from feedd.source.s3.direct.tunnel import Tunnel
 
@@ -36,14 +36,26 @@ class Body(Protocol):
 
         Raises:
             CacheUnavailable: the target's file cannot be written.
+            BadResponse: more came than the body has.
         """
 
     def stop(self) -> None:
-        """Let go of the target: nothing is written to it from here on."""
+        """Let go of the target. Does not wait for a write that a disk holds up: the file's ``writers`` tell of that."""
+
+    @property
+    def waits_for_file(self) -> bool:
+        """Whether it is the file that does not answer, not the socket."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of it was received, and it is only to be written."""
 
 
 class MemoryBody:
-    """Received straight into the target."""
+    """Received straight into the target, which is no file."""
+
+    waits_for_file = False
+    whole = False
 
     def __init__(self, target: memoryview, progress: ReadProgress) -> None:
         self._target = target
@@ -62,10 +74,11 @@ class MemoryBody:
 
 
 class WrittenBody:
-    """Received into memory that stays in the processor's cache, and written to the target's file from there.
+    """Received into memory that stays in the processor's cache, and written from there to a file that is memory too.
 
     Against receiving into the mapping: a copy more, of bytes that are hot, and no fault and no clearing of fresh pages.
     Measured on tmpfs, 100 KB: 37 against 73 us. The pages stay unmapped, and their checksum is taken from that memory.
+    Only for files in memory: this is done on the event loop.
 
     Args:
         place: where in the file the body goes.
@@ -74,7 +87,11 @@ class WrittenBody:
         memory: what it passes through; anybody's again after each ``received``.
     """
 
+    waits_for_file = False
+    whole = False
+
     def __init__(self, place: FilePlace, size_bytes: int, progress: ReadProgress, memory: memoryview) -> None:
+        assert place.in_memory, "the event loop waits for no disk"
         self._place = place
         self._size_bytes = size_bytes
         self._progress = progress
@@ -98,14 +115,13 @@ class WrittenBody:
         Raises:
             CacheUnavailable: the file cannot be written.
         """
-        fd, at, landed = self._place
-        at += self._progress.filled_bytes
+        at = self._place.at + self._progress.filled_bytes
         try:
-            write_at(fd, data, at)
+            write_at(self._place.fd, data, at)
         except OSError as error:
-            raise _unwritten(error) from error
-        if landed is not None:
-            landed(at, data, begins=not self._progress.filled_bytes)
+            raise unwritten(error) from error
+        if self._place.landed is not None:
+            self._place.landed(at, data, begins=not self._progress.filled_bytes)
         _count(self._progress, len(data))
 
     def stop(self) -> None:
@@ -116,37 +132,41 @@ class MovedBody:
     """Moved from the transport's socket to the target's file by a thread; the transport is paused meanwhile.
 
     ``ended(error)`` is called on the loop: None: all is in the file, and the transport reads again. It is not called
-    after ``stop``, which returns when nothing can be written any more.
+    after ``stop``.
     """
 
     def __init__(
         self,
-        movers: Movers,
+        mover: Mover,
         transport: Any,  # noqa: ANN401 - of whichever loop: uvloop's are no asyncio.Transport
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Exception | None], object],
     ) -> None:
-        self._movers = movers
+        self._mover = mover
         self._transport = transport
         self._loop = loop
         self._ended = ended
         self._move: Move | None = None
-        self._mover: Mover | None = None
 
-    def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress) -> None:
-        """Hand what is left of the body to the thread.
+    def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress, first: memoryview) -> None:
+        """Hand the body to the thread, and ``first``, what has come of it.
 
         Raises:
-            OSError: there are no descriptors for that; the transport goes on as it was.
+            OSError: there is no descriptor for that, or no thread; the transport goes on as it was.
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
-        self._mover = self._movers.for_file(place.fd)
         if isinstance(self._transport, Tunnel):
-            self._move = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
+            move: Move = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
         else:
-            self._move = SplicedMove(sock_fd, place, size_bytes, progress, self._over)
+            move = SplicedMove(sock_fd, place, size_bytes, progress, self._over)
+        move.first = bytes(first)
         self._transport.pause_reading()
-        self._mover.add(self._move)
+        try:
+            self._mover.add(move)
+        except OSError:
+            self._transport.resume_reading()
+            raise
+        self._move = move
 
     def buffer(self) -> memoryview:
         """Raise: the transport does not read."""
@@ -158,9 +178,16 @@ class MovedBody:
 
     def stop(self) -> None:
         """End it here."""
-        if self._move is not None and self._mover is not None:
+        if self._move is not None:
             self._move.stop()
             self._mover.look()
+
+    @property
+    def waits_for_file(self) -> bool:
+        """Whether a write is under way."""
+        return self._move is not None and self._move.writing
+
+    whole = False
 
     def _over(self, move: Move) -> None:
         """Called in the mover's thread."""
@@ -168,10 +195,10 @@ class MovedBody:
             self._loop.call_soon_threadsafe(self._tell, move)
 
     def _tell(self, move: Move) -> None:
-        if move.stopped:
+        if move.stopped or move is not self._move:
             return
         if move.file_error is not None:
-            self._ended(_unwritten(move.file_error))
+            self._ended(unwritten(move.file_error))
         elif move.socket_error is not None:
             self._ended(move.socket_error)
         else:
@@ -184,12 +211,14 @@ class Files:
     """Chooses each body's way: made once per pool.
 
     Args:
-        movers: threads for bodies that are large and go to a file; None: all are received where they belong.
+        movers: threads for bodies that go to files; None: all are received where they belong.
     """
 
     def __init__(self, movers: Movers | None) -> None:
         self._movers = movers
-        self._memory = memoryview(bytearray(0 if movers is None else _WORTH_IT_BYTES + HEAD_BYTES_MAX))
+        self._memory = memoryview(bytearray(0 if movers is None else BUFFER_BYTES))
+        self._surplus = memoryview(bytearray(1024))
+        self._spares: list[memoryview] = []
 
     def at_once(self, target: memoryview) -> memoryview | None:
         """Return where a small body that goes to a file is received together with its head, as both mostly are here.
@@ -212,36 +241,45 @@ class Files:
         """Begin with a body, of which ``first`` has come already.
 
         Raises:
-            CacheUnavailable: the target's file cannot be written.
+            CacheUnavailable: the target's file cannot be written, or there is no thread for that.
         """
         progress.filled_bytes = 0
         place = file_of(target) if target.nbytes and self._movers is not None else None
-        if place is not None and target.nbytes < _WORTH_IT_BYTES:
-            written = WrittenBody(place, target.nbytes, progress, self._memory)
+        if place is None or self._movers is None:
+            target[: len(first)] = first
             if first:
-                written.write(first)
-            return written
-        done = len(first)
-        target[:done] = first
-        if done:
-            _count(progress, done)
-        if place is None or self._movers is None or done == target.nbytes:
+                _count(progress, len(first))
             return MemoryBody(target, progress)
-        if place.landed is not None and done:
-            place.landed(place.at, target[:done], begins=True)
-        moved = MovedBody(self._movers, transport, loop, ended)
+        small = target.nbytes < _WORTH_IT_BYTES
+        if small and place.in_memory:
+            return self._written(place, target.nbytes, progress, first)
         try:
-            moved.begin(place._replace(at=place.at + done), target.nbytes - done, progress)
-        except OSError:  # no descriptor is left for a copy of the socket or the file: memory needs none
-            return MemoryBody(target, progress)
-        return moved
+            mover = self._movers.for_file(place)
+            if not small:
+                moved = MovedBody(mover, transport, loop, ended)
+                moved.begin(place, target.nbytes, progress, first)
+                return moved
+        except OSError as error:  # no descriptor or thread is left: memory needs none
+            if place.in_memory:
+                return self._written(place, target.nbytes, progress, first)
+            if not self._movers.started(place):
+                raise unwritten(error) from error
+            mover = self._movers.for_file(place)
+        handed = HandedBody(
+            place, target.nbytes, progress, Via(mover, transport, loop, self._spares, self._surplus), ended
+        )
+        if first:
+            handed.take(first)
+        return handed
+
+    def _written(self, place: FilePlace, size_bytes: int, progress: ReadProgress, first: memoryview) -> WrittenBody:
+        written = WrittenBody(place, size_bytes, progress, self._memory)
+        if first:
+            written.write(first)
+        return written
 
 
 def _count(progress: ReadProgress, size_bytes: int) -> None:
     if progress.first_byte_s is None:
         progress.first_byte_s = time.monotonic()
     progress.filled_bytes += size_bytes
-
-
-def _unwritten(error: OSError) -> CacheUnavailable:
-    return CacheUnavailable(f"expected to write what was received, got {error.strerror}", stage="source")

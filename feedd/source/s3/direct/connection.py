@@ -7,7 +7,7 @@ import math
 import socket
 from typing import TYPE_CHECKING, Any
 
-from feedd.errors import BadResponse, FeeddError
+from feedd.errors import BadResponse, CacheUnavailable, FeeddError
 from feedd.source.s3.direct.alarm import Alarm
 from feedd.source.s3.direct.answer import Answer
 from feedd.source.s3.direct.body import HEAD_BYTES_MAX, Files
@@ -34,8 +34,8 @@ class StaleConnection(ConnectionError):
 class Connection(asyncio.BufferedProtocol):
     """Sends one request at a time. Whoever gets an error from ``exchange`` leaves a dropped connection behind.
 
-    The target is let go of in the same step in which ``exchange`` is answered or left: nothing is written there that
-    nobody waits for, and the kernel is offered it no longer.
+    The target is let go of in the same step in which ``exchange`` is answered or left: the kernel is offered it no
+    longer, and no write to it begins. One that is under way in a thread is not waited for; see ``Writers``.
 
     Args:
         read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
@@ -71,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._judge: Callable[[Answer], object] | None = None
         self._answer: Answer | None = None
         self._filled = 0  # of the scratch memory
+        self._received_bytes = 0  # in all
 
     def __repr__(self) -> str:
         return f"Connection({self._served_count} served)"
@@ -85,9 +86,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Answer:
         """Send ``request``, a head without a body, and return the answer.
 
-        Below 300 its body is in ``target``, filled to the end, and ``judge`` has seen its head before a byte of it
-        was received; otherwise the answer has its body itself, and ``target`` is untouched. ``progress`` follows
-        the body as it comes.
+        Below 300 its body fills ``target``, and ``judge`` has seen its head before a byte of it was received;
+        otherwise the answer has its body itself, and ``target`` is untouched. ``progress`` follows the body.
 
         Raises:
             BadResponse: no HTTP, or a body that is not delimited by its length.
@@ -143,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Transport: that many bytes went there."""
+        self._received_bytes += nbytes
         if not self._owed:
             self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
             self.drop()
@@ -164,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             silent = not (self._filled or answer)
             if exc is None and answer is not None and self._body is None and answer.ends_with_connection:
                 self._finish()
-            else:
+            elif self._body is None or not self._body.whole:  # else it has come, and is being written
                 # not exc itself: its traceback may lead to frames that hold the target
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
@@ -213,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             got = max(answer.size_bytes, len(data))
             raise BadResponse(f"expected {size_bytes} bytes, got {got}", stage="source")
         self._body = self._files.body(self._transport, self._loop, self._target, self._progress, self._moved, data)
-        if len(data) == size_bytes:
+        if self._progress.filled_bytes == size_bytes:
             self._finish()
 
     def _moved(self, error: Exception | None) -> None:
@@ -284,9 +285,16 @@ class Connection(asyncio.BufferedProtocol):
         return self._waiter is not None and not self._waiter.done()
 
     def _come(self) -> tuple[int, int]:
-        """Return how much of an answer is here: of its head, and of its body."""
-        return self._filled, self._progress.filled_bytes
+        """Return how much has come: here, and through a thread."""
+        return self._received_bytes, self._progress.filled_bytes
 
     def _silent(self) -> None:
         if self._owed:
-            self._fail(TimeoutError("no byte for too long"))
+            stuck = self._body is not None and self._body.waits_for_file
+            self._fail(_no_disk() if stuck else TimeoutError("no byte for too long"))
+
+
+def _no_disk() -> CacheUnavailable:
+    message = "expected the disk to take what was received, got no answer from it"
+    hint = "see the kernel's log for a failing disk, or pass another --cache-dir"
+    return CacheUnavailable(message, hint=hint, stage="source")

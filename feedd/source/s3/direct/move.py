@@ -48,14 +48,19 @@ class Cipher(NamedTuple):
 
 
 class Move(ABC):
-    """One body on its way from a socket into a file.
+    """One body on its way from a socket into a file, a step at a time in one thread.
+
+    No lock is held while anything is read or written: a disk may hold up a step for as long as it likes, and whoever
+    stops the move meanwhile does not wait. The file's ``writers`` tell when this one has let go of it.
 
     Attributes:
         stopped: whoever wanted it does not any more.
+        writing: a step waits for the file.
         file_error: the file could not be written.
         socket_error: the socket broke; ``ConnectionResetError`` too where it ended early.
         sock_fd: descriptor of the socket, our own.
-        file: descriptor of the file that was given; ours is another.
+        file: descriptor of the file; open until the file's writers have ended.
+        first: what was received before, to be written before anything else.
     """
 
     def __init__(
@@ -66,22 +71,19 @@ class Move(ABC):
         progress: ReadProgress,
         ended: Callable[[Move], object],
     ) -> None:
-        self.file, self._at, self._landed = place
+        self.file, self._at, self._landed, self._writers, _ = place
         self._sock = socket.socket(fileno=os.dup(sock_fd))
-        try:
-            self._file_fd = os.dup(self.file)
-        except OSError:
-            self._sock.close()
-            raise
         self.sock_fd = self._sock.fileno()
         self._left_bytes = size_bytes
         self._progress = progress
         self._ended = ended
-        self._busy = threading.Lock()
+        self._counting = threading.Lock()  # held for a few additions, never during a system call that may wait
         self._low_water_bytes = 1
-        self.stopped = False
+        self.stopped = self.writing = False
+        self.first = b""
         self.file_error: OSError | None = None
         self.socket_error: OSError | None = None
+        self._writers.begin()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._left_bytes} bytes left)"
@@ -92,30 +94,42 @@ class Move(ABC):
         return self.stopped or not self._left_bytes or bool(self.file_error or self.socket_error)
 
     def stop(self) -> None:
-        """Write nothing from here on; waits for a write under way, of at most a pipe's content."""
-        with self._busy:
+        """Count no byte from here on, and begin no other write. Does not wait for one that is under way."""
+        with self._counting:
+            if not self.over:
+                with contextlib.suppress(OSError):  # the sender need not wait for the disk to hear of it
+                    self._sock.shutdown(socket.SHUT_RDWR)
             self.stopped = True
 
     def prepare(self, gear: Gear) -> None:
         """Move what was received before, and have the socket count as readable only when it is worth it."""
-        with self._busy:
-            if not self.over:
-                self._begin(gear)
-                self._set_low_water()
+        if self.first and not self.over:
+            self._first_byte()
+            self._write(memoryview(self.first))
+        if not self.over:
+            self._begin(gear)
+            self._set_low_water()
 
     def step(self, gear: Gear) -> None:
         """Move what there is, at most a pipe's content."""
-        with self._busy:
-            if not self.over:
-                self._advance(gear)
-                self._set_low_water()
+        if not self.over:
+            self._advance(gear)
+            self._set_low_water()
+
+    def fail(self, error: Exception) -> None:
+        """End it with what nobody expected."""
+        if isinstance(error, OSError):
+            self.socket_error = error
+        else:
+            self.socket_error = ConnectionResetError(f"a transfer ended with {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        """Let go of both descriptors and tell."""
+        """Let go of socket and file, and tell."""
         with contextlib.suppress(OSError):
             self._ask_for(1)  # the next head is short
-        self._sock.close()
-        os.close(self._file_fd)
+        with self._counting:
+            self._sock.close()
+        self._writers.end()
         self._ended(self)
 
     @abstractmethod
@@ -130,14 +144,36 @@ class Move(ABC):
     def _owed_bytes(self) -> int:
         """Return how much the socket will bring at least."""
 
-    def _arrived(self, size_bytes: int) -> None:
-        """Count what is in the file."""
-        self._at += size_bytes
-        self._left_bytes -= size_bytes
-        self._progress.filled_bytes += size_bytes
+    def _arrived(self, data: memoryview | None, size_bytes: int) -> bool:
+        """Count what is in the file, and tell who wants to know; False: nobody does any more.
+
+        Args:
+            data: those bytes; None where nobody is to be told.
+            size_bytes: how many.
+        """
+        if self._landed is not None and data is not None and not self.stopped:
+            self._landed(self._at, data, begins=not self._progress.filled_bytes)
+        with self._counting:
+            if self.stopped:
+                return False
+            self._at += size_bytes
+            self._left_bytes -= size_bytes
+            self._progress.filled_bytes += size_bytes
+        return True
+
+    def _write(self, data: memoryview) -> None:
+        self.writing = True
+        try:
+            write_at(self.file, data, self._at)
+        except OSError as error:
+            self.file_error = error
+            return
+        finally:
+            self.writing = False
+        self._arrived(data, data.nbytes)
 
     def _first_byte(self) -> None:
-        if self._progress.first_byte_s is None:
+        if self._progress.first_byte_s is None and not self.stopped:
             self._progress.first_byte_s = time.monotonic()
 
     def _set_low_water(self) -> None:
@@ -165,26 +201,31 @@ class SplicedMove(Move):
             self._first_byte()
         while count:
             try:
-                written = os.splice(gear.out, self._file_fd, count, offset_dst=self._at, flags=_MOVE)
-                count -= written
-                self._tell(gear.buffer, written)
+                self.writing = True
+                written = os.splice(gear.out, self.file, count, offset_dst=self._at, flags=_MOVE)
+                told = self._written(gear.buffer, written)
             except OSError as error:
                 self.file_error = error
-                gear.renew_pipe()  # what is still in it belongs to nobody
+                told = False
+            finally:
+                self.writing = False
+            if not told:
+                gear.drain()  # what is still in it belongs to nobody
                 return
-            self._arrived(written)
+            count -= written
 
-    def _tell(self, buffer: memoryview, size_bytes: int) -> None:
-        """Read back what was written, which is in the processor's cache still, for whoever wants to know."""
+    def _written(self, buffer: memoryview, size_bytes: int) -> bool:
+        """Count what was written; read back, from the processor's cache still, where somebody wants to know of it."""
         if self._landed is None:
-            return
-        done = 0
-        while done < size_bytes:
-            count = os.preadv(self._file_fd, [buffer[: size_bytes - done]], self._at + done)
+            return self._arrived(None, size_bytes)
+        while size_bytes:
+            count = os.preadv(self.file, [buffer[:size_bytes]], self._at)
             if not count:
                 raise OSError(errno.EIO, "file ends before what was written")
-            self._landed(self._at + done, buffer[:count], begins=not (self._progress.filled_bytes or done))
-            done += count
+            if not self._arrived(buffer[:count], count):
+                return False
+            size_bytes -= count
+        return True
 
     def _from_socket(self, gear: Gear) -> int:
         wanted = min(_PIPE_BYTES, self._left_bytes)
@@ -257,16 +298,6 @@ class DecryptedMove(Move):
                 self._first_byte()
                 self._write(gear.buffer[:filled])
 
-    def _write(self, data: memoryview) -> None:
-        try:
-            write_at(self._file_fd, data, self._at)
-        except OSError as error:
-            self.file_error = error
-            return
-        if self._landed is not None:
-            self._landed(self._at, data, begins=not self._progress.filled_bytes)
-        self._arrived(data.nbytes)
-
 
 class Gear:
     """What bodies pass through; empty between steps.
@@ -281,9 +312,6 @@ class Gear:
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.received = memoryview(bytearray(_BUFFER_BYTES))
-        self._open()
-
-    def _open(self) -> None:
         self.out, self.into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(OSError):  # the user's pipes may be at their limit: smaller works too
             fcntl.fcntl(self.into, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -293,7 +321,8 @@ class Gear:
         os.close(self.out)
         os.close(self.into)
 
-    def renew_pipe(self) -> None:
-        """Throw its content away."""
-        self.close()
-        self._open()
+    def drain(self) -> None:
+        """Throw away what is in the pipe; takes no descriptor, as another pipe would."""
+        with contextlib.suppress(BlockingIOError):
+            while os.readv(self.out, [self.buffer]):
+                pass

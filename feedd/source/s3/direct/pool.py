@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import ssl
 from collections import Counter, OrderedDict
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
 from feedd.errors import ResourceExhausted
+from feedd.flow.pools import DNS
 from feedd.source.once import Once
 from feedd.source.s3.direct.addresses import Addresses
 from feedd.source.s3.direct.body import Files
@@ -297,10 +299,23 @@ class ConnectionPool:
         within_s = self._limits.connect_timeout_s / 4 if self._addresses else None  # None: the caller's limit
         try:
             async with asyncio.timeout(within_s):
-                found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+                found = await _addresses_of(endpoint.host, endpoint.port)
         except OSError as error:
             if not self._addresses:
                 raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
         else:
-            self._addresses.learn(str(where[0]) for *_, where in found)
+            self._addresses.learn(found)
         return loop.time()
+
+
+async def _addresses_of(host: str, port: int) -> list[str]:
+    """Return the addresses of a host.
+
+    Raises:
+        OSError: it has none, or the resolver does not say.
+    """
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        found = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return [str(where[0]) for *_, where in found]

@@ -5,7 +5,6 @@ botocore still finds credentials and endpoint, signs, lists, and does whatever e
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import create_parser
 
 from feedd.errors import BadResponse, ObjectChanged
+from feedd.flow.pools import LOCAL_FILES
 from feedd.source.once import Once
 from feedd.source.pages import closing_pages
 from feedd.source.s3.answer import RangeHead, answered_by, check_head
@@ -65,7 +65,7 @@ class DirectStore:
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
-        self._tls: Once[ssl.SSLContext] = Once(lambda: asyncio.to_thread(_tls_context, trusted_authorities(self._s3)))
+        self._tls: Once[ssl.SSLContext] = Once(lambda: LOCAL_FILES.run(_tls_context, trusted_authorities(self._s3)))
         self._movers: Movers | None = None
         self._logged: set[str] = set()
 
@@ -124,7 +124,7 @@ class DirectStore:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._sdk.close)
             if self._movers is not None:
-                stack.push_async_callback(asyncio.to_thread, self._movers.close)
+                stack.push_async_callback(LOCAL_FILES.run, self._movers.close)
             for pool in self._pools.values():
                 stack.push_async_callback(pool.aclose)
 
@@ -192,7 +192,7 @@ class DirectStore:
         if pool is None:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
             if self._movers is None:
-                self._movers = Movers()
+                self._movers = Movers(self._limits.transfer_threads)
             pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._movers))
         return pool
 

@@ -1,0 +1,118 @@
+"""Named, bounded threads for what would hold the event loop up: one pool for each thing that may not answer.
+
+What waits for one of them never waits for another: a resolver that is silent stops no batch, nor does a disk that
+hangs. The loop's default executor is left to libraries; a tidy test keeps feedd from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import os
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_IDLE_S: Final = 10.0
+_CANCELLED_MAX: Final = 256  # jobs nobody waits for any more are thrown out of a queue that is longer
+
+
+class Pool:
+    """Threads that start when there is work for them, and end when there was none for a while.
+
+    They are daemon threads: one that a disk or a resolver holds up keeps no process from ending.
+
+    Attributes:
+        name: of its threads, behind ``feedd-pool-``.
+        threads_max: never more; further work waits in line.
+    """
+
+    def __init__(self, name: str, threads_max: int) -> None:
+        self.name = name
+        self.threads_max = threads_max
+        self._jobs: deque[tuple[Future[Any], Callable[[], object]]] = deque()
+        self._ready = threading.Condition()
+        self._thread_count = self._idle_count = 0
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name}, {self._thread_count}/{self.threads_max} threads, {len(self._jobs)} jobs waiting)"
+
+    async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Return what ``work`` returns, done in a thread; cancelled, work that has not begun is dropped.
+
+        Raises:
+            Whatever the work raised. RuntimeError: the system starts no more threads, and the pool has none.
+        """
+        return await self.begin(work, *args, **kwargs)
+
+    def begin(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> asyncio.Future[_T]:
+        """As ``run``, for those who have to wait for its end even if cancelled; see ``to_its_end``."""
+        job = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
+        return asyncio.wrap_future(self._submit(job), loop=asyncio.get_running_loop())
+
+    def _submit(self, job: Callable[[], _T]) -> Future[_T]:
+        future: Future[_T] = Future()
+        with self._ready:
+            if len(self._jobs) > _CANCELLED_MAX:
+                self._jobs = deque(one for one in self._jobs if not one[0].cancelled())
+            self._jobs.append((future, job))
+            if len(self._jobs) <= self._idle_count:
+                self._ready.notify()
+            elif self._thread_count < self.threads_max:
+                self._start()
+        return future
+
+    def _start(self) -> None:
+        number = self._thread_count
+        thread = threading.Thread(target=self._serve, name=f"feedd-pool-{self.name}-{number}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not number:
+                self._jobs.pop()
+                raise
+        else:
+            self._thread_count += 1
+
+    def _serve(self) -> None:
+        while (taken := self._take()) is not None:
+            future, job = taken
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = job()
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
+            del future, job, taken  # nothing is kept while there is nothing to do
+
+    def _take(self) -> tuple[Future[Any], Callable[[], object]] | None:
+        with self._ready:
+            self._idle_count += 1
+            try:
+                while not self._jobs:
+                    if not self._ready.wait(_IDLE_S) and not self._jobs:
+                        self._thread_count -= 1
+                        return None
+                return self._jobs.popleft()
+            finally:
+                self._idle_count -= 1
+
+
+_CORES: Final = len(os.sched_getaffinity(0))
+CPU: Final = Pool("cpu", max(4, min(32, _CORES)))
+"""Computing on memory: planning, parsing, copying batches. Touches no disk and no network."""
+CACHE_DISK: Final = Pool("cache-disk", 4)
+"""Small reads and writes on the cache's disk, beside the cache's own threads; all of them stop where it hangs."""
+LOCAL_FILES: Final = Pool("local-files", 8)
+"""Files that users or operators name: data on local disks, certificates, quarantine."""
+DNS: Final = Pool("dns", 4)
+"""Names of hosts; a resolver may take as long as it likes."""
