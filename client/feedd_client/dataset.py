@@ -86,8 +86,8 @@ class FeedDataset(IterableDataset[Any]):
         topology: where this process stands; None: torch.distributed or the launcher's variables.
         keys: add ``"__key__"`` and ``"__url__"``.
         copy: yield private copies.
-        prefetch: batches in shared memory at once; the daemon may grant fewer. None: the daemon chooses, about
-            64 MiB of them, between 4 and 16.
+        prefetch: batches in shared memory at once; the daemon may grant fewer, and up to 16 of small batches of
+            numbers (4 MiB of them). None: the daemon chooses, about 64 MiB of them, between 4 and 64.
         bad_samples: what becomes of samples that cannot be decoded or are not of the dataset's schema. "error": the
             first one is an error. "skip": left out of their batch. "replace": the next good sample of the batch takes
             the row, so that batches stay full; ``batch["__valid__"]`` is False there. "quarantine": as "skip", and the

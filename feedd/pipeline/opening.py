@@ -20,6 +20,7 @@ from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptio
 from feedd.pipeline.batches.packing import packing_of
 from feedd.pipeline.batches.policy import BadSamples
 from feedd.pipeline.batches.remedy import RemedyOptions
+from feedd.pipeline.batches.together import are_plain, slots_together
 from feedd.pipeline.dataset.foresight import Foresight
 from feedd.pipeline.dataset.labels import Labelling, with_tables
 from feedd.pipeline.dataset.learned import Learned
@@ -173,7 +174,8 @@ class Pipeline:
         spec = one.request.spec
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
         arena: Arena | Tickets | None = None
-        if size is not None and not spec.shared_arena:  # memory takes as long as fetching a shard: both at once
+        more = size is not None and _may_need_more(spec, size)  # recipes then tell how many slots there are
+        if size is not None and not spec.shared_arena and not more:  # memory takes as long as a shard: both at once
             (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
         else:
             recipes, found, classes = await self._resolved(one)
@@ -182,7 +184,8 @@ class Pipeline:
         if spec.share and spec.shared_arena:
             arena = await self._tickets(one, memory)
         if arena is None:
-            arena = await self._arena(one, size)
+            plain = not (spec.keys or spec.share or one.request.filters) and are_plain(recipes)
+            arena = await self._arena(one, size, together=plain)
         return memory, arena, classes
 
     async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
@@ -248,9 +251,18 @@ class Pipeline:
     def _within(self, slots: int) -> int:
         return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
 
-    async def _arena(self, one: _Opening, size_bytes: int) -> Arena:
-        """Allocate the slots and make them known to the workers, which map them while the first shard arrives."""
-        arena = await Arena.create(self._slot_count(one.request.spec, size_bytes), size_bytes, self._budget)
+    async def _arena(self, one: _Opening, size_bytes: int, *, together: bool = False) -> Arena:
+        """Allocate the slots and make them known to the workers, which map them while the first shard arrives.
+
+        Args:
+            one: who gets them.
+            size_bytes: of a slot.
+            together: several batches can be made at once.
+        """
+        count = self._slot_count(one.request.spec, size_bytes)
+        if together:
+            count = min(slots_together(count, size_bytes), self._options.slots_max)
+        arena = await Arena.create(count, size_bytes, self._budget)
         one.undo.callback(arena.close)
         self.stages.pool.attach(one.number, arena.fd, arena.size_bytes)
         one.undo.callback(self.stages.pool.detach, one.number)
@@ -338,6 +350,11 @@ def _shortened(urls: Sequence[str]) -> str:
     """Return the first URL, and how many more there are."""
     more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
     return f"{urls[0]}{more}"
+
+
+def _may_need_more(spec: OpenSpec, size_bytes: int) -> bool:
+    """Whether fewer slots were asked for than are granted where several batches can be made at once."""
+    return not spec.share and 0 < spec.prefetch_batches < slots_together(spec.prefetch_batches, size_bytes)
 
 
 def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:

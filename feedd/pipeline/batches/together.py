@@ -30,8 +30,25 @@ if TYPE_CHECKING:
 
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all of them: the first is handed out when the last is done
-_SLOTS_FEW = 4  # too few to make several at once: the trainer holds some, and others are being made
 _BYTES_MAX = 4 << 20  # of each
+_SLOTS_ENOUGH = 16  # six at a time, while as many are read and as many are on their way
+_SLOTS_BYTES = 4 << 20  # of all slots that nobody asked for
+
+
+def are_plain(recipes: Recipes) -> bool:
+    """Whether all of a batch are plain copies of numbers, so that several can be made at once."""
+    if len(recipes.distinct) > 1 or any(recipes.pads):
+        return False
+    return all(plain_numbers(field) is not None for field in recipes.distinct[0])
+
+
+def slots_together(asked: int, slot_bytes: int) -> int:
+    """Return the slots to grant for batches that can be made several at once, where so many were asked for.
+
+    A batch made and sent alone costs the event loop five times what it costs among others. So small batches get the
+    few slots that it takes to make several at once: what they take of memory is next to nothing.
+    """
+    return max(asked, min(_SLOTS_ENOUGH, _SLOTS_BYTES // slot_bytes))
 
 
 class Together:
@@ -56,12 +73,7 @@ class Together:
     @property
     def batches_max(self) -> int:
         """How many it can make at once; 1: batches of this session are not of this kind."""
-        distinct = self._recipes.distinct
-        if len(distinct) > 1 or self._arena.slot_bytes > _BYTES_MAX or any(self._recipes.pads):
-            return 1
-        if any(plain_numbers(field) is None for field in distinct[0]):
-            return 1
-        if self._arena.slot_count <= _SLOTS_FEW:
+        if self._arena.slot_bytes > _BYTES_MAX or not are_plain(self._recipes):
             return 1
         returned = -(-self._arena.slot_count // 3)  # so many at once, by the client: others would be made apart
         return max(min(_BATCHES_MAX, returned, _ALL_BYTES_MAX // self._arena.slot_bytes), 1)

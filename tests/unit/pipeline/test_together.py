@@ -10,6 +10,8 @@ import pytest
 
 from feedd.errors import BadSample
 from feedd.metrics import DECODE_SAMPLES, PIPELINE_EPOCHS
+from feedd.pipeline.batches.together import slots_together
+from feedd.pipeline.stages import PipelineOptions
 from feedd.values import BatchReady, Cursor, EpochEnd
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.session import Lease, Position, Stream
@@ -74,7 +76,7 @@ async def all_of(
 
 async def test_they_are_as_if_made_alone(tmp_path: Path) -> None:
     """Rows, bytes, cursors and the end of the epoch are the same; batches of several windows among them."""
-    async with feeding(tmp_path) as rig:
+    async with feeding(tmp_path, options=PipelineOptions(slots_max=12)) as rig:
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=12))
         session = await rig.open(fields=FIELDS, shuffle=True, prefetch_batches=12)
@@ -122,7 +124,7 @@ async def test_an_epoch_read_again_is_noticed(tmp_path: Path, at_once: int) -> N
 
 async def test_those_made_ahead_are_as_if_made_alone(tmp_path: Path) -> None:
     """Behind an epoch's end the first of the next are made at once, decoded once, and handed over together."""
-    async with feeding(tmp_path) as rig:
+    async with feeding(tmp_path, options=PipelineOptions(slots_max=12)) as rig:
         store(rig.store)
         alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12), Cursor(1))
         session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=12)
@@ -192,11 +194,44 @@ async def test_as_many_are_made_at_once_as_a_client_returns(tmp_path: Path, slot
     sent += requests
     returned = sent[1].credits
     assert {one.credits for one in sent[1:]} == {returned}
-    async with feeding(tmp_path) as rig:
+    async with feeding(tmp_path, options=PipelineOptions(slots_max=slots)) as rig:
         store(rig.store)
         session = await rig.open(fields=FIELDS, batch_size=2, prefetch_batches=slots)
         assert session.slots.slot_count == slots
-        assert session.info.at_once == (returned if slots > 4 else 1)
+        assert session.info.at_once == returned
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3, 4, 5, 15, 16, 17, 40])
+async def test_few_slots_are_no_cliff(tmp_path: Path, asked: int) -> None:
+    """Whoever asks for few slots for small batches of numbers gets as many as it takes to make several at once."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        alone = await batches(await rig.open(fields=FIELDS, batch_size=2, shuffle=True, keys=True))
+        session = await rig.open(fields=FIELDS, batch_size=2, shuffle=True, prefetch_batches=asked)
+        assert session.slots.slot_count == max(asked, 16)
+        assert session.info.at_once >= 6
+        assert [batch.ready.rows for batch in await batches(session)] == [batch.ready.rows for batch in alone]
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "slots"), [(1, 16), (64 << 10, 16), (256 << 10, 16), (1 << 20, 4), (8 << 20, 2)]
+)
+def test_slots_that_nobody_asked_for_are_bounded(slot_bytes: int, slots: int) -> None:
+    """They take 4 MiB at most; larger batches have as many slots as were asked for."""
+    assert slots_together(2, slot_bytes) == slots
+    assert slots_together(20, slot_bytes) == 20
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"fields": (("x", "bytes"),)}, {"keys": True}, {"share": "group"}, {"filters": ('{"field":"x","min":1}',)}],
+)
+async def test_others_have_the_slots_they_asked_for(tmp_path: Path, changes: dict[str, object]) -> None:
+    """Batches that are made one by one anyway gain nothing by more slots."""
+    async with feeding(tmp_path) as rig:
+        store(rig.store)
+        asked: dict[str, object] = {"fields": FIELDS, "prefetch_batches": 3, **changes}
+        assert (await rig.open(**asked)).slots.slot_count == 3
 
 
 async def test_bad_samples_are_their_own_batchs(tmp_path: Path) -> None:
@@ -228,11 +263,10 @@ async def test_beyond_the_budget_all_fail(tmp_path: Path) -> None:
         {"fields": (("x", "bytes"),)},
         {"fields": FIELDS, "keys": True},
         {"fields": FIELDS, "share": "group"},
-        {"fields": FIELDS, "prefetch_batches": 4},
     ],
 )
 async def test_what_is_made_one_by_one(tmp_path: Path, changes: dict[str, object]) -> None:
-    """Fields that take decoding, keys, shared batches and few slots: nothing is gained by making several."""
+    """Fields that take decoding, keys and shared batches: nothing is gained by making several."""
     async with feeding(tmp_path) as rig:
         store(rig.store)
         assert (await rig.open(**({"prefetch_batches": 16} | changes))).info.at_once == 1
