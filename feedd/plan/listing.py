@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class Listing:
         labels: of their samples, by column (see ``decode.labels``) and shard.
         passed_over: objects that were listed, too, and are no data.
         idx_bytes: of MXNet's ``.idx`` beside shards of records, by dataset index.
+        learned: shards whose counts an index has told: they need not be learned again.
+        read_as: the format by which a shard is indexed, by dataset index, once it was worked out.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -71,6 +73,8 @@ class Listing:
     apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
     passed_over: PassedOver = field(default_factory=PassedOver)
     idx_bytes: Mapping[int, int] = field(default_factory=dict)
+    learned: set[int] = field(default_factory=set, repr=False)
+    read_as: dict[int, str] = field(default_factory=dict, repr=False)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
     _named: tuple[Mapping[int, str], Runs] | None = field(default=None, repr=False)
 
@@ -109,6 +113,7 @@ class Listing:
         _add(self.counts, newer.counts)
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
         self.formats, self.passed_over = newer.formats, newer.passed_over
+        self.read_as.clear()
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
         """Return the first shard that is known to hold another number of samples; None: there is none."""
@@ -123,6 +128,7 @@ class Listing:
         told = self.counts.setdefault(shard, sample_count)
         if told != sample_count:
             raise self._contradiction(shard, told, self.told_by, sample_count)
+        self.learned.add(shard)
 
     def _contradiction(self, shard: int, told: int, told_by: tuple[str, ...], found: int) -> ObjectChanged:
         url = self.refs[shard].url
@@ -254,7 +260,8 @@ def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...]
         while len(listing.apart) >= _APART_MAX and view not in listing.apart:
             del listing.apart[next(iter(listing.apart))]
         counts = listing.apart.setdefault(view, dict(counts))
-    return replace(listing, refs=refs, twins=twins, counts=counts, base=listing.base or listing, view=view)
+    own: dict[str, Any] = {"learned": set(), "read_as": {}}
+    return replace(listing, refs=refs, twins=twins, counts=counts, base=listing.base or listing, view=view, **own)
 
 
 def format_of(listing: Listing, shard: int) -> str:

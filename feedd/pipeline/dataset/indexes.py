@@ -111,9 +111,11 @@ class Indexes:
 
 
 def _key(listing: Listing, shard: int) -> _Key:
-    name = format_of(listing, shard)
-    ref = listing.refs[shard]
-    return _Key(ref, "" if form_named(name) or is_ready(ref.form) else name)
+    ref, name = listing.refs[shard], listing.read_as.get(shard)
+    if name is None:
+        named = format_of(listing, shard)
+        name = listing.read_as[shard] = "" if form_named(named) or is_ready(ref.form) else named
+    return _Key(ref, name)
 
 
 async def _index_of_pack(listing: Listing, ref: ObjectRef) -> ShardIndex:

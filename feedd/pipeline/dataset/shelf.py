@@ -225,7 +225,9 @@ class Shelf:
         return cut_told
 
     def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
-        """Take note of a count, for this listing and for later daemons: an index at hand may be read by nobody here."""
+        """Take note of a count, once, for this listing and for later daemons: an index may be read by nobody."""
+        if shard in listing.learned:
+            return
         self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
         try:
             listing.learn(shard, index.sample_count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.pipeline.dataset.learned import Learned
-from feedd.values import ObjectRef
+from feedd.values import Cursor, ObjectRef
+from tests.fakes.feeding import batches, feeding
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,3 +66,29 @@ def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     learned.note(REFS[0], 1)
     learned.save()
     Learned().save()
+
+
+async def test_a_warm_batch_learns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts are learned, and formats worked out, once for each shard: never again for each batch that reads it."""
+    entered: list[str] = []
+
+    def counting(module: str, name: str) -> None:
+        whole = getattr(importlib.import_module(module), name)
+        monkeypatch.setattr(f"{module}.{name}", lambda *its, **more: [entered.append(name), whole(*its, **more)][1])
+
+    counting("feedd.pipeline.dataset.indexes", "format_of")
+    counting("feedd.pipeline.dataset.shelf", "format_of")
+    counting("feedd.pipeline.dataset.indexes", "form_named")
+    counting("feedd.pipeline.dataset.learned", "counts_apart")
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(8, 8, 8, 8)
+        session = await rig.open(batch_size=1, shuffle=True)
+        first = [batch.ints() for batch in await batches(session)]
+        assert len(first) == 32
+        entered.clear()
+        await batches(session, Cursor(1))
+        await rig.close(session)
+        again = await rig.open(batch_size=1, shuffle=True)
+        assert [batch.ints() for batch in await batches(again)] == first
+        assert not [name for name in entered if name == "counts_apart"]
+        assert len(entered) <= 2 * 4
