@@ -16,14 +16,15 @@ from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.report import say
 from feedd.errors import BadRequest
 from feedd.plan.epoch import EpochOptions
-from feedd.plan.objects.packs import pack_counts
 from feedd.plan.quality import mix
-from feedd.plan.sharding import SAMPLE, assign, check_mode
+from feedd.plan.sharding import SAMPLE, assign_all, check_mode
 from feedd.plan.share import Share
 from feedd.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from feedd.config import Config
     from feedd.source.sources import Resolved
@@ -38,7 +39,7 @@ class NodeShare:
 
     Attributes:
         share: of all bytes that all nodes read; 0 to 1.
-        samples: where the listing tells them: of plain objects.
+        samples: where they are known: of plain objects, and of what ``feedd index`` has counted.
     """
 
     node: int
@@ -72,7 +73,7 @@ class ShuffleReport:
     """From how many shards the samples of a batch of the fullest node come; see ``plan.quality.Mix``.
 
     Attributes:
-        sample_bytes: assumed mean bytes of a sample.
+        sample_bytes: mean bytes of a sample; assumed where they are not counted.
     """
 
     batch_size: int
@@ -86,37 +87,64 @@ class ShuffleReport:
 
 
 def shuffled(
-    refs: Sequence[ObjectRef], indices: Sequence[int], batch_size: int, window_shards: int, sample_bytes: int
+    sizes: NDArray[np.int64],
+    counts: NDArray[np.int64] | None,
+    batch_size: int,
+    window_shards: int,
+    sample_bytes: int,
 ) -> ShuffleReport:
-    """Measure a node's order, its shards holding as many samples as their bytes make."""
-    shards = np.array(indices, dtype=np.int64)
-    sizes = np.fromiter((refs[index].size_bytes for index in indices), np.int64, len(indices))
+    """Measure the order of a node.
+
+    Args:
+        sizes: bytes of each of its shards.
+        counts: their samples; None: as many as their bytes make.
+        batch_size: samples of a rank's step.
+        window_shards: shards per shuffle window.
+        sample_bytes: mean bytes of a sample, where they are not counted.
+    """
+    if counts is None:
+        counts = np.maximum(sizes // sample_bytes, 1)
+    else:
+        sample_bytes = int(sizes.sum()) // max(int(counts.sum()), 1)
     options = EpochOptions(0, 0, shuffle=True, window_shards=window_shards)
-    found = mix(Share(shards), np.maximum(sizes // sample_bytes, 1), options, batch_size)
+    found = mix(Share(np.arange(sizes.shape[0], dtype=np.int64)), counts, options, batch_size)
     shape = (batch_size, window_shards, sample_bytes, found.window_samples)
     return ShuffleReport(*shape, found.windows, found.buffer, found.full, found.none)
 
 
-def assignments(refs: Sequence[ObjectRef], node_count: int, sharding: str) -> list[list[int]]:
-    """Return the indices into ``refs`` of each node.
+def assignments(refs: Sequence[ObjectRef], node_count: int, sharding: str) -> list[NDArray[np.int64]]:
+    """Return the indices into ``refs`` of each node, ascending.
 
     Raises:
         BadRequest, Unsupported: an unknown way to split.
     """
     check_mode(sharding)
-    sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-    return [assign(sizes, node_count, node, sharding).tolist() for node in range(node_count)]
+    return assign_all(_sizes(refs), node_count, sharding)
+
+
+def _sizes(refs: Sequence[ObjectRef]) -> NDArray[np.int64]:
+    return np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
+
+
+def _counted(refs: Sequence[ObjectRef], counts: Mapping[int, int] | None) -> NDArray[np.int64] | None:
+    """Return the samples of each of ``refs``; None: not all are known."""
+    if not counts or len(counts) != len(refs):
+        return None
+    return np.fromiter((counts[index] for index in range(len(refs))), np.int64, len(refs))
 
 
 def summarise(
     urls: Sequence[str],
     refs: Sequence[ObjectRef],
-    per_node: Sequence[Sequence[int]],
+    per_node: Sequence[NDArray[np.int64]],
     sharding: str,
     counts: Mapping[int, int] | None = None,
 ) -> PlanReport:
     """Count what each node reads."""
-    loads = [sum(refs[index].size_bytes for index in indices) for indices in per_node]
+    sizes, samples = _sizes(refs), _counted(refs, counts)
+    same = all(indices is per_node[0] for indices in per_node)  # to everyone: nothing is counted for each of them
+    loads = [int(sizes[indices].sum()) for indices in (per_node[:1] if same else per_node)]
+    loads *= len(per_node) if same else 1
     read = sum(loads)
     mean = read / len(loads)
     nodes = tuple(
@@ -125,13 +153,13 @@ def summarise(
             objects=len(indices),
             bytes=load,
             share=load / read if read else 0.0,
-            first=refs[indices[0]].key if indices else "",
-            last=refs[indices[-1]].key if indices else "",
-            samples=sum(counts[index] for index in indices) if counts and len(counts) == len(refs) else None,
+            first=refs[indices[0]].key if len(indices) else "",
+            last=refs[indices[-1]].key if len(indices) else "",
+            samples=None if samples is None else int(samples.sum() if same else samples[indices].sum()),
         )
         for node, (indices, load) in enumerate(zip(per_node, loads, strict=True))
     )
-    total = sum(ref.size_bytes for ref in refs)
+    total = int(sizes.sum())
     skew = max(loads) / mean - 1 if mean else 0.0
     return PlanReport(tuple(urls), sharding, len(refs), total, skew, nodes)
 
@@ -173,17 +201,20 @@ def _show(report: PlanReport) -> None:
         console.print(quality)
 
 
-def _resolve(urls: list[str], config: Config) -> Resolved:
+def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Mapping[int, int]]:
+    """Return what is there, and the samples of the shards that are known without reading them."""
     # The SDK takes most of a second to import, which --help and most other commands do not need.
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
+    from feedd.pipeline.dataset.told import read_told  # noqa: PLC0415 - see above
     from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
     from feedd.source.sources import Sources  # noqa: PLC0415 - see above
 
-    async def resolve() -> Resolved:
+    async def resolve() -> tuple[Resolved, Mapping[int, int]]:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
-            return await sources.resolve_all(urls)
+            found = await sources.resolve_all(urls)
+            return found, (await read_told(sources, found, claims=False)).exact
 
     try:
         return asyncio.run(resolve())
@@ -193,11 +224,13 @@ def _resolve(urls: list[str], config: Config) -> Resolved:
 
 def plan(
     urls: Annotated[list[str], typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects or manifest+s3://…")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=65536, help="How many nodes share the data.")] = 1,
     sharding: Annotated[str, typer.Option("--sharding", help="key, size or replicated.")] = "key",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples of a rank's step.")] = 256,
     window_shards: Annotated[int, typer.Option("--window-shards", min=1, help="Shards per shuffle window.")] = 4,
-    sample_size: Annotated[str, typer.Option("--sample-size", help="Mean bytes of a sample.")] = "100KiB",
+    sample_size: Annotated[
+        str, typer.Option("--sample-size", help="Mean bytes of a sample, where none are counted.")
+    ] = "100KiB",
     keys: Annotated[bool, typer.Option("--keys", help="Print node and key of every object instead.")] = False,  # noqa: FBT002 - a flag is a flag
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
     config: ConfigFlag = None,
@@ -207,14 +240,16 @@ def plan(
     check_mode(sharding)
     if sharding == SAMPLE:
         raise BadRequest("expected key, size or replicated, got sample, which goes by sample counts: equal shares")
-    found = _resolve(urls, Flags(config=config, set=set_).load().config)
+    found, counts = _resolve(urls, Flags(config=config, set=set_).load().config)
     refs = found.refs
     per_node = assignments(refs, nodes, sharding)
-    report = summarise(urls, refs, per_node, sharding, pack_counts(refs, found.packs))
+    report = summarise(urls, refs, per_node, sharding, counts)
     fullest = max(per_node, key=len)
-    if fullest and not keys:
-        sizes = (batch_size, window_shards, max(parse_size(sample_size), 1))
-        report = replace(report, shuffle=shuffled(refs, fullest, *sizes))
+    if len(fullest) and not keys:
+        known = _counted(refs, counts)
+        fullest_node = _sizes(refs)[fullest], None if known is None else known[fullest]
+        asked = (batch_size, window_shards, max(parse_size(sample_size), 1))
+        report = replace(report, shuffle=shuffled(*fullest_node, *asked))
     if json_:
         facts = asdict(report)
         if keys:

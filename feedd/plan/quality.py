@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from feedd.plan.share import Share
 
 _SAMPLES_MAX = 1 << 18  # looked at: enough for two digits
+_SHUFFLED_MAX = 1 << 23  # samples that are shuffled to look at some: beyond that some are drawn
 _FULL, _BUFFER = 101, 102  # domains of the random numbers that only serve for comparison
 
 
@@ -65,16 +66,31 @@ def mix(share: Share, counts: NDArray[np.int64], options: EpochOptions, batch_si
         largest = max(largest, int(shards.shape[0]))
     windows = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
     places = epoch_places(share.shards, options)
-    in_order = np.repeat(share.shards[places], counts[places])
+    order = share.shards[places], counts[places]
     key = rng.derive(_FULL, options.seed, options.epoch)
-    full = in_order[rng.permutation(in_order.shape[0], key)[:_SAMPLES_MAX]]
     return Mix(
         windows=_distinct(windows, batch_size),
-        full=_distinct(full, batch_size),
-        buffer=_distinct(_buffered(in_order[: _SAMPLES_MAX + largest], largest, options), batch_size),
-        none=_distinct(np.repeat(share.shards, counts)[:_SAMPLES_MAX], batch_size),
+        full=_distinct(_shuffled(*order, key), batch_size),
+        buffer=_distinct(_buffered(_first(*order, _SAMPLES_MAX + largest), largest, options), batch_size),
+        none=_distinct(_first(share.shards, counts, _SAMPLES_MAX), batch_size),
         window_samples=largest,
     )
+
+
+def _first(shards: NDArray[np.int64], counts: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """Return the shard of each of the first ``limit`` samples."""
+    enough = int(np.searchsorted(np.cumsum(counts), limit)) + 1
+    return np.repeat(shards[:enough], counts[:enough])[:limit]
+
+
+def _shuffled(shards: NDArray[np.int64], counts: NDArray[np.int64], key: int) -> NDArray[np.int64]:
+    """Return the shard of each of the first samples of a full shuffle."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if ends.size else 0
+    if total <= _SHUFFLED_MAX:
+        return np.repeat(shards, counts)[rng.permutation(total, key)[:_SAMPLES_MAX]]
+    drawn = rng.stream(key, np.arange(_SAMPLES_MAX)) % np.uint64(total)  # hardly one of so many is drawn twice
+    return shards[np.searchsorted(ends, drawn.astype(np.int64), "right")]
 
 
 def _distinct(shards: NDArray[np.int64], batch_size: int) -> float:

@@ -77,12 +77,28 @@ def assign(sizes: NDArray[np.int64], node_count: int, node_rank: int, how: str) 
     return np.flatnonzero(balance(sizes, node_count) == node_rank).astype(np.int64)
 
 
+def assign_all(sizes: NDArray[np.int64], node_count: int, how: str) -> list[NDArray[np.int64]]:
+    """Return what ``assign`` returns, of every node: the shards are gone through once for all of them.
+
+    Raises:
+        BadRequest: see ``assign``.
+    """
+    if how != SIZE:
+        first = assign(sizes, node_count, 0, how)
+        others = range(1, node_count)
+        return [first, *(first if how == REPLICATED else assign(sizes, node_count, node, how) for node in others)]
+    owners = balance(sizes, node_count)
+    ends = np.cumsum(np.bincount(owners, minlength=node_count))
+    return np.split(np.argsort(owners, kind="stable"), ends[:-1])
+
+
 def balance(sizes: NDArray[np.int64], node_count: int) -> NDArray[np.int64]:
     """Return which of ``node_count`` nodes each shard goes to, int64[shards]: about a microsecond for each."""
     owners = np.empty(sizes.shape[0], dtype=np.int64)
     heap = [(0, node) for node in range(node_count)]
-    for shard in np.argsort(-sizes, kind="stable").tolist():
+    order = np.argsort(-sizes, kind="stable")
+    for shard, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         load, node = heap[0]
         owners[shard] = node
-        heapq.heapreplace(heap, (load + int(sizes[shard]), node))
+        heapq.heapreplace(heap, (load + size, node))
     return owners

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.cli.plan import PlanReport, assignments, summarise, warnings_of
+from feedd.plan.counts import INDEX_NAME, Row, render
+from feedd.plan.sharding import assign, balance
+from feedd.source.local import LocalStore
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from tests.unit.cli.conftest import Feedd
 
 
 def _refs(sizes: list[int]) -> list[ObjectRef]:
     return [ObjectRef("s3://b", f"k{index:03}", size, "e") for index, size in enumerate(sizes)]
+
+
+async def _counted(counts: dict[Path, int]) -> list[Row]:
+    """Return what feedd index would say of files."""
+    store = LocalStore(1)
+    refs = {path: await store.head(str(path)) for path in counts}
+    await store.close()
+    return [Row(path.name, ref.size_bytes, ref.etag, counts[path]) for path, ref in refs.items()]
 
 
 def _report(sizes: list[int], nodes: int, sharding: str) -> PlanReport:
@@ -42,6 +57,23 @@ def test_replicated_data_goes_to_everyone() -> None:
     report = _report([10, 20], 3, "replicated")
     assert [share.bytes for share in report.nodes] == [30, 30, 30]
     assert report.skew == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("sharding", ["key", "size", "replicated"])
+def test_all_nodes_are_planned_at_once(monkeypatch: pytest.MonkeyPatch, sharding: str) -> None:
+    """However many nodes there are, shards are balanced once; each node gets what it would find by itself."""
+    calls: list[int] = []
+
+    def noted(sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        calls.append(count)
+        return balance(sizes, count)
+
+    monkeypatch.setattr("feedd.plan.sharding.balance", noted)
+    refs = _refs([(7 * index) % 31 for index in range(200)])
+    found = [indices.tolist() for indices in assignments(refs, 64, sharding)]
+    assert len(calls) == (sharding == "size")
+    sizes = np.array([ref.size_bytes for ref in refs])
+    assert found == [assign(sizes, 64, node, sharding).tolist() for node in range(64)]
 
 
 def test_skew_is_warned_about() -> None:
@@ -89,6 +121,28 @@ def test_shows_how_well_the_order_mixes(feedd: Feedd, data: Path) -> None:
     assert "shards in a batch of 5, windows of 4 shards (10 samples of 1KiB)" in outcome.out.replace("\n", " ")
     mixed = json.loads(feedd("plan", f"{data}/", "--nodes", "1", "--sample-size", "1KiB", "--json").out)["shuffle"]
     assert (mixed["windows"], mixed["full"], mixed["window_samples"]) == (4.0, 4.0, 10)
+
+
+def test_counts_of_feedd_index_are_used(feedd: Feedd, tmp_path: Path) -> None:
+    """Samples that feedd index has counted are shown of each node, and are what the order is measured by."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for index in range(4):
+        (folder / f"part-{index}.jsonl").write_text("{}\n" * (index + 1))
+    plain = json.loads(feedd("plan", f"{folder}/", "--nodes", "2", "--json").out)
+    assert [node["samples"] for node in plain["nodes"]] == [None, None]
+    (folder / INDEX_NAME).write_bytes(
+        render(asyncio.run(_counted({folder / f"part-{index}.jsonl": index + 1 for index in range(4)})))
+    )
+    told = json.loads(feedd("plan", f"{folder}/", "--nodes", "2", "--json").out)
+    assert [node["samples"] for node in told["nodes"]] == [1 + 3, 2 + 4]
+    assert (told["shuffle"]["window_samples"], told["shuffle"]["sample_bytes"]) == (4, 3)
+
+
+def test_one_node_is_the_default(feedd: Feedd, data: Path) -> None:
+    """Without a number of nodes, one reads everything."""
+    facts = json.loads(feedd("plan", f"{data}/", "--json").out)
+    assert [(node["node"], node["objects"]) for node in facts["nodes"]] == [(0, 4)]
 
 
 def test_json_is_one_object(feedd: Feedd, data: Path) -> None:

@@ -74,7 +74,12 @@ async def test_a_warm_batch_learns_nothing(tmp_path: Path, monkeypatch: pytest.M
 
     def counting(module: str, name: str) -> None:
         whole = getattr(importlib.import_module(module), name)
-        monkeypatch.setattr(f"{module}.{name}", lambda *its, **more: [entered.append(name), whole(*its, **more)][1])
+
+        def noted(*its: object) -> object:
+            entered.append(name)
+            return whole(*its)
+
+        monkeypatch.setattr(f"{module}.{name}", noted)
 
     counting("feedd.pipeline.dataset.indexes", "format_of")
     counting("feedd.pipeline.dataset.shelf", "format_of")
