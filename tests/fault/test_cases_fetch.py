@@ -15,12 +15,17 @@ from feedd.bench.server.checksums import Kept
 from feedd.bench.server.server import S3Server
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from tests.budget import budget
+from tests.fakes.backend import FakeScript
 from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, Rig, asked, opened
+from tests.unit.serve.raw_client import attach, release, serving
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.unit.serve.certs import Authority
 
 SHARDS = 4
+TURNS = st.integers(0, 120) | st.integers(0, 3000)  # a first fetch over cold connections takes some 2,500
 
 
 def put_shards(server: S3Server) -> list[str]:
@@ -30,8 +35,8 @@ def put_shards(server: S3Server) -> list[str]:
     return [f"s3://bucket/shard-{number}" for number in range(SHARDS)]
 
 
-async def test_case_49_consumer_stops(server: S3Server, rig: Rig) -> None:
-    """Whoever asked and then waits holds no more bytes than the budget; more arrive as soon as it goes on."""
+async def test_case_49_consumers_that_give_up(server: S3Server, rig: Rig) -> None:
+    """Fetches given up in the middle hold no more bytes than the budget, then none; later ones are whole."""
     refs = await rig.sources.resolve(put_shards(server))
     for _ in range(3):  # a consumer that takes one shard, and stops for good while the others are on their way
         tasks = [asyncio.get_running_loop().create_task(rig.fetch_ref(ref)) for ref in refs]
@@ -45,6 +50,24 @@ async def test_case_49_consumer_stops(server: S3Server, rig: Rig) -> None:
     assert got == [DATA[number:] for number in range(SHARDS)]
     assert rig.recorder.peaks[FETCH_BYTES.name] <= rig.options.bytes_in_flight
     assert rig.recorder.peaks[FETCH_PARTS.name] <= rig.options.parts_in_flight
+
+
+async def test_case_49_a_stream_without_credits(short_dir: Path) -> None:
+    """For a trainer that takes nothing any more as many batches are made as it has slots; then it goes on."""
+    async with serving(short_dir, FakeScript(steps=12)) as rig, contextlib.AsyncExitStack() as stack:
+        opened = await rig.open(prefetch_batches=3)
+        stack.callback((await attach(opened.arena)).close)
+        stream = await rig.stream(opened.session_id, credits=2)
+        first, second = await stream.until(2)
+        backend = rig.backend.sessions[0]
+        await asyncio.sleep(0.2)
+        assert len(backend.produced) <= 3
+        await stream.send(credits=10, releases=[release(first), release(second)])
+        for count in range(3, 13):
+            await stream.until(count)
+            await stream.send(releases=[release(stream.batches[count - 1])])
+        await stream.finish()
+        assert [batch.cursor.step for batch in stream.batches] == list(range(12))
 
 
 @EVERY_WAY
@@ -93,7 +116,7 @@ def test_case_51_cancelled_at_any_await(authority: Authority) -> None:
     """A fetch given up at any turn of the loop leaks no connection, task, place or byte, and harms no other."""
 
     @settings(max_examples=budget(15), deadline=None)
-    @given(turn_counts=st.lists(st.integers(0, 120), min_size=1, max_size=6), broken=st.booleans())
+    @given(turn_counts=st.lists(TURNS, min_size=1, max_size=6), broken=st.booleans())
     def check(turn_counts: list[int], broken: bool) -> None:
         with S3Server() as server:
             server.put("bucket", "key", DATA, Kept("crc64nvme"))

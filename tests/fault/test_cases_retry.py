@@ -65,8 +65,7 @@ async def test_case_02_a_minute_of_slow_down(server: S3Server, rig: Rig) -> None
     assert await rig.fetch() == DATA
     refused_count = asked(server) - PART_COUNT
     assert rig.clock.now_s >= 60
-    # the initial balance, then probes: one every four seconds; without a quota each part would go on by itself
-    assert refused_count <= 16 + 60 / 4 + 8
+    assert refused_count <= 16 + 60 / 4 + 8  # of few parts, which the pace holds back too: see test_cases_storm
     assert rig.recorder.total(SOURCE_RETRY_WAIT) > 30
 
 
@@ -79,17 +78,17 @@ async def test_case_02_not_beyond_the_deadline(server: S3Server, authority: Auth
         assert 30 < rig.clock.now_s <= 125
 
 
-async def test_case_02_retries_are_a_tenth(server: S3Server, authority: Authority, way: str) -> None:
-    """Where every other answer is 503, retries are paid for by what goes well: the rest waits, and nothing is lost."""
-    async with opened(server.url, authority, way, attempts_max=4) as rig:
-        (ref,) = await rig.sources.resolve(["s3://bucket/key"])
-        quota = rig.sources.tempo("s3://bucket").quota
-        for _ in range(4):
-            server.script("bucket", "key", *[fault.slow_down(), None] * PART_COUNT)
-            assert await rig.fetch_ref(ref) == DATA
-            server.calm()
-        assert quota.balance < 16
-        assert rig.recorder.total(SOURCE_RETRIES) <= 4 * PART_COUNT
+async def test_case_02_retries_are_paid_for(server: S3Server, rig: Rig) -> None:
+    """Each retry is charged to the bucket's quota, whose balance grows by a tenth of what goes well."""
+    (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+    quota = rig.sources.tempo("s3://bucket").quota
+    before = quota.balance
+    server.script("bucket", "key", *[fault.slow_down(), None] * PART_COUNT)
+    assert await rig.fetch_ref(ref) == DATA
+    retries = rig.recorder.total(SOURCE_RETRIES)
+    assert retries == PART_COUNT
+    earned = quota.balance - (before - retries)
+    assert 0 <= earned <= 0.1 * (PART_COUNT + 1) + 1e-6
 
 
 async def test_case_03_internal_error(server: S3Server, rig: Rig) -> None:

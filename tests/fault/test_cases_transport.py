@@ -73,6 +73,25 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     return known
 
 
+@contextlib.contextmanager
+def full_backlog(host: str, port: int) -> Iterator[None]:
+    """Listen there, and have so many wait for an answer that Linux drops all further ones."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(0)
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex((host, port))
+        probe = stack.enter_context(socket.socket())
+        probe.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            probe.connect((host, port))
+        yield
+
+
 def named(server: S3Server) -> str:
     """Return the server's URL by name."""
     return server.url.replace(HERE, NAME)
@@ -98,6 +117,16 @@ async def test_case_05_refused_goes_to_another_address(
         assert rig.clock.sleeps_s == []
         assert rig.recorder.total(SOURCE_RETRIES) == 0
     assert asked(server) == 6
+
+
+@PLAIN
+async def test_case_05_connecting_times_out(server: S3Server, authority: Authority, way: str, names: Names) -> None:
+    """Where an address drops what asks for a connection, the next is tried before the time is over: exact bytes."""
+    names.addresses = (OTHER, HERE)
+    with full_backlog(OTHER, int(server.url.rpartition(":")[2])):
+        async with opened(named(server), authority, way, connect_timeout_s=1.0) as rig:
+            assert await rig.fetch() == DATA
+            assert rig.recorder.total(SOURCE_RETRIES) == 0
 
 
 @DIRECT
