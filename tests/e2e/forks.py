@@ -100,11 +100,13 @@ class Command:
 class Running:
     """A command that ends by itself, and what it says; a context manager that ends it whatever happened."""
 
-    def __init__(self, arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], env: Mapping[str, str], *, before: Callable[[], object] | None = None
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="feedd-said-")
         self._said = [Path(self._folder.name) / name for name in ("out", "err")]
         self.args = ["feedd", *arguments]
-        self._command = Command(arguments, env, self._said[1], self._said[0])
+        self._command = Command(arguments, env, self._said[1], self._said[0], before=before)
 
     @property
     def returncode(self) -> int | None:
@@ -139,9 +141,15 @@ class Running:
         self._folder.cleanup()
 
 
-def run(arguments: Sequence[str], env: Mapping[str, str], timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    timeout_s: float = 60.0,
+    *,
+    before: Callable[[], object] | None = None,
+) -> subprocess.CompletedProcess[str]:
     """Do ``feedd ARGUMENTS``, forked; the same result as ``subprocess.run`` with texts."""
-    with Running(arguments, env) as running:
+    with Running(arguments, env, before=before) as running:
         out, err = running.communicate(timeout_s)
         code = running.returncode
     assert code is not None

@@ -52,9 +52,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (root / "data" / key).write_bytes(data)
     command = [sys.executable, "-m", "feedd.bench.server.server", "--root", str(root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().strip()
-        server.terminate()
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().strip()
+        finally:
+            server.kill()
 
 
 def _daemon(home: Path, endpoint: str, *, workers: int = 1, grace: str = "10m") -> Daemon:

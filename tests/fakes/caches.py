@@ -146,6 +146,6 @@ def rig_on(place: str, tmp_path: Path) -> Iterator[CacheRig]:
             yield MadeRig(tmp_path / "cache", form=FORM if place == "made" else "")
         return
     if not MEMORY_FOLDER.is_dir():
-        pytest.skip(f"no tmpfs at {MEMORY_FOLDER}")
+        pytest.skip(f"needs a tmpfs at {MEMORY_FOLDER}")
     with tempfile.TemporaryDirectory(prefix="feedd-test-", dir=MEMORY_FOLDER) as folder:
         yield CacheRig(Path(folder) / "cache")

@@ -27,11 +27,11 @@ def small_tmpfs(target: Path, options: str) -> Iterator[Path]:
     target.mkdir()
     mount = shutil.which("mount")
     if os.geteuid() != 0 or mount is None:
-        pytest.skip("mounting a small tmpfs needs root")
+        pytest.skip("needs root, to mount a small tmpfs")
     command = [mount, "-t", "tmpfs", "-o", options, "tmpfs", str(target)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"mounting a small tmpfs is not permitted here: {done.stderr.strip()}")
+        pytest.skip(f"needs the right to mount a small tmpfs: {done.stderr.strip()}")
     try:
         yield target
     finally:

@@ -42,11 +42,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     target.mkdir()
     mount = shutil.which("mount")
     if os.geteuid() != 0 or mount is None:
-        pytest.skip("mounting a small tmpfs needs root")
+        pytest.skip("needs root, to mount a small tmpfs")
     command = [mount, "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(target)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"mounting a small tmpfs is not permitted here: {done.stderr.strip()}")
+        pytest.skip(f"needs the right to mount a small tmpfs: {done.stderr.strip()}")
     yield target
     subprocess.run(["umount", str(target)], check=True)
 

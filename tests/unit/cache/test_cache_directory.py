@@ -25,6 +25,7 @@ from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import PAGE, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import until
+from tests.fakes.nobody import as_nobody
 
 if TYPE_CHECKING:
     from feedd.cache.place import Finding
@@ -167,16 +168,15 @@ async def test_file_in_the_way(tmp_path: Path, where: str) -> None:
     assert not [thread for thread in threading.enumerate() if "feedd-cache" in thread.name]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-async def test_directory_of_somebody_else(tmp_path: Path) -> None:
+async def test_directory_of_somebody_else(short_dir: Path) -> None:
     """A directory we may not write is an error that says so."""
-    os.chmod(tmp_path, 0o500)  # noqa: PTH101 - Path.chmod is linted as blocking here
+    os.chmod(short_dir, 0o555)  # noqa: PTH101 - Path.chmod is linted as blocking here
     try:
-        with pytest.raises(CacheUnavailable, match="permission denied"):
-            async with CacheRig(tmp_path / "cache").open():
+        with as_nobody(), pytest.raises(CacheUnavailable, match="permission denied"):
+            async with CacheRig(short_dir / "cache").open():
                 pass
     finally:
-        os.chmod(tmp_path, 0o700)  # noqa: PTH101 - see above
+        os.chmod(short_dir, 0o700)  # noqa: PTH101 - see above
 
 
 async def test_no_room_for_any_cache(rig: CacheRig) -> None:

@@ -12,6 +12,7 @@ from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.cli.machine import Finding, Verdict, examine
 from feedd.config import load, options
+from tests.fakes.nobody import as_nobody
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,11 +116,14 @@ def test_an_owned_cache_is_named(place: Path) -> None:
     assert _examine(place)["cache owner"].verdict is Verdict.FINE
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_directories_that_cannot_be_written_are_named(place: Path) -> None:
     """A cache or socket directory of somebody else is found."""
-    place.chmod(0o500)
-    findings = _examine(place)
+    place.chmod(0o555)
+    try:
+        with as_nobody():
+            findings = _examine(place)
+    finally:
+        place.chmod(0o700)
     assert findings["cache directory"].verdict is Verdict.CANNOT
     assert findings[f"socket {place}/f.sock"].verdict is Verdict.CANNOT
 

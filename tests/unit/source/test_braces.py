@@ -42,7 +42,7 @@ def test_braces_are_those_of_a_shell(text: str) -> None:
     assert expand(text) == EXPANDED[text]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash to ask")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, to ask")
 @given(st.text("ab0129{},.-", max_size=14))
 def test_a_shell_says_the_same(text: str) -> None:
     """Of whatever has its braces in pairs, and neither empty words nor such that differ between shells' versions."""

@@ -115,7 +115,7 @@ def _one_moment(monkeypatch: pytest.MonkeyPatch, aws_credentials: None) -> None:
 def _signers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Botocore's signers with awscrt, and those it has without."""
     if request.param == "native" and not NATIVE:
-        pytest.skip("the environment turns botocore's use of awscrt off")
+        pytest.skip("needs botocore's use of awscrt")
     if request.param == "python":
         monkeypatch.setitem(AUTH_TYPE_MAPS, "s3v4", S3SigV4Auth)
 
@@ -197,7 +197,7 @@ async def test_same_as_botocores(name: str, token: str, monkeypatch: pytest.Monk
     """For every addressing, credential, signer and key: the same target, the same headers, the same signature."""
     way = WAYS[name]
     if way.bucket == MULTI_REGION and not NATIVE:
-        pytest.skip("only awscrt signs for several regions")
+        pytest.skip("needs awscrt, which alone signs for several regions")
     for variable, value in way.environment.items():
         monkeypatch.setenv(variable, value)
     if token:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -86,12 +85,14 @@ async def test_case_39_killed_in_mid_fill(rig: CacheRig, phase: str) -> None:
     """After kill -9 the lock is free, leftovers go, whole entries stay, and the half one is fetched anew."""
     command = [sys.executable, "-c", VICTIM, str(rig.directory), phase]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as victim:  # noqa: ASYNC220 - nothing else runs on this loop
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "ready\n"
-        with pytest.raises(CacheUnavailable, match=f"in use by process {victim.pid}"):
-            async with rig.open():
-                pass
-        victim.send_signal(signal.SIGKILL)
+        try:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == "ready\n"
+            with pytest.raises(CacheUnavailable, match=f"in use by process {victim.pid}"):
+                async with rig.open():
+                    pass
+        finally:
+            victim.kill()
         victim.wait(20)
     assert len(rig.temp_files()) == 1
     whole, half = rig.shards(2)
@@ -337,16 +338,18 @@ async def test_memory_is_read_by_others_and_gone_with_its_owner(rig: CacheRig) -
     _, ref = rig.shards(2)
     command = [sys.executable, "-c", MEMORY_VICTIM]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:  # noqa: ASYNC220 - nothing else runs on this loop
-        assert owner.stdout is not None
-        path, data_at = owner.stdout.readline().split()
-        assert read(ShardFile(ref, path, int(data_at))) == rig.fetcher.data(ref)
-        fd = os.open(path, os.O_RDWR)
         try:
-            for refused in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0)):
-                with pytest.raises(PermissionError):
-                    refused()
+            assert owner.stdout is not None
+            path, data_at = owner.stdout.readline().split()
+            assert read(ShardFile(ref, path, int(data_at))) == rig.fetcher.data(ref)
+            fd = os.open(path, os.O_RDWR)
+            try:
+                for refused in (lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0)):
+                    with pytest.raises(PermissionError):
+                        refused()
+            finally:
+                os.close(fd)
         finally:
-            os.close(fd)
-        owner.send_signal(signal.SIGKILL)
+            owner.kill()
         owner.wait(20)
     assert not os.path.exists(path)  # noqa: ASYNC240, PTH110 - one look at /proc
