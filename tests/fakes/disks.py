@@ -209,7 +209,7 @@ def frozen_disk(folder: Path) -> Iterator[FrozenDisk]:
     """Make and mount one, or skip the test where that is not permitted."""
     tools = [shutil.which(name) for name in ("mkfs.ext4", "mount", "umount")]
     if os.geteuid() != 0 or not all(tools):
-        pytest.skip("mounting a file system that can be frozen needs root, mkfs.ext4 and mount")
+        pytest.skip("needs root, mkfs.ext4 and mount, for a file system that can be frozen")
     image, target = folder / "image", folder / "mounted"
     target.mkdir()
     with image.open("wb") as file:
@@ -219,7 +219,7 @@ def frozen_disk(folder: Path) -> Iterator[FrozenDisk]:
         ["mount", "-t", "ext4", "-o", "loop", str(image), str(target)], check=False, capture_output=True, text=True
     )
     if done.returncode:
-        pytest.skip(f"mounting a loop device is not permitted here: {done.stderr.strip()}")
+        pytest.skip(f"needs the right to mount a loop device: {done.stderr.strip()}")
     try:
         with contextlib.closing(FrozenDisk(target)) as disk:
             yield disk
