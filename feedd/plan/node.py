@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from feedd.plan.epoch import EpochMap, NeedCounts
+from feedd.plan.epoch import EpochMap, NeedCounts, Segment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from feedd.plan.epoch import Anchor, EpochOptions, Segment
+    from feedd.plan.epoch import Anchor, EpochOptions
     from feedd.plan.share import Share
 
 
@@ -64,6 +64,35 @@ class Step:
     anchors: tuple[Anchor, ...]
 
 
+class _Standing:
+    """In which window each of many partitions stands: most stay in theirs from step to step."""
+
+    def __init__(self, count: int) -> None:
+        self._anchors: list[Anchor] = [(0, 0)] * count
+        self._starts = np.zeros(count, np.int64)
+        self._ends = np.full(count, -1, np.int64)  # nobody knows
+        self._said: tuple[Anchor, ...] | None = None
+
+    @property
+    def anchors(self) -> tuple[Anchor, ...]:
+        """Of all partitions; the same object as long as nothing changes."""
+        if self._said is None:
+            self._said = tuple(self._anchors)
+        return self._said
+
+    def leaving(self, low: int, high: int) -> list[int]:
+        """Return the partitions of whose window samples ``[low, high)`` are not part."""
+        numbers: list[int] = np.flatnonzero((self._starts > low) | (self._ends < high)).tolist()
+        return numbers
+
+    def enter(self, number: int, anchor: Anchor, end: int) -> None:
+        """Have a partition stand in a window that ends at a position of its stream."""
+        if self._anchors[number] != anchor:
+            self._anchors[number] = anchor
+            self._said = None
+        self._starts[number], self._ends[number] = anchor[1], end
+
+
 class NodeEpoch:
     """Where each step of one node's epoch lies. Synchronous, no I/O; not thread-safe."""
 
@@ -71,6 +100,8 @@ class NodeEpoch:
         self._maps = tuple(EpochMap(share, options, counts) for share in shares)
         self._deal = deal
         self._step_samples = deal.batch_size * deal.local_world_size // len(shares)
+        self._standing = _Standing(len(shares))
+        self._noted: tuple[Anchor, ...] = ()
         self.window_count = max(one.window_count for one in self._maps)
         if len(self._maps) == 1:
             self._order = self._maps[0].order
@@ -89,10 +120,13 @@ class NodeEpoch:
         Raises:
             ValueError: there are no such windows, or it contradicts what is known.
         """
+        if anchors is self._noted or anchors is self._standing.anchors:
+            return  # they are from here
         if anchors and len(anchors) != len(self._maps):
             raise ValueError(f"expected anchors of {len(self._maps)} partitions, got {len(anchors)}")
         for one, anchor in zip(self._maps, anchors, strict=False):
             one.add_anchor(*anchor)
+        self._noted = anchors
 
     @property
     def order(self) -> NDArray[np.int64]:
@@ -159,16 +193,11 @@ class NodeEpoch:
             if isinstance(found, NeedCounts):
                 return found
             return Step(tuple(Piece(0, segment, again=False) for segment in found.segments), (found.anchor,))
-        pieces: list[Piece] = []
-        anchors: list[Anchor] = []
-        for number in range(len(self._maps)):
-            part = self._part(number, index * per_step, (index + 1) * per_step)
-            if isinstance(part, NeedCounts):
-                return part
-            pieces += part[0]
-            anchors.append(part[1])
+        parts = self._parts(index * per_step, (index + 1) * per_step)
+        if isinstance(parts, NeedCounts):
+            return parts
         low = deal.local_rank * deal.batch_size
-        return Step(tuple(_between(pieces, low, low + deal.batch_size)), tuple(anchors))
+        return Step(tuple(self._dealt(parts, index * per_step, low, low + deal.batch_size)), self._standing.anchors)
 
     def steps_before(self, index: int) -> int:
         """Return how many steps the rank has, where step ``index`` was found to be past its end."""
@@ -191,6 +220,40 @@ class NodeEpoch:
             count = one.sample_count
             total += per_step if count is None else min(max(count - index * per_step, 0), per_step)
         return total
+
+    def _parts(self, low: int, high: int) -> dict[int, list[Piece]] | NeedCounts:
+        """Find samples ``[low, high)`` of the partitions whose window ends among them, or that have not as many.
+
+        Of all others they lie in the window that the partition stands in.
+        """
+        parts: dict[int, list[Piece]] = {}
+        for number in self._standing.leaving(low, high):
+            part = self._part(number, low, high)
+            if isinstance(part, NeedCounts):
+                return part
+            parts[number], (window, start) = part
+            count = self._maps[number].counted(window) if window < self._maps[number].window_count else 0
+            assert isinstance(count, int), "samples were found in a window that is not counted"
+            self._standing.enter(number, (window, start), start + count)
+        return parts
+
+    def _dealt(self, parts: Mapping[int, list[Piece]], at: int, low: int, high: int) -> list[Piece]:
+        """Return samples ``[low, high)`` of a step; partitions that are not in ``parts`` begin it at ``at``."""
+        per_step = self._step_samples
+        sizes = np.full(len(self._maps), per_step, np.int64)
+        for number, pieces in parts.items():
+            sizes[number] = sum(piece.size for piece in pieces)
+        ends = np.cumsum(sizes)
+        first, last = int(np.searchsorted(ends, low, "right")), int(np.searchsorted(ends, high, "left"))
+        found: list[Piece] = []
+        for number in range(first, min(last + 1, len(self._maps))):
+            own = parts.get(number)
+            if own is None:
+                window, start = self._standing.anchors[number]
+                own = [Piece(number, Segment(window, at - start, at - start + per_step), again=False)]
+            found += own
+        before = int(ends[first - 1]) if first else 0
+        return _between(found, low - before, high - before)
 
     def _part(self, number: int, low: int, high: int) -> tuple[list[Piece], Anchor] | NeedCounts:
         one = self._maps[number]

@@ -112,7 +112,7 @@ class StreamMachine:
             self._planned_all = True
             step.slot = None
             self._leases.free(slot)  # whoever waits for the steps before it may use it
-        elif outcome.cursor.window >= self._anchor.window:
+        elif outcome.cursor.anchors is self._anchor.anchors or outcome.cursor.window >= self._anchor.window:
             self._anchor = outcome.cursor
         step.outcome = outcome or FeeddError("expected a batch, got a cancelled production", stage="serve")
         return self._advance()

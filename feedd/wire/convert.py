@@ -292,11 +292,13 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
 
 
 class BatchWriter:
-    """Makes Batch messages; keeps the last regions, which are the same objects for every dense batch."""
+    """Makes Batch messages; keeps the last regions and anchors, which are the same objects for most batches."""
 
     def __init__(self) -> None:
         self._regions: tuple[Region, ...] = ()
         self._wire: list[pb.FieldRegion] = []
+        self._cursor = pb.Cursor()
+        self._anchors: tuple[tuple[int, int], ...] | None = None
 
     def message(self, seq: int, batch: BatchReady, slot: SlotRef | None) -> pb.Batch:
         """Return the message: a lease on ``slot``, or the head of an inline batch where it is None."""
@@ -314,7 +316,7 @@ class BatchWriter:
             self._regions = batch.regions
         return pb.Batch(
             seq=seq,
-            cursor=cursor_message(batch.cursor),
+            cursor=self._cursor_of(batch.cursor),
             rows=batch.rows,
             regions=self._wire,
             size_bytes=batch.size_bytes,
@@ -327,6 +329,13 @@ class BatchWriter:
             place=batch.place,
             samples=batch.samples,
         )
+
+    def _cursor_of(self, at: Cursor) -> pb.Cursor:
+        """Return a position as it travels; who takes it copies it."""
+        if at.anchors is not self._anchors:
+            self._cursor, self._anchors = cursor_message(at), at.anchors
+        self._cursor.epoch, self._cursor.step = at.epoch, at.step
+        return self._cursor
 
 
 def chunk_bytes(seq: int, offset: int, data: memoryview) -> bytes:
