@@ -31,6 +31,7 @@ class NoticeKind(enum.Enum):
     TABLES_BESIDE_SAMPLES = "tables-beside-samples"
     LONE_COMPANIONS = "lone-companions"
     UNKNOWN_OBJECTS = "unknown-objects"
+    SPLITS_TOGETHER = "splits-together"
     UNREAD_COLUMNS = "unread-columns"
     PICKLED_COLUMNS = "pickled-columns"
     RESERVED_NAMES = "reserved-names"
@@ -65,6 +66,10 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
     NoticeKind.LONE_COMPANIONS: About(
         "objects without an image, sound, video or array of the same name are not read",
         "name their folder in a URL of its own if they are samples",
+    ),
+    NoticeKind.SPLITS_TOGETHER: About(
+        "shards of validation or test splits, by their names, are read together with those of training",
+        "name the folder, or the beginning of the names, of one split in the URL: s3://bucket/set/train",
     ),
     NoticeKind.UNREAD_COLUMNS: About(
         "columns of types that feedd cannot read are in no batch",

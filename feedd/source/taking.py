@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os.path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.plan.beside import is_beside
 from feedd.plan.objects.gathering import Gathering, Grouped
 from feedd.plan.objects.roots import refuse_root
+from feedd.plan.objects.splits import splits_together
 from feedd.plan.objects.strays import Strays
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Taking:
         self.count = 0
         self._gatherings: list[Gathering] = []
         self._listed: list[ObjectRef] = []
+        self._is_listed = False  # what a list or a manifest names is meant as it is named
         self._base = ""
         self.within(location.key)
 
@@ -53,6 +56,7 @@ class Taking:
         Raises:
             Unsupported: the folder is a table, or a dataset of several splits (see ``refuse_root``).
         """
+        self._is_listed = True
         refuse_root(page, self._prefix, self._strays)
         if not self._gatherings:
             self._gatherings.append(Gathering(self._base, shards=self._named, strays=self._strays))
@@ -74,7 +78,10 @@ class Taking:
         if self._listed:
             self.take_named(self._listed)
             self._listed = []
-        return [gathering.grouped() for gathering in self._gatherings]
+        found = [gathering.grouped() for gathering in self._gatherings]
+        if not self._is_listed:
+            return found
+        return [replace(one, reasons={**one.reasons, **splits_together(one.refs, self._base)}) for one in found]
 
     def _take(self, page: list[ObjectRef]) -> None:
         self.count += len(page)

@@ -174,3 +174,19 @@ def test_hidden_folders_that_hold_shards_are_told_with_their_bytes(
     sources = [line["text"] for line in left_out(daemon)]
     assert sources == [said]
     json.dumps(dataset.stats())
+
+
+def test_validation_that_is_read_with_training_is_told(
+    s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder of several splits is read as the user named it, with a warning; one split, or named shards, has none."""
+    for name in ("train/0.tar", "train/1.tar", "val/0.tar"):
+        s3.put("data", f"s/{name}", tar_bytes([("0", {"cls": b"1"})]))
+    daemon = daemons()
+    dataset, _ = read("s3://data/s/", daemon)
+    (said,) = warned(caplog.records)
+    assert "s/val/0.tar" in said
+    assert dataset.stats()["notices"]["splits-together"]["count"] == 1
+    for url in ("s3://data/s/train/", "s3://data/s/{train,val}/0.tar"):
+        dataset, _ = read(url, daemon)
+        assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
