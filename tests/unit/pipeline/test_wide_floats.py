@@ -44,9 +44,10 @@ async def test_what_nobody_named_is_float32_and_said_once(tmp_path: Path) -> Non
             await rig.open(urls=urls, fields=(), batch_size=3)
             await rig.open(urls=columns(rig, f"{tmp_path.name}-named"), fields=(("at", "float"),))
         assert floats(batch, "at") == ("float32", np.array(STAMPS, np.float32).tolist())
-        said = [one for one in logs if "64 bits" in one["event"]]
-        assert [(one["fields"], one["urls"]) for one in said] == [(("at",), urls)]
-        assert "float:float64" in said[0]["hint"]
+        said = [one for one in logs if one.get("kind") == "narrowed-numbers"]
+        assert [(one["count"], one["urls"], one["log_level"]) for one in said] == [(1, list(urls), "warning")]
+        assert "(at)" in said[0]["text"]
+        assert "float:float64" in said[0]["text"]
 
 
 async def test_all_bits_where_asked(tmp_path: Path) -> None:
