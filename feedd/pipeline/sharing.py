@@ -21,7 +21,7 @@ import numpy as np
 from feedd.errors import Internal
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import SingleFlight
-from feedd.flow.tasks import to_its_end
+from feedd.flow.tasks import off_loop, to_its_end
 from feedd.metrics import PIPELINE_SHARED
 from feedd.pipeline.keeping import WINDOW_BATCHES, Keeping
 from feedd.values import SlotRef
@@ -190,7 +190,7 @@ class SharedBatches:
             return ready
         source = self._arena.view(kept.slot)[: ready.size_bytes]
         if ready.size_bytes > into.nbytes:  # a slot cut for other shards: it travels by itself
-            own = memoryview(bytearray(source))
+            own = await off_loop(lambda: memoryview(bytearray(source)), ready.size_bytes)
             return replace(ready, oversize=own)
         if ready.size_bytes <= _INLINE_BYTES:
             into[: ready.size_bytes] = source

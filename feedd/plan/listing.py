@@ -110,7 +110,8 @@ class Listing:
 
     def renew(self, newer: Listing) -> None:
         """Take what a later listing of the same objects knows, which contradicts nothing here."""
-        _add(self.counts, newer.counts)
+        for shard, count in newer.counts.items():  # one by one, see ``_add``
+            self.counts.setdefault(shard, count)  # what was learned meanwhile, on the loop, was counted in the shard
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
         self.formats, self.passed_over = newer.formats, newer.passed_over
         self.read_as.clear()

@@ -204,7 +204,8 @@ class Sessions:
                 # Its workers may still write into the arena: the memory is kept, the session is lost.
                 _log.error("a production does not end; its session is kept", session=hosted.id[:8])
                 hosted.closing = False
-                hosted.closed.set()
+                hosted.closed.set()  # those who wait
+                hosted.closed = asyncio.Event()  # whoever closes it later has to wait, too
                 return
         await self._finish(hosted)
 

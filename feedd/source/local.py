@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 import threading
 from itertools import islice
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ROOT = "file://"
+_DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PAGE_COUNT = 1000
 _PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these
 _HOT_BYTES = MIB // 4  # stays in the processor's cache
@@ -132,9 +134,11 @@ def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
         ObjectChanged: another version is there, or one at all.
         NotFound, PermissionDenied, StoreUnavailable: it cannot be written.
     """
-    draft = f"{path}.{os.getpid()}.{threading.get_ident()}.new"  # nobody else's
+    draft = f"{path}.{secrets.token_hex(8)}.new"
     try:
-        Path(draft).write_bytes(data)
+        # a new file of our own: what somebody put in its place, a link say, is not followed
+        with open(os.open(draft, _DRAFT_FLAGS, 0o666), "wb") as file:  # noqa: PTH123 - by descriptor
+            file.write(data)
         with contextlib.nullcontext() if over is None else _folder_held(Path(path).parent):
             if over is not None:
                 _check_is(path, over)

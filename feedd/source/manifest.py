@@ -26,6 +26,10 @@ _STRING: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]++|\\.)*+)"')
 _SHOWN_BYTES: Final = 80
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _SHAPE = 'a manifest is [{"prefix": "s3://bucket/some/prefix/"}, "name-1", "name-2", ...]'
+_AUGMENTED = (
+    "an augmented manifest, which has a JSON object on each line, is not read: "
+    "list the objects in a plain one, or give their prefix"
+)
 
 
 def parse_manifest(data: bytes | bytearray, url: str) -> Iterator[str]:
@@ -130,7 +134,8 @@ class _Reader:
 
     def _unexpected(self, expected: str) -> BadRequest:
         got = bytes(self._data[self._at : self._at + _SHOWN_BYTES]).decode(errors="replace")
-        return _bad(f"expected {expected} at byte {self._at}, got {got!r}", self._url)
+        hint = f"{_SHAPE}; {_AUGMENTED}" if self._data[:1] == b"{" else _SHAPE
+        return _bad(f"expected {expected} at byte {self._at}, got {got!r}", self._url, hint)
 
 
 def _utf8(data: bytes) -> str:
@@ -142,8 +147,8 @@ def _utf8(data: bytes) -> str:
     return codecs.getincrementaldecoder("utf-8")("strict").decode(data)
 
 
-def _bad(message: str, url: str) -> BadRequest:
-    return BadRequest(message, object=url, hint=_SHAPE, stage="source")
+def _bad(message: str, url: str, hint: str = _SHAPE) -> BadRequest:
+    return BadRequest(message, object=url, hint=hint, stage="source")
 
 
 async def head_all(

@@ -345,6 +345,8 @@ class Sources:
 
 def _nothing(url: str) -> NotFound:
     hint = "check bucket and prefix; a prefix is matched from the start of the key, letter by letter"
+    if set(url) & set("*?["):
+        hint = "globs are not expanded: write the prefix before the first of * ? [, or a range like {000..127}"
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
 
 

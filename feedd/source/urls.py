@@ -12,6 +12,18 @@ FILE_ROOT = "file://"
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _FORMS = "expected s3://bucket/prefix, file:///directory, a path, or manifest+s3://bucket/key"
 _MANIFEST = "manifest"
+_ARN = re.compile(
+    r"(?P<head>arn:[a-z0-9-]+:s3[a-z-]*:[a-z0-9-]*:[0-9]*:(outpost[:/][^:/]+[:/])?accesspoint)[:/](?P<name>[^:/]+)"
+    r"(/(?P<key>.*))?",
+    re.DOTALL,
+)
+_HINTS = {
+    "s3a": "write s3:// in place of s3a://",
+    "s3n": "write s3:// in place of s3n://",
+    "gs": 'write s3://, with endpoint_url = "https://storage.googleapis.com" for that bucket and an HMAC key',
+    "http": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
+    "https": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
+}
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9.-]+")
 
 
@@ -62,7 +74,8 @@ def parse_url(url: str) -> Location:
         raise Unsupported("expected a plain manifest, got an augmented one", object=url, hint=hint, stage="source")
     named = [kind for kind in kinds if kind != _MANIFEST]
     if inner not in {"s3", "file"} or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
-        raise BadRequest(f"{_FORMS}, got scheme {scheme!r}", object=url, stage="source")
+        hint = _HINTS.get(inner, "")
+        raise BadRequest(f"{_FORMS}, got scheme {scheme!r}", object=url, hint=hint, stage="source")
     kind = _MANIFEST if _MANIFEST in kinds else ""
     location = _file(url, rest, kind) if inner == "file" else _s3(url, rest, kind)
     return replace(location, format=named[0]) if named else location
@@ -81,11 +94,22 @@ def _formats(named: list[str]) -> bool:
 
 def _s3(url: str, rest: str, kind: str) -> Location:
     bucket, _, key = rest.partition("/")
+    if rest.startswith("arn:"):
+        bucket, key = _access_point(url, rest)
     if not re.fullmatch(r"[A-Za-z0-9._:-]+", bucket):
         raise BadRequest(f"expected a bucket after s3://, got {bucket!r}", object=url, stage="source")
     if kind and not key:
         raise BadRequest("expected the key of a manifest, got only a bucket", object=url, stage="source")
     return Location(url, f"s3://{bucket}", key, manifest=bool(kind))
+
+
+def _access_point(url: str, rest: str) -> tuple[str, str]:
+    """Return an access point, by an ARN without slashes, which says the same as one with them, and a key."""
+    match = _ARN.fullmatch(rest)
+    if match is None:
+        hint = "write s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/PREFIX"
+        raise BadRequest(f"expected the ARN of an access point, got {rest}", object=url, hint=hint, stage="source")
+    return f"{match['head'].replace('/', ':')}:{match['name']}", match["key"] or ""
 
 
 def _file(url: str, rest: str, kind: str) -> Location:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -236,7 +237,14 @@ async def test_a_production_that_does_not_end_keeps_its_memory(short_dir: Path) 
         assert session.arena.taken_count == 1
         again = await rig.stream(opened.session_id, credits=1, inline_only=True)
         assert await again.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        (hosted,) = rig.server.sessions._by_id.values()
+        rig.server.sessions._options = replace(options, close_timeout_s=30)
+        closings = [asyncio.create_task(rig.server.sessions.close(hosted)) for _ in range(2)]
+        await rig.until(lambda: hosted.closing)
+        await asyncio.sleep(0)
+        assert not any(closing.done() for closing in closings), "a later close has not ended because an earlier gave up"
         gate.set()
         await stream.finish()
+        await asyncio.gather(*closings)
         await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id), timeout=10)
         assert session.close_count == 1

@@ -113,9 +113,11 @@ class MadeFacts:
         if self._path is None:
             return
         with self._writing, contextlib.suppress(OSError):
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                os.write(fd, _line((*_key(ref)[:3], fact.object_bytes), fact))
+                size_bytes = os.fstat(fd).st_size
+                torn = size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n"  # by a full disk
+                os.write(fd, (b"\n" if torn else b"") + _line((*_key(ref)[:3], fact.object_bytes), fact))
                 size_bytes = os.fstat(fd).st_size
             finally:
                 os.close(fd)

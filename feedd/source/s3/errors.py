@@ -74,6 +74,8 @@ _BAD_CONFIG = (
     boto.MissingDependencyException,
 )
 
+_SSE_C = "objects encrypted with a customer's key (SSE-C) cannot be read: copy them to SSE-S3 or SSE-KMS"
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -195,7 +197,8 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
         return Throttled(f"expected an answer, got {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:
         return StoreUnavailable(f"expected an answer, got {said}", **where)
-    return BadRequest(f"expected the store to accept the request, got {said}: {_line(error)}", **where)
+    hint = _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""  # a HEAD does not say why
+    return BadRequest(f"expected the store to accept the request, got {said}: {_line(error)}", hint=hint, **where)
 
 
 def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:

@@ -31,3 +31,17 @@ def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
     assert again.made(ObjectRef(ROOT, "999", 5, "e", FORM)) == ObjectRef(ROOT, "999", 999, "e", FORM)
     assert again.known(first) == MadeFact(5, 0, "tar")
     assert again.origin(ObjectRef(ROOT, "5", 5, "e", FORM)) is None
+
+
+def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
+    """What is kept behind half a line, which a full disk left, is read again."""
+    path = tmp_path / "facts"
+    facts = MadeFacts(path)
+    first, second = (ObjectRef(ROOT, name, 5, "e", FORM) for name in ("first", "second"))
+    facts.keep(first, MadeFact(5, 1, "tar"))
+    path.write_bytes(path.read_bytes() + b'["s3://memory/torn","e"')
+    facts.keep(second, MadeFact(5, 2, "tar"))
+    again = MadeFacts(path)
+    again.load()
+    assert again.known(first) == MadeFact(5, 1, "tar")
+    assert again.known(second) == MadeFact(5, 2, "tar")

@@ -44,3 +44,14 @@ def test_sizes_are_balanced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cut.owners_of(listing.sizes[:4], 3).tolist() == balance(listing.sizes[:4], 3).tolist()
     assert asked == [(6, 2), (6, 3), (4, 3)]
     assert cut == listing.cut(_spec(3, 1))
+
+
+def test_a_count_that_was_learned_outlives_a_newer_listing() -> None:
+    """What a shard was found to hold, while a file beside it was read that says another number, stays."""
+    refs = [ObjectRef("s3://b", str(n), 1, "x") for n in range(3)]
+    held, newer = Listing.of(refs, 0.0), Listing.of(refs, 1.0)
+    newer.counts.update({0: 5, 1: 6})
+    held.learn(1, 7)
+    held.renew(newer)
+    assert held.counts == {0: 5, 1: 7}
+    held.learn(1, 7)

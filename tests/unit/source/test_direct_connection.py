@@ -154,6 +154,17 @@ async def test_errors_bring_their_own_body(sent: Sent, body: bytes, kept: bool) 
         assert server.connection_count == (1 if kept else 2)
 
 
+async def test_trailers_without_end_are_refused() -> None:
+    """What follows a chunked error's body as headers is bounded, as the body is."""
+    trailers = b"".join(b"x-%d: %s\r\n" % (number, b"v" * 1000) for number in range(100))
+    sent = b"HTTP/1.1 403 No\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + trailers
+    target = bytearray(len(BODY))
+    async with RawServer(sent, head() + BODY) as server, pool_of(server.port) as pool:
+        with pytest.raises(BadResponse, match="headers of at most"):
+            await pool.request(REQUEST, memoryview(target), lambda _: None)
+        assert await get(pool) == BODY
+
+
 async def test_head_is_judged_before_the_body() -> None:
     """What the judge refuses leaves the target untouched, although the body is already here."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.errors import BadResponse, NotFound, ObjectChanged
+from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable
 from feedd.source.local import LocalStore, write_file
 from feedd.values import ByteRange, ObjectRef
 
@@ -82,6 +83,20 @@ async def test_directory_is_no_object(store: LocalStore, tmp_path: Path) -> None
         await store.read_into(
             ObjectRef("file://", str(tmp_path / "none"), 1, "e"), ByteRange(0, 1), memoryview(bytearray(1))
         )
+
+
+def test_a_draft_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a link is planted in the draft's place it is not followed: nothing else is written."""
+    victim, path = tmp_path / "victim", tmp_path / "index"
+    victim.write_bytes(b"mine")
+    (tmp_path / f"index.{os.getpid()}.{threading.get_ident()}.new").symlink_to(victim)
+    write_file(str(path), b"x")
+    assert (victim.read_bytes(), path.read_bytes()) == (b"mine", b"x")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0")
+    (tmp_path / "index.0.new").symlink_to(victim)
+    with pytest.raises(StoreUnavailable):
+        write_file(str(path), b"y")
+    assert (victim.read_bytes(), path.read_bytes()) == (b"mine", b"x")
 
 
 def test_only_the_version_that_was_meant_is_replaced(tmp_path: Path) -> None:

@@ -74,3 +74,11 @@ async def test_no_names_no_lookups() -> None:
     """Nothing to look up is nothing found."""
     store = MemoryStore()
     assert await head_all([], lambda _, key: store.head(key), 2) == []
+
+
+def test_an_augmented_manifest_is_named_as_that() -> None:
+    """It is an object on each line: the hint says what to write in its place."""
+    with pytest.raises(BadRequest) as caught:
+        list(parse_manifest(b'{"source-ref": "s3://b/1.jpg", "label": 1}\n', "s3://b/m"))
+    assert "augmented" in caught.value.hint
+    assert "prefix" in caught.value.hint

@@ -50,6 +50,7 @@ def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.
         (400, "RequestTimeout", errors.StoreUnavailable, "RequestTimeout"),
         (200, "InternalError", errors.StoreUnavailable, "InternalError"),
         (400, "InvalidArgument", errors.BadRequest, "InvalidArgument"),
+        (400, "400", errors.BadRequest, "SSE-C"),
     ],
 )
 def test_answers(status: int, code: str, kind: type[errors.FeeddError], text: str) -> None:

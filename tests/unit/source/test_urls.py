@@ -9,6 +9,9 @@ import pytest
 from feedd.errors import BadRequest, Unsupported
 from feedd.source.urls import parse_url
 
+ARN = "arn:aws:s3:us-east-1:123456789012:accesspoint"
+OUTPOST = "arn:aws:s3-outposts:us-east-1:123456789012:outpost"
+
 
 @pytest.mark.parametrize(
     ("url", "root", "key", "manifest"),
@@ -23,6 +26,11 @@ from feedd.source.urls import parse_url
         ("/", "file://", "/", False),
         ("manifest+s3://bucket/x.manifest", "s3://bucket", "x.manifest", True),
         ("manifest+file:///x.manifest", "file://", "/x.manifest", True),
+        (f"s3://{ARN}/ap/train/x y.tar", f"s3://{ARN}:ap", "train/x y.tar", False),
+        (f"s3://{ARN}:ap/train/", f"s3://{ARN}:ap", "train/", False),
+        (f"s3://{ARN}/ap", f"s3://{ARN}:ap", "", False),
+        ("s3://arn:aws:s3::12:accesspoint/m.mrap/k", "s3://arn:aws:s3::12:accesspoint:m.mrap", "k", False),
+        (f"s3://{OUTPOST}/op-1/accesspoint/ap/k", f"s3://{OUTPOST}:op-1:accesspoint:ap", "k", False),
     ],
 )
 def test_accepted(url: str, root: str, key: str, *, manifest: bool) -> None:
@@ -67,12 +75,30 @@ def test_relative_path_becomes_absolute() -> None:
         "x+s3://b/k",
         "tar+mds+s3://b/k",
         "manifest+manifest+s3://b/k",
+        "s3://arn:aws:s3:::bucket/k",
+        f"s3://{ARN}/",
+        f"s3://{ARN}",
     ],
 )
 def test_malformed(url: str) -> None:
     """A URL that names nothing we know is BadRequest, and says what was expected."""
     with pytest.raises(BadRequest, match="expected"):
         parse_url(url)
+
+
+@pytest.mark.parametrize("url", ["s3a://b/x", "s3n://b/x", "gs://b/x", "https://b.s3.amazonaws.com/x", "http://h/x"])
+def test_other_names_of_stores_are_told_ours(url: str) -> None:
+    """Whoever writes another system's scheme learns what to write here."""
+    with pytest.raises(BadRequest) as caught:
+        parse_url(url)
+    assert "write s3://" in caught.value.hint
+
+
+def test_a_root_is_a_url_of_itself() -> None:
+    """What was taken from a URL means the same when it is read again."""
+    location = parse_url(f"s3://{ARN}/ap/train/")
+    assert parse_url(location.root).root == location.root
+    assert parse_url(f"{location.root}/train/").key == location.key == "train/"
 
 
 def test_manifest_needs_a_key() -> None:

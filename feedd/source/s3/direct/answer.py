@@ -8,6 +8,12 @@ from feedd.errors import BadResponse
 
 _ERROR_BYTES_MAX = 64 * 1024  # S3's errors are a few hundred bytes; a proxy's page may be longer, and nobody reads it
 
+_HEAD_BYTES_MAX = 64 * 1024  # of headers, and of the trailers of a chunked body, which may go on without end
+
+
+class _TooLongError(Exception):
+    """More headers than anybody needs."""
+
 
 class Answer:
     """One answer, fed as it comes: first its head, then, where it is an error, its body.
@@ -26,6 +32,7 @@ class Answer:
         self.complete = False
         self._keep_alive = False
         self._surplus = False
+        self._head_bytes = 0
         self._body = bytearray()
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
 
@@ -61,6 +68,9 @@ class Answer:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
+            if isinstance(error.__context__, _TooLongError):
+                message = f"expected headers of at most {_HEAD_BYTES_MAX} bytes, got more"
+                raise BadResponse(message, stage="source") from None
             raise BadResponse(f"expected an http answer, got {_line(error)}", stage="source") from error
         if self._surplus:
             raise BadResponse("expected one http answer, got more than that", stage="source")
@@ -75,6 +85,9 @@ class Answer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Parser: a header, or a trailer of a chunked body, which is as good as a header here."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > _HEAD_BYTES_MAX:
+            raise _TooLongError
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
