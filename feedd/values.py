@@ -261,6 +261,7 @@ class Lifecycle(enum.Enum):
     """States of the daemon, in order."""
 
     STARTING = "starting"
+    STANDBY = "standby"  # only of a daemon that waits for its predecessor's end
     READY = "ready"
     DRAINING = "draining"
     STOPPED = "stopped"

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
+NEAR_S: Final = 30.0  # a daemon that is being replaced is back within this time, as a rule
+NEAR_BACKOFF_S: Final = 0.1  # until then: asking whether a socket is served costs microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class Opener:
         Raises:
             FeedError: the last one.
         """
-        deadline_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
+        deadline_s = began_s + timeout_s
         backoff_s = BACKOFF_FIRST_S
         told = False
         leaving: Draining | None = None
@@ -106,7 +109,8 @@ class Opener:
                     _log.warning("cannot open yet, trying again for up to %.0f s: %s", timeout_s, str(error))
                     told = True
                 self.forget()
-                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                near = isinstance(error, (Draining, DaemonUnreachable)) and time.monotonic() - began_s < NEAR_S
+                backoff_s = min(backoff_s * 2, NEAR_BACKOFF_S if near else BACKOFF_MAX_S)
 
     def settle(self, fingerprint: bytes, uneven: str) -> None:
         """Have every further session be of that dataset, its ranks evened out in that way."""

@@ -43,16 +43,19 @@ def serve(
     log: LogFlag = None,
     log_level: LogLevelFlag = None,
     set_: SetFlag = None,
+    standby: Annotated[  # noqa: FBT002 - a flag is a flag
+        bool, typer.Option("--standby", help="Start beside a running daemon, and take over when it ends.")
+    ] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,  # noqa: FBT002 - a flag is a flag
 ) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once."""
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     with of_its_own(flags) if ephemeral else nullcontext(flags.load()) as effective:
-        code = _run(effective, ephemeral=ephemeral)
+        code = _run(effective, ephemeral=ephemeral, standby=standby)
     raise typer.Exit(code)
 
 
-def _run(effective: Effective, *, ephemeral: bool) -> int:
+def _run(effective: Effective, *, ephemeral: bool, standby: bool) -> int:
     on_terminal = sys.stderr.isatty()
     form = effective.config.log.format
     if form == "auto":
@@ -65,7 +68,7 @@ def _run(effective: Effective, *, ephemeral: bool) -> int:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         on_ready = partial(_greet, effective) if on_terminal else None
-        return runner.run(daemon.run(effective, ephemeral=ephemeral, on_ready=on_ready))
+        return runner.run(daemon.run(effective, ephemeral=ephemeral, standby=standby, on_ready=on_ready))
 
 
 def _greet(effective: Effective, addresses: Sequence[str], status: str | None) -> None:

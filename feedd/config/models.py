@@ -194,7 +194,12 @@ class SecurityConfig(Section):
 class DrainConfig(Section):
     """Stopping."""
 
-    grace: Duration = Field(30.0, ge=0, le=3600, description="time open streams get to end after SIGTERM")
+    grace: Duration = Field(
+        0.0,
+        ge=0,
+        le=3600,
+        description="time open streams get to end by themselves after SIGTERM; 0: they reconnect at once",
+    )
 
 
 class WatchdogConfig(Section):

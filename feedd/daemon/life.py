@@ -10,6 +10,7 @@ import resource
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,6 +25,7 @@ from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
 from feedd.daemon.signals import StopRequests, handled
+from feedd.daemon.standby import owner_gone, status_if_free, status_when_free
 from feedd.daemon.state import State
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.observe.recorder import PrometheusRecorder
@@ -60,16 +62,20 @@ class _Life:
     state: State
     notifier: Notifier
     on_ready: OnReady | None = None
+    standby: bool = False
     requests: StopRequests = field(default_factory=StopRequests)
     daemon_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-async def run(effective: Effective, *, ephemeral: bool = False, on_ready: OnReady | None = None) -> int:
+async def run(
+    effective: Effective, *, ephemeral: bool = False, standby: bool = False, on_ready: OnReady | None = None
+) -> int:
     """Run the daemon until it is asked to stop; return the process's exit code.
 
     Args:
         effective: configuration, already checked.
         ephemeral: end when the last process that holds the daemon ends, or when none comes.
+        standby: wait, with all else opened, until the daemon that owns the cache directory has ended.
         on_ready: called once with the addresses for trainers and the status page's, None where there is none.
 
     Raises:
@@ -77,7 +83,7 @@ async def run(effective: Effective, *, ephemeral: bool = False, on_ready: OnRead
     """
     faulthandler.enable()
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
-    life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier, on_ready)
+    life = _Life(effective.config, recorder, SystemClock(), State(recorder, notifier), notifier, on_ready, standby)
     _tell_start(effective, life)
     try:
         with handled(life.requests):
@@ -126,18 +132,21 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
 async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> FeedServer:
     """Open status page, stages and server, in this order, into ``stack``."""
     config = life.config
-    if config.status is not None:
-        source = StatusSource(
-            recorder=life.recorder,
-            state=lambda: life.state.now,
-            version=__version__,
-            daemon_id=life.daemon_id,
-            started_s=life.state.started_s,
-            cache_capacity_bytes=config.cache.size + config.cache.memory,
-        )
-        address = await stack.enter_async_context(open_status(config.status, source))
-        _log.info("status page", address=address)
-    pipeline = await stack.enter_async_context(open_pipeline(config, life.recorder, life.clock))
+    source = StatusSource(
+        recorder=life.recorder,
+        state=lambda: life.state.now,
+        version=__version__,
+        daemon_id=life.daemon_id,
+        started_s=life.state.started_s,
+        cache_capacity_bytes=config.cache.size + config.cache.memory,
+    )
+    status: str | None = None
+    if config.status is not None and life.standby:
+        status = await status_if_free(stack, config.status, source)
+    elif config.status is not None:
+        status = await stack.enter_async_context(open_status(config.status, source))
+    takeover = partial(_takeover, life) if life.standby else None
+    pipeline = await stack.enter_async_context(open_pipeline(config, life.recorder, life.clock, takeover))
     hooks = ServeHooks(
         samples=lambda: _stat_samples(life.recorder),
         cache_entries=lambda: _cache_rows(pipeline),
@@ -148,7 +157,18 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
         on_holders=holders.on_change if holders else None,
     )
     server = FeedServer(pipeline, _serve_options(life), life.recorder, life.clock, hooks)
-    return await stack.enter_async_context(server)
+    await stack.enter_async_context(server)
+    if config.status is not None:
+        status = status or await status_when_free(stack, config.status, source, life.clock)
+        _log.info("status page", address=status)
+    return server
+
+
+async def _takeover(life: _Life) -> None:
+    """Wait, ready in all but the predecessor's directory and sockets, until it has ended."""
+    life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
+    await owner_gone(life.config.cache.dir, life.clock)
+    _log.info("takes over")
 
 
 def _spare_the_collector() -> None:

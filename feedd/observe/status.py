@@ -94,7 +94,7 @@ class _Handlers:
             "uptime_s": round(self._source.uptime_s(), 3),
             "sessions": int(total(metrics.SERVE_SESSIONS)),
         }
-        return web.json_response(body, status=200 if state is Lifecycle.READY and able else 503)
+        return web.json_response(body, status=200 if state in {Lifecycle.STANDBY, Lifecycle.READY} and able else 503)
 
     async def page(self, _request: web.Request) -> web.Response:
         source = self._source

@@ -31,7 +31,7 @@ from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from feedd.cache.tiers import AnyCache
     from feedd.config import Config
@@ -124,8 +124,16 @@ def workers_max(config: Config) -> int:
 
 
 @asynccontextmanager
-async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> AsyncIterator[Pipeline]:
+async def open_pipeline(
+    config: Config, recorder: Recorder, clock: Clock, takeover: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[Pipeline]:
     """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
+
+    Args:
+        config: effective configuration.
+        recorder: where measurements go.
+        clock: time.
+        takeover: waits until the cache's directory is free; called when all is open that does not need it.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
@@ -141,6 +149,9 @@ async def open_pipeline(config: Config, recorder: Recorder, clock: Clock) -> Asy
         stack.enter_context(offered(config.decode.tokenizers))
         pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
         sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
+        if takeover is not None:
+            await sources.warm()
+            await takeover()
         maker = node_maker(config, sources, pool.make, recorder)
         inner = node_cache(config, maker, recorder, clock)
         await stack.enter_async_context(inner)

@@ -27,6 +27,7 @@ from tests.bench import (
     objects,
     plan_speed,
     ranks,
+    restart,
     s3_bytes,
     tokens,
 )
@@ -54,6 +55,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "columns": columns.run,
     "tokens": tokens.run,
     "ranks": ranks.run,
+    "restart": restart.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5

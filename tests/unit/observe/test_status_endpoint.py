@@ -46,7 +46,7 @@ async def test_health_is_200_only_when_ready(state: Lifecycle) -> None:
     daemon = _Daemon(state=state)
     async with open_status("127.0.0.1:0", daemon.source()) as address:
         status, body = await _get(address, "/healthz")
-    assert status == (200 if state is Lifecycle.READY else 503)
+    assert status == (200 if state in {Lifecycle.STANDBY, Lifecycle.READY} else 503)
     assert f'"state": "{state.value}"' in body
 
 

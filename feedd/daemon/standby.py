@@ -1,0 +1,61 @@
+"""A successor that is started in advance: it opens what two daemons can have at once, and waits for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from feedd.cache.ondisk.lock import LOCK_NAME
+from feedd.errors import BadConfig
+from feedd.observe.status import open_status
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+    from pathlib import Path
+
+    from feedd.observe.status import StatusSource
+    from feedd.protocols import Clock
+
+_LOOK_S = 0.02  # the trainer's gap grows by half of it; a look is one system call
+_PORT_TRIES = 250
+
+
+async def owner_gone(directory: Path, clock: Clock) -> None:
+    """Wait until no daemon owns the cache ``directory``. The next owner is whoever locks it first."""
+    try:
+        fd = await asyncio.to_thread(os.open, directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return  # there is no owner, or the directory is of no use: whoever opens it next says so
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                await clock.sleep_s(_LOOK_S)
+            else:
+                return
+    finally:
+        os.close(fd)
+
+
+async def status_if_free(stack: AsyncExitStack, address: str, source: StatusSource) -> str | None:
+    """Open the status page into ``stack``; None: the predecessor on this machine still has the port."""
+    try:
+        return await stack.enter_async_context(open_status(address, source))
+    except BadConfig:
+        return None
+
+
+async def status_when_free(stack: AsyncExitStack, address: str, source: StatusSource, clock: Clock) -> str:
+    """Open the status page into ``stack`` as soon as the predecessor has given its port up, which is its last act.
+
+    Raises:
+        BadConfig: the port stays taken, or there is another reason.
+    """
+    for _ in range(_PORT_TRIES):
+        if bound := await status_if_free(stack, address, source):
+            return bound
+        await clock.sleep_s(_LOOK_S)
+    return await stack.enter_async_context(open_status(address, source))

@@ -1,0 +1,97 @@
+"""Arm: trains with steps of 10 ms, has its daemon replaced in the middle, prints the longest pause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from feedd_client import FeedDataset, Topology
+from tests.bench.arms.daemon import wait_ready
+
+_STEP_S = 0.01
+_REPLACED_AT_STEP = 150
+_STANDBY = '"event": "standby"'
+
+
+def _start(settings: dict[str, Any], *flags: str) -> subprocess.Popen[bytes]:
+    folder = Path(settings["run_dir"])
+    arguments = ["serve", "--listen", f"unix://{folder}/feedd.sock", "--cache-dir", settings["cache_dir"]]
+    arguments += ["--cache-size", "1GiB", "--workers", "1", "--status", "off", "--log", "json", *flags]
+    with (folder / "feedd.log").open("ab") as log:
+        return subprocess.Popen([sys.executable, "-m", "feedd", *arguments], stdout=log, stderr=log)
+
+
+def _await_standby(settings: dict[str, Any]) -> None:
+    log = Path(settings["run_dir"]) / "feedd.log"
+    while _STANDBY not in log.read_text():
+        time.sleep(_STEP_S)
+
+
+def _replace(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]], row: dict[str, float]) -> None:
+    began_s = time.perf_counter()
+    daemons[0].send_signal(signal.SIGKILL if settings["way"] == "kill" else signal.SIGTERM)
+    daemons[0].wait()
+    row["exit_s"] = time.perf_counter() - began_s
+    if settings["way"] != "standby":
+        daemons.append(_start(settings))
+
+
+def _train(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]]) -> dict[str, float]:
+    row: dict[str, float] = {}
+    dataset = FeedDataset(
+        "s3://data/train/",
+        batch_size=4,
+        fields={"cls": "int", "jpg": "image:32x32"},
+        shuffle=True,
+        prefetch=4,
+        address=f"unix://{settings['run_dir']}/feedd.sock",
+        topology=Topology(),
+    )
+    replacing = threading.Thread(target=_replace, args=(settings, daemons, row))
+    pause_s, last_s = 0.0, time.perf_counter()
+    for step, _ in enumerate(dataset):
+        if step:
+            pause_s = max(pause_s, time.perf_counter() - last_s)
+        if step == _REPLACED_AT_STEP:
+            replacing.start()
+        time.sleep(_STEP_S)
+        last_s = time.perf_counter()
+    replacing.join()
+    return row | {"pause_s": pause_s, "reconnects": dataset.stats()["reconnects"]}
+
+
+def main() -> None:
+    """Run; the last line is the figures."""
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    command = [sys.executable, "-m", "feedd.bench.server.server", "--root", settings["store"], "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        os.environ |= {
+            "AWS_ENDPOINT_URL": server.stdout.readline().strip(),
+            "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        daemons = [_start(settings)]
+        try:
+            wait_ready(daemons[0], f"unix://{settings['run_dir']}/feedd.sock")
+            if settings["way"] == "standby":
+                daemons.append(_start(settings, "--standby"))
+                _await_standby(settings)
+            print(json.dumps(_train(settings, daemons)))
+        finally:
+            for daemon in daemons:
+                daemon.terminate()
+                daemon.wait()
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()
