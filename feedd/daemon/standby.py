@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 from typing import TYPE_CHECKING
 
 from feedd.cache.ondisk.lock import LOCK_NAME
 from feedd.errors import BadConfig
+from feedd.flow.pools import CACHE_DISK
 from feedd.observe.status import open_status
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _PORT_TRIES = 250
 async def owner_gone(directory: Path, clock: Clock) -> None:
     """Wait until no daemon owns the cache ``directory``. The next owner is whoever locks it first."""
     try:
-        fd = await asyncio.to_thread(os.open, directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = await CACHE_DISK.run(os.open, directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return  # there is no owner, or the directory is of no use: whoever opens it next says so
     try:
