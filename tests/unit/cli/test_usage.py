@@ -80,19 +80,21 @@ def test_environment_and_file_are_read(feedd: Feedd, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("error", "code"), [(BadConfig("expected a, got b", hint="do c"), 2), (Internal("broken"), 1)])
-def test_errors_are_one_clean_line(feedd: Feedd, monkeypatch: pytest.MonkeyPatch, error: FeeddError, code: int) -> None:
+def test_errors_are_one_clean_line(
+    feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FeeddError, code: int
+) -> None:
     """The message, then the hint, and no traceback; the code tells whose turn it is."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr("feedd.cli.cache.scan", fail)
-    outcome = feedd("cache", "ls")
+    outcome = feedd("cache", "ls", "--cache-dir", tmp_path)
     hint = "feedd: hint: do c\n" if error.hint else ""
     assert (outcome.code, outcome.err) == (code, f"feedd: error: {error.message}\n{hint}")
 
 
-def test_debug_shows_the_traceback(feedd: Feedd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_the_traceback(feedd: Feedd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With FEEDD_DEBUG=1 the error itself comes through."""
 
     def fail(*_: object) -> None:
@@ -101,4 +103,4 @@ def test_debug_shows_the_traceback(feedd: Feedd, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("feedd.cli.cache.scan", fail)
     monkeypatch.setenv("FEEDD_DEBUG", "1")
     with pytest.raises(Internal):
-        feedd("cache", "ls")
+        feedd("cache", "ls", "--cache-dir", tmp_path)
