@@ -160,6 +160,8 @@ def with_values(batch: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:  # 
 
 
 def _leaves(value: object, place: _Place) -> Iterator[torch.Tensor | Movable]:
+    if type(value) in _PLAIN:
+        return
     if isinstance(value, torch.Tensor):
         yield _checked(value, place)
     elif _moves_itself(value):
@@ -184,7 +186,7 @@ def _map(value: object, place: _Place, tensor: Callable[[torch.Tensor], Any], mo
 
 def _parts(value: object, place: _Place) -> tuple[Sequence[str], Sequence[Any], _Rebuild]:  # noqa: PLR0911 - one per kind
     """Return a container's labels and children, and how to make one of its type of other children."""
-    if value is None or isinstance(value, _VALUES):
+    if type(value) in _PLAIN or isinstance(value, _VALUES):
         return (), (), lambda _: value
     if isinstance(value, Ragged):
         fields = [value.values, value.offsets, *(() if value.shapes is None else (value.shapes,))]
