@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -27,11 +29,16 @@ START_S = 40.0
 STOP_S = 20.0
 
 
+_PORTS = itertools.count(10_000 + os.getpid() * 97 % 20_000)
+
+
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that is free, and that no connection is given: those come from 32,768 on."""
+    while True:
+        port = 10_000 + next(_PORTS) % 20_000
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass(slots=True)

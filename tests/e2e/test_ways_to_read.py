@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from feedd_client import DeviceLoader, FeedDataset, Normalize
-from tests.e2e.daemon import free_port
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def test_torchrun_two_ranks(daemon: Daemon, tmp_path: Path) -> None:
     """Under torchrun two ranks (gloo) take disjoint batches and end at the same step."""
     script = tmp_path / "rank.py"
     script.write_text(_RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     done = subprocess.run(
         [*command, str(script), str(tmp_path)],
         env=os.environ | {"FEEDD_ADDRESS": daemon.address, "OMP_NUM_THREADS": "1"},

@@ -15,7 +15,8 @@ from tests.fakes.feed_client import ids
 def main() -> None:
     """Print what this rank saw."""
     address, told, changed = sys.argv[1:4]
-    dist.init_process_group("gloo")
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world_size)
     found: dict[str, object] = {}
     for name, where in (("join", address), ("told", told)):
         dataset = FeedDataset("s3://b/", batch_size=4, address=where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import time
 
@@ -62,8 +63,8 @@ def main() -> None:
     """Print what this rank saw."""
     address, empty = sys.argv[1:3]
     torch.cuda.current_stream = lambda _device=None: None  # type: ignore[assignment,return-value]  # there is no GPU
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world_size)
     found: dict[str, object] = {"after_leaving": _leave_early(address, rank)}
     last_empty = FeedDataset("s3://b/", batch_size=4, address=empty)
     found["rows"] = [len(batch["cls"]) for batch in last_empty]

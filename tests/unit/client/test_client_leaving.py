@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 def test_ranks_leave_passes(short_dir: Path) -> None:
     """After a break on all ranks the next pass is whole whatever was in flight; a rank left alone hears why."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     found: dict[int, dict[str, Any]] = {}
 
     def rank(number: int, *addresses: str) -> None:
@@ -30,8 +26,7 @@ def test_ranks_leave_passes(short_dir: Path) -> None:
             WORLD_SIZE="2",
             LOCAL_RANK=str(number),
             LOCAL_WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
+            MEETING=str(short_dir / "meeting"),
         )
 
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +54,6 @@ def test_forks_right_after_grpc_was_used(short_dir: Path, what: tuple[str, ...],
 @pytest.mark.slow
 def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
     """With join both ranks take the steps of the shorter one, epoch after epoch, and differing data is an error."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     found: dict[int, dict[str, Any]] = {}
 
     def rank(number: int, *addresses: str) -> None:
@@ -68,8 +64,7 @@ def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
             WORLD_SIZE="2",
             LOCAL_RANK=str(number),
             LOCAL_WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
+            MEETING=str(short_dir / "meeting"),
         )
 
     uneven = {"steps": {0: 9, 1: 6}, "last_rows": 2}
