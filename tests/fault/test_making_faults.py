@@ -56,7 +56,7 @@ async def test_an_object_that_kills_two_workers_is_bad() -> None:
 
 async def test_a_making_that_hangs_is_ended_at_its_deadline() -> None:
     """A stopped worker is killed when the deadline of this making passes, twice; then the object is bad."""
-    async with DecodePool(weak(task_deadline_s=0.3), TallyRecorder()) as pool:
+    async with DecodePool(weak(task_deadline_s=1.0), TallyRecorder()) as pool:
         with making(b"stop") as it, pytest.raises(BadShard, match="ran past"):
             await pool.make(it.task("poison", "a"))
 
