@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ MIXES: Final = ("stratified", "sample", "batch", "batch-sample")
 SHARDINGS: Final = ("key", "size", "replicated", "sample")
 UNEVENS: Final = ("drop", "pad", "repeat", "join", "allow")
 _NAME_MAX: Final = 256
+_log: Final = logging.getLogger("feedd_client")
 SINGLES_BATCH: Final = 64  # batch_size=None: samples travel in batches of this many, amortising the lease
 
 
@@ -80,6 +82,11 @@ class FeedOptions:
         _expect(self.partitions is None or _count(self.partitions, 1), "partitions", "None or >= 1", self.partitions)
         _expect(self.share is None or 0 < len(self.share) <= _NAME_MAX, "share", "None or a name", self.share)
         _expect(_count(self.replicas, 1), "replicas", "an int >= 1", self.replicas)
+        if self.replicas > 1 and self.share is None:
+            _log.warning(
+                'replicas=%d: each rank of a group decodes the same batches; share="NAME" decodes them once per node',
+                self.replicas,
+            )
         _expect(self.steps is None or _count(self.steps, 1), "steps", "None or >= 1", self.steps)
         alone = self.steps is None or self.uneven not in {"join", "allow"}
         _expect(alone, "uneven", "None, drop, pad or repeat beside steps=", self.uneven)

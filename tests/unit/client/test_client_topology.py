@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd_client import Topology, TopologyError
+from feedd_client import FeedDataset, Topology, TopologyError
 from feedd_client.topology import detect, folded, from_ranks, local_env
 
 NOWHERE = Path("/nonexistent/resourceconfig.json")
@@ -153,3 +153,12 @@ def test_uneven_nodes_have_no_groups() -> None:
     """Groups need the same number of ranks on all nodes."""
     with pytest.raises(TopologyError, match="groups of 2"):
         folded(Topology(6, 0, 4, 0, 2, 0), 2)
+
+
+@pytest.mark.parametrize(("share", "told"), [(None, True), ("a", False)])
+def test_replicas_that_decode_the_same_are_told(
+    caplog: pytest.LogCaptureFixture, share: str | None, told: bool
+) -> None:
+    """Ranks of a group decode the same batches each by itself, unless they share: whoever asks for that is told."""
+    FeedDataset("s3://b/", batch_size=2, replicas=2, share=share)
+    assert any("share=" in record.getMessage() for record in caplog.records) == told

@@ -70,6 +70,14 @@ async def test_nothing_found_names_the_url(sources: Sources) -> None:
     assert caught.value.object == "s3://bucket/nothing/"
 
 
+@pytest.mark.parametrize("key", ["train/*.tar", "train/?.tar", "train/[12].tar"])
+async def test_globs_are_told_what_to_write(sources: Sources, key: str) -> None:
+    """No such thing is expanded: whoever writes one learns what is."""
+    with pytest.raises(NotFound) as caught:
+        await sources.resolve([f"s3://bucket/{key}"])
+    assert "globs are not expanded" in caught.value.hint
+
+
 async def test_malformed_url_costs_no_request(server: S3Server, sources: Sources) -> None:
     """All URLs are judged before the first request."""
     with pytest.raises(BadRequest):
