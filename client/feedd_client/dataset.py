@@ -78,7 +78,8 @@ class FeedDataset(IterableDataset[Any]):
         samples_per_epoch: of a mixture, all ranks together, rounded down to whole steps; None: until the first source
             ends.
         replicas: groups of so many consecutive ranks read the same batches: those that share a model (tensor, pipeline
-            or sequence parallel). They count as one rank everywhere else. Each decodes them, unless ``share=`` is given.
+            or sequence parallel). They count as one rank everywhere else. Each decodes its own, unless ``share`` is
+            given.
         share: "job-group", or any name: jobs on this node that say the same, and ask for the same batches, share one
             decode of each; a job that falls far behind has its batches decoded once more.
         address: of the daemon; None: ``$FEEDD_ADDRESS``, else ``unix:///run/feedd/feedd.sock``, else a daemon is
