@@ -174,10 +174,10 @@ class FrozenDisk:
         self._top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._timer: threading.Timer | None = None
 
-    def hang(self) -> None:
-        """Freeze it."""
+    def hang(self, at_most_s: float = _LATE_S) -> None:
+        """Freeze it, for no longer than that."""
         fcntl.ioctl(self._top, _FREEZE, 0)
-        self._timer = threading.Timer(_LATE_S, self._late)
+        self._timer = threading.Timer(at_most_s, self._late)
         self._timer.start()
 
     def recover(self) -> None:
@@ -205,7 +205,7 @@ class FrozenDisk:
 
 
 @contextlib.contextmanager
-def frozen_disk(folder: Path) -> Iterator[FrozenDisk]:
+def frozen_disk(folder: Path, size_bytes: int = 64 << 20) -> Iterator[FrozenDisk]:
     """Make and mount one, or skip the test where that is not permitted."""
     tools = [shutil.which(name) for name in ("mkfs.ext4", "mount", "umount")]
     if os.geteuid() != 0 or not all(tools):
@@ -213,7 +213,7 @@ def frozen_disk(folder: Path) -> Iterator[FrozenDisk]:
     image, target = folder / "image", folder / "mounted"
     target.mkdir()
     with image.open("wb") as file:
-        file.truncate(64 << 20)
+        file.truncate(size_bytes)
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True, capture_output=True)
     done = subprocess.run(
         ["mount", "-t", "ext4", "-o", "loop", str(image), str(target)], check=False, capture_output=True, text=True
