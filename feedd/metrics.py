@@ -61,6 +61,12 @@ DECODE_BUSY = Metric("feedd_decode_busy_seconds_total", _C, "seconds", "time wor
 DECODE_WORKERS = Metric("feedd_decode_workers", _G, "", "decode workers alive")
 DECODE_TASKS = Metric("feedd_decode_tasks", _G, "", "tasks waiting or running")
 DECODE_RESTARTS = Metric("feedd_decode_worker_restarts_total", _C, "", "decode workers replaced after they died")
+DECODE_OUTDATED = Metric(
+    "feedd_decode_outdated",
+    _G,
+    "",
+    "1: feedd or a library was upgraded under the daemon, whose new workers are refused",
+)
 DECODE_START_FAILURES = Metric("feedd_decode_start_failures_total", _C, "", "decode workers that could not be started")
 DECODE_WANTED = Metric("feedd_decode_workers_wanted", _G, "", "decode workers wanted: configured, or by demand")
 DECODE_DEMAND = Metric("feedd_decode_demand_workers", _G, "", "decode workers at work, on average over the last second")

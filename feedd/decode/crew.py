@@ -12,6 +12,7 @@ import structlog
 
 from feedd import metrics
 from feedd.decode.backoff import BackOff
+from feedd.decode.build import build_digest
 from feedd.decode.child import Child
 from feedd.decode.descriptors import close_all
 from feedd.decode.messages import PROTOCOL, Begun, Hello, reply_decoder
@@ -90,6 +91,8 @@ class Crew:
         Raises:
             WorkerLost: one does not start; the others are gone again.
         """
+        build_digest()  # now: an upgrade comes later
+        self._recorder.gauge(metrics.DECODE_OUTDATED, 0)
         await self._group.__aenter__()
         started = [self.hire().joined for _ in range(self._options.workers)]
         try:
@@ -214,6 +217,17 @@ class Crew:
             return False
         return True
 
+    def _refuse(self, child: Child, hello: Hello) -> None:
+        """Let no worker join that decodes with other code: one epoch would hold two kinds of samples."""
+        if hello.protocol != PROTOCOL:
+            reason = f"protocol {hello.protocol} and not {PROTOCOL}"
+        else:
+            reason = f"build {hello.build[:8] or 'unknown'} and not {build_digest()[:8]}"
+        self._outdated = True
+        self._recorder.gauge(metrics.DECODE_OUTDATED, 1)
+        _log.error("decode worker is refused: feedd or a library was upgraded while the daemon ran", reason=reason)
+        child.kill(f"{reason}: upgraded while the daemon ran")
+
     def _on_message(self, child: Child, data: bytes, fds: list[int]) -> None:
         try:
             reply = reply_decoder.decode(data)
@@ -221,9 +235,8 @@ class Crew:
                 self._dispatch.begun(self._numbers[child], reply.id)
             elif not isinstance(reply, Hello):
                 self._dispatch.answer(self._numbers[child], reply, fds)
-            elif reply.protocol != PROTOCOL:
-                self._outdated = True
-                child.kill(f"protocol {reply.protocol} and not {PROTOCOL}: upgraded while the daemon ran")
+            elif (reply.protocol, reply.build) != (PROTOCOL, build_digest()):
+                self._refuse(child, reply)
             elif child in self._hellos and not self._hellos[child].done():
                 self._hellos[child].set_result(None)
         except (Internal, msgspec.DecodeError) as error:

@@ -126,9 +126,10 @@ class DecodeRequest(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """First message of a worker."""
+    """First message of a worker. ``build``: as ``build.build_digest``; workers that say none are of an older build."""
 
     protocol: int
+    build: str = ""
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):

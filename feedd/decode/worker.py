@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 
+from feedd.decode.build import build_digest
 from feedd.decode.execute import Executor
 from feedd.decode.kept import REST_S
 from feedd.decode.messages import (
@@ -93,7 +94,7 @@ def serve(sock: socket.socket) -> None:
     executor = Executor()
     waiting = select.poll()
     waiting.register(sock, select.POLLIN)
-    sock.send(encode(Hello(PROTOCOL)))
+    sock.send(encode(Hello(PROTOCOL, build_digest())))
     while True:
         if executor.keeps and not waiting.poll(1000 * REST_S):
             executor.rest()

@@ -89,6 +89,7 @@ class _Handlers:
         body = {
             "state": state.value,
             "workers": workers,
+            "upgraded_meanwhile": bool(total(metrics.DECODE_OUTDATED)),  # new workers are refused: restart it
             "version": self._source.version,
             "daemon_id": self._source.daemon_id,
             "uptime_s": round(self._source.uptime_s(), 3),

@@ -249,13 +249,20 @@ async def test_a_successor_that_cannot_be_started_is_tried_ever_more_rarely(
         await until(lambda: recorder.total(metrics.DECODE_RECYCLED) == 1)
 
 
-async def test_an_upgraded_daemon_without_workers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of another version will never do: whoever supervises the daemon is to start the new one."""
+@pytest.mark.parametrize(
+    ("name", "value"), [("PROTOCOL", PROTOCOL + 1), ("build_digest", lambda: "of libraries that are gone")]
+)
+async def test_an_upgraded_daemon_without_workers_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    """A worker of another version or build will never do: whoever supervises the daemon is to start the new one."""
     command, _ = flaky(tmp_path)
+    recorder = TallyRecorder()
 
     async def upgraded() -> None:
-        async with DecodePool(DecodeOptions(command=command), TallyRecorder()) as pool:
-            monkeypatch.setattr("feedd.decode.crew.PROTOCOL", PROTOCOL + 1)
+        async with DecodePool(DecodeOptions(command=command), recorder) as pool:
+            assert recorder.total(metrics.DECODE_OUTDATED) == 0
+            monkeypatch.setattr(f"feedd.decode.crew.{name}", value)
             os.kill(pool.worker_pids[0], signal.SIGKILL)
             await asyncio.sleep(LIMIT_S)
 
@@ -264,3 +271,4 @@ async def test_an_upgraded_daemon_without_workers_ends(tmp_path: Path, monkeypat
     (error,) = caught.value.exceptions
     assert isinstance(error, Internal)
     assert "upgraded while the daemon ran" in str(error)
+    assert recorder.total(metrics.DECODE_OUTDATED) == 1
