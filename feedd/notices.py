@@ -36,6 +36,7 @@ class NoticeKind(enum.Enum):
     PICKLED_COLUMNS = "pickled-columns"
     RESERVED_NAMES = "reserved-names"
     UNDECODED_FIELDS = "undecoded-fields"
+    UNSCALED_DECIMALS = "unscaled-decimals"
     NARROWED_NUMBERS = "narrowed-numbers"
 
 
@@ -86,6 +87,10 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
     NoticeKind.UNDECODED_FIELDS: About(
         "fields come as bytes because the library that decodes them is not installed where the daemon runs",
         "install it, or name the fields in fields= as bytes",
+    ),
+    NoticeKind.UNSCALED_DECIMALS: About(
+        "decimals come as whole numbers, without their point: 12.34 is 1234",
+        "divide by the power of ten of their type, or write the columns as float64",
     ),
     NoticeKind.NARROWED_NUMBERS: About(
         "columns of float64 are read as float32 because no fields are named",

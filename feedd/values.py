@@ -120,7 +120,7 @@ class ShardIndex:
         key_ends: int64[sample], end of each key in ``key_blob``.
         stored: how each field is stored (see ``decode.stored``); empty: each is a file of its own, as in a tar.
         notes: field's number (-1: all), sample, and what is there instead of a value; of the first such.
-        unread: name and type of columns that no field can have, where all columns were asked for.
+        unread: name and type of columns that no field can have, if all are asked for, or that lose their decimal point.
     """
 
     fields: tuple[str, ...]

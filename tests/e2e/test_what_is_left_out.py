@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,3 +191,25 @@ def test_validation_that_is_read_with_training_is_told(
     for url in ("s3://data/s/train/", "s3://data/s/{train,val}/0.tar"):
         dataset, _ = read(url, daemon)
         assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
+
+
+@pytest.mark.parametrize(("name", "write"), [("parquet", parquet), ("arrow", arrow)])
+def test_decimals_that_lose_their_point_are_told(
+    name: str,
+    write: Callable[[Any], bytes],
+    s3: S3Server,
+    daemons: Callable[..., Daemon],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Decimals come as whole numbers, named or not, and the user is told of each such column that is read."""
+    s3.put("data", f"d/0.{name}", write(pa.table({"price": [Decimal("12.34"), Decimal("0.50")], "n": [1, 2]})))
+    daemon = daemons()
+    for fields in (None, {"price": "int"}):
+        dataset = FeedDataset("s3://data/d/", batch_size=2, fields=fields, address=daemon.address, copy=True)
+        (batch,) = dataset
+        assert batch["price"].tolist() == [1234, 50]
+        (said,) = warned(caplog.records)
+        assert "price: decimal128(4, 2)" in said
+        assert dataset.stats()["notices"]["unscaled-decimals"]["count"] == 1
+    dataset, _ = read("s3://data/d/", daemon, fields={"n": "int"})
+    assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])

@@ -10,7 +10,7 @@ import pyarrow.types as kinds
 from pyarrow import ipc
 
 from feedd.decode.forms.arrow_pieces import ColumnReader
-from feedd.decode.forms.arrow_types import kept
+from feedd.decode.forms.arrow_types import kept, unscaled
 from feedd.decode.forms.columns import chosen, refusing, unread
 from feedd.decode.forms.table_writer import TableWriter, write_outline
 
@@ -81,7 +81,8 @@ def _columns(schema: pa.Schema, params: str, url: str) -> tuple[dict[str, tuple[
         number, how = usable[name]
         assert how is not None, "only columns that can be fields are chosen"
         found[name] = number, how
-    return found, unread(params, {**others, **twice})
+    points = {name: str(schema[number].type) for name, (number, _) in found.items() if unscaled(schema[number].type)}
+    return found, {**unread(params, {**others, **twice}), **points}
 
 
 def _count(data: memoryview) -> int:

@@ -115,6 +115,16 @@ def _list(type_: pa.DataType) -> Kept | None:
     return Kept(f"{dtype}[{','.join(map(str, sides))}]", width, dtype)
 
 
+def unscaled(type_: pa.DataType) -> bool:
+    """Whether numbers of that type, or lists of them, are kept without the point that they have."""
+    type_ = plain(type_)
+    for _ in range(_DEPTH_MAX):
+        if not (is_list(type_) or kinds.is_fixed_size_list(type_)):
+            break
+        type_ = plain(type_.value_type)
+    return bool(kinds.is_decimal(type_) and type_.scale)
+
+
 def leaf_count(type_: pa.DataType) -> int:
     """Return how many columns of numbers or bytes a Parquet file keeps a column of that type in."""
     type_ = plain(type_)

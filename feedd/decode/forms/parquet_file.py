@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from feedd.decode.forms.arrow_pieces import ColumnReader
-from feedd.decode.forms.arrow_types import file_of, kept, leaf_count, plain
+from feedd.decode.forms.arrow_types import file_of, kept, leaf_count, plain, unscaled
 from feedd.decode.forms.columns import chosen, is_head, refusing, unread
 from feedd.decode.forms.parquet_footer import read_dictionary, read_footer
 from feedd.decode.forms.table_writer import Kept, TableWriter, write_outline
@@ -66,7 +66,7 @@ def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) 
     with refusing(_WHAT, url):
         file = _File(data, footer, url)
         columns = file.columns(params)
-        others = unread(params, file.others)
+        others = {**unread(params, file.others), **file.unscaled}
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
             return write_outline(outline, others, rows=file.footer.rows > 0, out=out, url=url)
@@ -89,6 +89,7 @@ class _File:
 
     Attributes:
         others: types of the columns that no field can have, by name; once ``columns`` was called.
+        unscaled: likewise, of the wanted columns whose numbers are kept without their point.
     """
 
     def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
@@ -98,6 +99,7 @@ class _File:
         self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
         source = pa.BufferReader(pa.py_buffer(data))
         self.others: dict[str, str] = {}
+        self.unscaled: dict[str, str] = {}
         self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
 
     def columns(self, params: str) -> list[_Column]:
@@ -115,7 +117,10 @@ class _File:
         wrong = next((len(group.chunks) for group in self.footer.groups if len(group.chunks) != at), at)
         if wrong != at or len(self._file.schema) != at:
             raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
-        return [usable[name] for name in chosen(params, usable, self.others, self._url)]
+        names = chosen(params, usable, self.others, self._url)
+        types = {field.name: field.type for field in reversed(list(self._file.schema_arrow))}
+        self.unscaled = {name: str(types[name]) for name in names if unscaled(types[name])}
+        return [usable[name] for name in names]
 
     def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
         """Yield where the values of columns lie."""

@@ -165,7 +165,7 @@ class Schema:
             await self._ask(first, search)
             await self._refuse(first, search)
         settled = tuple(search.found.get(place, one) for place, one in enumerate(wanted))
-        self.left_out = {} if named else left_out(looked[0].index, settled)
+        self.left_out = left_out(looked[0].index, settled, named=named) if looked else {}
         return settled
 
     async def _ask(self, one: _Looked, search: _Search) -> None:

@@ -28,6 +28,17 @@ def test_nothing_is_left_out_of_plain_data() -> None:
     assert told({"jpg": "", "jpeg": "", "cls": "", "n": "int64", "x": "float32", "__folder__": ""}) == {}
 
 
+def test_decimals_lose_their_point_whoever_names_them() -> None:
+    """A column of decimals is told of by default and by name, and not where it is in no field."""
+    cells = np.zeros((2, 1), np.int64)
+    unread = (("Price", "decimal128(5, 2)"), ("chat", "map<string, int64>"))
+    index = ShardIndex(("price", "n"), cells, cells, b"0", np.ones(1, np.int64), ("int64", "int64"), unread=unread)
+    both, other = default_fields(index.fields, index.stored), default_fields(("n",), ("int64",))
+    assert [kind.value for kind in left_out(index, both)] == ["unread-columns", "unscaled-decimals"]
+    assert [kind.value for kind in left_out(index, both, named=True)] == ["unscaled-decimals"]
+    assert left_out(index, other, named=True) == {}
+
+
 def test_each_field_has_one_reason() -> None:
     """Pickles, reserved names, narrowed numbers and columns that nobody can read are told apart."""
     found = told({"a": "pickle", "b": "float64", "__c": "", "d;e": "", "f": "int64"}, (("g", "struct<x: int64>"),))
