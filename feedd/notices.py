@@ -73,7 +73,7 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
         "name the folder, or the beginning of the names, of one split in the URL: s3://bucket/set/train",
     ),
     NoticeKind.UNREAD_COLUMNS: About(
-        "columns of types that feedd cannot read are in no batch",
+        "columns, arrays and members of tars that feedd cannot read are in no batch",
         "write them as numbers, text, bytes or lists of numbers, or name the fields= you need to be rid of this",
     ),
     NoticeKind.PICKLED_COLUMNS: About(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import tarfile
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from pyarrow import ipc
 
 from feedd_client import BadRequestError, FeedDataset
 from tests.fakes.tars import tar_bytes
 from tests.unit.decode.forms.test_arrays_form import hdf5
 from tests.unit.decode.test_mds import mds
+from tests.unit.decode.test_strided import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,11 +126,25 @@ def test_arrays_and_encodings_that_nobody_can_read_are_named(
     pair = np.zeros(2, [("a", "i4"), ("b", "f8")])
     s3.put("data", "h/0.h5", hdf5({"x": np.arange(2), "pair": pair}))
     s3.put("data", "r/0.tar", tar_bytes([("0", {"cls": b"1", "__url__": b"x"})]))
+    s3.put("data", "t/0.safetensors", safetensors({"x": np.zeros((2, 3), np.float32), "step": np.zeros((), np.int64)}))
+    saved = io.BytesIO()
+    torch.save({"x": torch.zeros(2, 3), "config": "text"}, saved)
+    s3.put("data", "p/0.pt", saved.getvalue())
+    bare = io.BytesIO()
+    with tarfile.open(fileobj=bare, mode="w") as tar:
+        for name in ("0.cls", "notes"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            tar.addfile(member, io.BytesIO(b"1"))
+    s3.put("data", "x/0.tar", bare.getvalue())
     daemon = daemons()
     cases = {
         "m/": ("pickled-columns", "obj", {"n"}),
         "h/": ("unread-columns", "pair: [('a'", {"x"}),
         "r/": ("reserved-names", "__url__", {"cls"}),
+        "t/": ("unread-columns", "step: a tensor of I64 without dimensions", {"x"}),
+        "p/": ("unread-columns", "config: str", {"x"}),
+        "x/": ("unread-columns", "notes: a member of a tar without an extension", {"cls"}),
     }
     for prefix, (kind, name, expected) in cases.items():
         dataset, fields = read(f"s3://data/{prefix}", daemon)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
@@ -10,10 +11,14 @@ import numpy as np
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+UNREAD_MAX: Final = 4096
+"""Most columns that an index names as what no field can have."""
+
+_UNREAD_CHARS_MAX: Final = 200
 _CELLS_MAX: Final = 1 << 26
 _FIELDS_MAX: Final = 4096
 _DIGITS: Final = 8
@@ -129,6 +134,12 @@ def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:
         got = f"{one!r} twice" if one == other else f"{one!r} and {other!r}"
         raise BadShard(f"expected names of fields that differ in more than case, got {got}", object=url, stage="decode")
     return lower
+
+
+def unread_of(columns: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return names and types of what no field can have, bounded in number and length (see ``ShardIndex``)."""
+    some = itertools.islice(columns.items(), UNREAD_MAX)
+    return tuple((name[:_UNREAD_CHARS_MAX], kind[:_UNREAD_CHARS_MAX]) for name, kind in some)
 
 
 def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:

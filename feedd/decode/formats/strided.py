@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 
 from feedd.decode.codecs.array import read_npy_head
-from feedd.decode.formats.framing import ShardReader, field_names, numbered
+from feedd.decode.formats.framing import ShardReader, field_names, numbered, unread_of
 from feedd.decode.narrow import item_bytes
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 from feedd.errors import BadSample
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 FIELD: Final = "data"
 """The field of a .npy file."""
@@ -149,8 +149,8 @@ class SafetensorsFormat:
 class StridedReader(ShardReader):
     """The arrays of one shard."""
 
-    def laid(self, arrays: Sequence[StridedArray], rows: int) -> ShardIndex:
-        """Return where each of ``rows`` rows of each array lies."""
+    def laid(self, arrays: Sequence[StridedArray], rows: int, unread: Mapping[str, str] | None = None) -> ShardIndex:
+        """Return where each of ``rows`` rows of each array lies; ``unread``: what else there is, by name."""
         self.check_cells(max(1, len(arrays)), rows)
         empty = next((array for array in arrays if rows and not array.row_bytes), None)
         if empty is not None:  # else a header of some bytes would name as many samples as it likes
@@ -164,7 +164,8 @@ class StridedReader(ShardReader):
         starts = at + np.array(steps, np.int64).reshape(-1, 1) * np.arange(rows, dtype=np.int64)
         sizes = np.broadcast_to(width, starts.shape).copy()
         names = field_names([array.name for array in arrays], self._url)
-        return ShardIndex(names, starts, sizes, *numbered(rows), stored=tuple(array.stored for array in arrays))
+        stored = tuple(array.stored for array in arrays)
+        return ShardIndex(names, starts, sizes, *numbered(rows), stored=stored, unread=unread_of(unread or {}))
 
 
 class _NpyReader(StridedReader):
@@ -205,16 +206,18 @@ class _SafetensorsReader(StridedReader):
             self.fail(8, "JSON that names tensors", str(error))
         rows: int | None = None
         arrays = []
+        unread: dict[str, str] = {}
         for name, tensor in tensors.items():
             array = self._tensor(name, tensor, 8 + size)
             if array is None:
+                unread[name] = f"a tensor of {tensor.dtype} without dimensions"
                 continue
             rows = tensor.shape[0] if rows is None else rows
             if rows != tensor.shape[0]:
                 expected = f"tensors with a row for each sample, {rows} as the first has"
                 self.fail(8, expected, f"{name!r} of {tensor.shape}")
             arrays.append(array)
-        return self.laid(sorted(arrays, key=lambda array: array.at), rows or 0)
+        return self.laid(sorted(arrays, key=lambda array: array.at), rows or 0, unread)
 
     def _tensor(self, name: str, tensor: _Tensor, base: int) -> StridedArray | None:
         """Return a tensor that can be a field; None: it is none."""

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from feedd.decode.absent import HAS, places_of
-from feedd.decode.formats.framing import ShardReader, field_names, numbered
+from feedd.decode.formats.framing import ShardReader, field_names, numbered, unread_of
 from feedd.decode.stored import parse_stored
 from feedd.values import ShardIndex
 
@@ -32,8 +32,6 @@ NOWHERE: Final = -1
 
 NOTES_MAX: Final = 16
 NOTE_CHARS_MAX: Final = 80
-UNREAD_MAX: Final = 4096
-UNREAD_CHARS_MAX: Final = 200
 
 _END_BYTES: Final = 4 + len(MAGIC)
 _FOOT_BYTES_MAX: Final = 16 << 20
@@ -125,7 +123,7 @@ class _Reader(ShardReader):
         stored = tuple(column.stored for column in columns)
         keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
         notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
-        unread = tuple((name[:UNREAD_CHARS_MAX], kind[:UNREAD_CHARS_MAX]) for name, kind in foot.unread[:UNREAD_MAX])
+        unread = unread_of(dict(foot.unread))
         return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes, unread=unread)
 
     def _foot(self) -> tuple[TableFoot, int]:

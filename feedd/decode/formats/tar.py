@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.formats.framing import Cells, ShardReader
+from feedd.decode.formats.framing import UNREAD_MAX, Cells, ShardReader, unread_of
 from feedd.errors import BadShard
 from feedd.values import ShardIndex
 
@@ -57,13 +57,14 @@ class _Columns(Cells):
     fields: dict[bytes, int] = field(default_factory=dict)  # extension as written -> column
     names: list[str] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    others: dict[str, str] = field(default_factory=dict)  # members whose names have no extension
     present: int = 0  # columns the current sample has, a bit each
 
     def index(self, reader: _Reader) -> ShardIndex:
         starts, sizes = self.tables(reader, len(self.names), len(self.keys))
         keys = [key if key.isascii() else key.decode("utf-8", "replace").encode() for key in self.keys]
         key_ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), dtype=np.int64)
-        return ShardIndex(tuple(self.names), starts, sizes, b"".join(keys), key_ends)
+        return ShardIndex(tuple(self.names), starts, sizes, b"".join(keys), key_ends, unread=unread_of(self.others))
 
 
 class TarFormat:
@@ -233,6 +234,8 @@ class _Reader(ShardReader):
             dot = path.find(b".", slash)
             # dot == -1: no extension; dot == slash: hidden; "name.x/" is how V7 tar wrote a directory.
             if dot <= slash or slash == len(path) or (path.startswith(b"__") and _META.match(path)):
+                if dot < 0 and slash < len(path) and len(columns.others) < UNREAD_MAX:
+                    columns.others[path.decode("utf-8", "replace")] = "a member of a tar without an extension"
                 continue
             key, extension = path[:dot], path[dot + 1 :]
             column = fields.get(extension)

@@ -74,7 +74,7 @@ class _Reader(StridedReader):
             ) from error
         except _BROKEN as error:
             self.fail(0, "a file as torch.save writes it since 1.6", f"{type(error).__name__} {error}")
-        return self._rows(root, members, dict(_tensors(held)))
+        return self._rows(root, members, dict(_tensors(held)), _others(held))
 
     def _root(self, members: dict[str, zipfile.ZipInfo]) -> str:
         roots = [name.removesuffix(_PICKLE) for name in members if name.endswith(_PICKLE)]
@@ -101,7 +101,9 @@ class _Reader(StridedReader):
             self.fail(at, f"{info.file_size} bytes of {info.filename!r}", f"{len(self._data) - start}")
         return start
 
-    def _rows(self, root: str, members: dict[str, zipfile.ZipInfo], tensors: dict[str, TensorView]) -> ShardIndex:
+    def _rows(
+        self, root: str, members: dict[str, zipfile.ZipInfo], tensors: dict[str, TensorView], others: dict[str, str]
+    ) -> ShardIndex:
         if not tensors:
             raise BadShard("expected tensors with rows, got none", object=self._url, hint=_HINT, stage="decode")
         first, tensor = next(iter(tensors.items()))
@@ -113,7 +115,7 @@ class _Reader(StridedReader):
         arrays = [
             self._array(name, one, members.get(f"{root}/data/{one.storage.key}")) for name, one in tensors.items()
         ]
-        return self.laid(arrays, rows)
+        return self.laid(arrays, rows, others)
 
     def _array(self, name: str, tensor: TensorView, info: zipfile.ZipInfo | None) -> StridedArray:
         if info is None:
@@ -143,3 +145,15 @@ def _tensors(held: object) -> Iterator[tuple[str, TensorView]]:
         for name, one in named.items():
             if isinstance(one, TensorView) and one.shape:
                 yield str(name), one
+
+
+def _others(held: object) -> dict[str, str]:
+    """Return what cannot be a field, and its type, by name."""
+    if isinstance(held, (list, tuple)):
+        held = {str(number): one for number, one in enumerate(held)}
+    named = held.items() if isinstance(held, dict) else ()
+    return {
+        str(name): "a tensor without dimensions" if isinstance(one, TensorView) else type(one).__name__
+        for name, one in named
+        if not (isinstance(one, TensorView) and one.shape)
+    }

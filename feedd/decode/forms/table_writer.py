@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 
 from feedd.decode.absent import ALL, HAS
+from feedd.decode.formats.framing import unread_of
 from feedd.decode.formats.table import (
     ALIGN_BYTES,
     MAGIC,
     NOTE_CHARS_MAX,
     NOTES_MAX,
     NOWHERE,
-    UNREAD_CHARS_MAX,
-    UNREAD_MAX,
     TableColumn,
     TableFoot,
     TableKeys,
@@ -153,8 +152,7 @@ class TableWriter:
 
     def leave_out(self, columns: Mapping[str, str]) -> None:
         """Keep the names and types of the object's other columns, which no field can have."""
-        some = itertools.islice(columns.items(), UNREAD_MAX)
-        self._unread = tuple((name[:UNREAD_CHARS_MAX], kind[:UNREAD_CHARS_MAX]) for name, kind in some)
+        self._unread = unread_of(columns)
 
     def finish(self) -> str:
         """Write the foot; return the name of the format."""
