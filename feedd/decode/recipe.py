@@ -66,6 +66,7 @@ _DEFAULTS: Final = {
 }
 _EXTRAS: Final = {"audio": ("audio", "soundfile", "soxr"), "tokenize": ("text", "tokenizers")}
 """Extra and modules that a codec needs: missed at open, and not by the first worker."""
+_SUGGESTED_CHARACTERS: Final = 64
 _PADDED: Final = ("array", "audio", "bytes", "image", "npy", "tokenize")
 """Codecs whose samples may differ in shape."""
 _DEFAULT_CODEC: Final = {extension: codec for codec, extensions in _DEFAULTS.items() for extension in extensions}
@@ -160,7 +161,8 @@ def _known(codec: str) -> str:
 def _check_codec(name: str, codec: object) -> None:
     if not isinstance(codec, str) or (codec not in CODECS and codec not in known_codecs()):
         known = ", ".join(known_codecs())
-        near = difflib.get_close_matches(str(codec), known_codecs(), 1, 0.5)
+        shown = codec[:_SUGGESTED_CHARACTERS] if isinstance(codec, str) else ""  # looked up in time by its square
+        near = difflib.get_close_matches(shown, known_codecs(), 1, 0.5)
         raise BadRecipe(
             f"expected one of the codecs {known}, got {codec!r}",
             object=name,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from feedd.plan import litdata
-from feedd.plan.counts import SAMPLES_MAX, decoded, folder_of, is_index
+from feedd.plan.counts import SAMPLES_MAX, decoded, each, folder_of, is_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -75,7 +75,7 @@ class _MdsShard(msgspec.Struct):
 
 class _Mds(msgspec.Struct):
     version: int
-    shards: list[_MdsShard]
+    shards: list[msgspec.Raw]
 
 
 class _WidsShard(msgspec.Struct):
@@ -86,7 +86,7 @@ class _WidsShard(msgspec.Struct):
 
 class _Wids(msgspec.Struct):
     wids_version: int
-    shardlist: list[_WidsShard]
+    shardlist: list[msgspec.Raw]
 
 
 class _Split(msgspec.Struct):
@@ -112,7 +112,7 @@ def _mosaic(data: bytes) -> Iterator[Claim]:
     if file.version != 2:
         raise ValueError(f"expected an index of version 2, got {file.version}")
     readers: dict[str, str] = {}  # one text for all shards that have it
-    for shard in file.shards:
+    for shard in each(file.shards, _MdsShard):
         reader = shard.reader()
         reader = readers.setdefault(reader, reader)
         if shard.raw_data is not None:
@@ -125,7 +125,9 @@ def _wids(data: bytes) -> Iterator[Claim]:
     file = decoded(data, _Wids)
     if file.wids_version != 1:
         raise ValueError(f"expected an index of version 1, got {file.wids_version}")
-    for shard in file.shardlist:  # it may name them as they lay where it was made: looked for here by their last name
+    for shard in each(
+        file.shardlist, _WidsShard
+    ):  # it may name them as they lay where it was made: looked for here by their last name
         yield Claim(shard.url.rpartition("/")[2], shard.filesize, shard.nsamples)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from feedd.values import ObjectRef
 
@@ -24,6 +24,14 @@ VERSION = 1
 SAMPLES_MAX = 1 << 40  # of a shard: more is no count
 
 _T = TypeVar("_T")
+
+
+class _Columns(msgspec.Struct, forbid_unknown_fields=False):
+    version: int
+    key: msgspec.Raw
+    size_bytes: msgspec.Raw
+    etag: msgspec.Raw
+    sample_count: msgspec.Raw
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=False):
@@ -73,7 +81,7 @@ def render(rows: Iterable[Row]) -> bytes:
     )
 
 
-def decoded(data: bytes, kind: type[_T], *, strict: bool = True) -> _T:
+def decoded(data: bytes | msgspec.Raw, kind: type[_T], *, strict: bool = True) -> _T:
     """Return JSON that nobody vouches for.
 
     Raises:
@@ -85,19 +93,35 @@ def decoded(data: bytes, kind: type[_T], *, strict: bool = True) -> _T:
         raise ValueError(f"expected an index, got {error}") from error
 
 
+def each(raws: Iterable[msgspec.Raw], kind: type[_T]) -> Iterator[_T]:
+    """Yield elements of a list of JSON, one after another: all at once is a call that no other thread gets through.
+
+    Raises:
+        ValueError: one is not of that kind; one line.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    for raw in raws:
+        try:
+            yield decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"expected an index, got {error}") from error
+
+
 def parse(data: bytes) -> list[Row]:
     """Return the rows of a file; nothing in it is trusted.
 
     Raises:
         ValueError: it is not such a file; says what is wrong with it.
     """
-    file = decoded(data, _File)
+    file = decoded(data, _Columns)  # a column at a time: see ``each``
     if file.version != VERSION:
         raise ValueError(f"expected an index of version {VERSION}, got {file.version}")
-    columns = (file.key, file.size_bytes, file.etag, file.sample_count)
+    texts = [decoded(column, list[str]) for column in (file.key, file.etag)]
+    sizes, counts = (decoded(column, list[int]) for column in (file.size_bytes, file.sample_count))
+    columns = (texts[0], sizes, texts[1], counts)
     if len({len(column) for column in columns}) != 1:
         raise ValueError("expected columns of one length, got others")
-    if any(not 0 <= count < SAMPLES_MAX for count in file.sample_count):
+    if any(not 0 <= count < SAMPLES_MAX for count in counts):
         raise ValueError("expected counts of samples, got numbers that are none")
     return [Row(*row) for row in zip(*columns, strict=True)]
 

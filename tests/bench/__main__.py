@@ -21,6 +21,7 @@ from tests.bench import (
     fault_table,
     first_batch,
     handoff,
+    held,
     ingest,
     jpeg,
     lag,
@@ -60,6 +61,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "parts": parts.run,
     "ranks": ranks.run,
     "restart": restart.run,
+    "held": held.run,
 }
 _QUICK_ROUNDS = 1
 _DEFAULT_ROUNDS = 5
