@@ -10,6 +10,8 @@ import pytest
 from feedd.decode.forms.columns import head_params, is_head, typed_by, typed_params
 from feedd.decode.forms.long_params import PARAMS_BYTES_MAX, _Kept, for_worker, spelled
 from feedd.decode.forms.registry import split
+from feedd.decode.make_call import MakeCall
+from feedd.decode.work import MakeTask
 from feedd.errors import BadRecipe, Internal
 from tests.fakes.feeding import batches, feeding
 from tests.unit.pipeline.test_typed import bad, floats
@@ -54,6 +56,8 @@ def test_long_parameters_stand_for_what_they_were() -> None:
     assert is_head(head_params(params))
     assert typed_by(head_params(params)).types == types
     assert for_worker("csv:rows") == "csv:rows"
+    task = MakeTask(f"csv:{params}", "s3://b/k", 1, (), -1, -1, 0, 1, 1, 1)
+    assert told.encode() in MakeCall(task).packet(range(1), 1)
 
 
 def test_more_than_a_worker_can_be_told_is_an_error() -> None:
