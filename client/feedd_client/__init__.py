@@ -23,6 +23,7 @@ from feedd_client.errors import (
     BadRequestError,
     BadSampleError,
     BadShardError,
+    BatchesHeldError,
     CacheError,
     DaemonError,
     DaemonStartError,
@@ -43,7 +44,7 @@ from feedd_client.errors import (
 )
 from feedd_client.normalize import Normalize
 from feedd_client.topology import Topology
-from feedd_client.values import Ragged, Shuffle, Source
+from feedd_client.values import Batch, Ragged, Shuffle, Source
 
 __all__ = [
     "AccessDenied",
@@ -53,6 +54,8 @@ __all__ = [
     "BadRequestError",
     "BadSampleError",
     "BadShardError",
+    "Batch",
+    "BatchesHeldError",
     "CacheError",
     "DaemonError",
     "DaemonStartError",

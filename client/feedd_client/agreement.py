@@ -99,18 +99,20 @@ def answers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        _log.debug("torch.distributed said: %s", error)
         raise RanksDisagree(
             f"expected all ranks to answer, got {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             hint="another rank ended: see its error. Every rank must iterate; for one that reads by itself pass"
             " topology=Topology()",
-        ) from error
+        ) from None
 
 
 class Join:
     """Settles for each step, ``lookahead`` steps ahead, whether every rank has it: all ranks end together.
 
     Every rank posts equally often in a pass, however it ends: what one rank posts and another does not would be
-    answered by the other's next pass. Used by one thread; ``leave`` by any.
+    answered by the other's next pass. Used by one thread; ``leave`` by any, also by finalizers, which may run in the
+    middle of ``post``: it never waits for the guard. Who holds that posts what was asked for meanwhile.
     """
 
     def __init__(self, agreement: Agreement, lookahead: int) -> None:
@@ -120,6 +122,7 @@ class Join:
         self._step = 0
         self._posted_count = 0
         self._left = False
+        self._leave_after: deque[int] = deque()
         self._guard = threading.Lock()
 
     @property
@@ -134,11 +137,14 @@ class Join:
             RanksDisagree: this rank has left the pass.
         """
         step = self._step + len(self._posted)
-        with self._guard:
-            if self._left:
-                raise RanksDisagree("expected a pass that goes on, got one this rank has left")
-            self._posted_count += 1
-            tensor, work = self._agreement.least([_OVER if rows == AT_END else rows + 1, step, -step])
+        try:
+            with self._guard:
+                if self._left:
+                    raise RanksDisagree("expected a pass that goes on, got one this rank has left")
+                self._posted_count += 1
+                tensor, work = self._agreement.least([_OVER if rows == AT_END else rows + 1, step, -step])
+        finally:
+            self._leave()
         self._posted.append((step, tensor, work))
 
     def settle(self) -> int:
@@ -175,8 +181,21 @@ class Join:
         Args:
             step_count: most steps any rank may have settled by now, the same on all ranks that break together.
         """
-        with self._guard, contextlib.suppress(RanksDisagree, ValueError):  # the group may be destroyed already
-            self._left = True
+        self._leave_after.append(step_count)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Post what ``leave`` asked for, unless somebody holds the guard: they look again once they let go of it."""
+        while self._leave_after and self._guard.acquire(blocking=False):
+            try:
+                while self._leave_after:
+                    self._post_left(self._leave_after.popleft())
+            finally:
+                self._guard.release()
+
+    def _post_left(self, step_count: int) -> None:
+        self._left = True
+        with contextlib.suppress(RanksDisagree, ValueError):  # the group may be destroyed already
             while self._posted_count < step_count + self.lookahead + 1:
                 step = self._posted_count
                 self._posted_count += 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch.utils.data import get_worker_info
 
 from feedd_client.errors import Draining, ResourceError
+from feedd_client.lifetime import StopSign
 from feedd_client.opener import Consumer, Opener
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Asker:
         opener = Opener(self._options, Consumer(topology), runtime.connect, runtime.drop_channel, uneven)
         opener.expect = fingerprint
         retry = (Draining, ResourceError)
-        session = opener.open(epoch, self._options.open_timeout_s, retry, threading.Event())
+        session = opener.open(epoch, self._options.open_timeout_s, retry, StopSign())
         try:
             yield session, topology
         finally:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd_client import shm
 from feedd_client.errors import DaemonStartError
-from feedd_client.transport import answers, parse_address, probe
+from feedd_client.transport import UDS_PATH_MAX, answers, parse_address, probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("feedd_client")
 DEFAULT_ADDRESS: Final = "unix:///run/feedd/feedd.sock"
 ADDRESS_VARIABLE: Final = "FEEDD_ADDRESS"
+_CACHE_VARIABLE: Final = "FEEDD_CACHE__DIR"
 EPHEMERAL_VARIABLE: Final = "FEEDD_EPHEMERAL_ADDRESS"  # set beside the other: "that one we started ourselves"
 START_TIMEOUT_S: Final = 60.0
 STALE_AFTER_S: Final = 3600.0
-_UDS_PATH_MAX: Final = 100  # the kernel's 108, less ".arena"
 _LOG_LINES: Final = 15
 
 _children: list[subprocess.Popen[bytes]] = []  # kept, so that an ended daemon is reaped and none is warned about
@@ -85,13 +85,13 @@ def base_dir(env: Mapping[str, str]) -> Path:
     runtime = env.get("XDG_RUNTIME_DIR")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
     path = parent / f"feedd-{os.getuid()}"
-    if len(os.fsencode(path)) > _UDS_PATH_MAX - len("/0123456789abcdef/feedd.sock"):
+    if len(os.fsencode(path)) > UDS_PATH_MAX - len("/0123456789abcdef/feedd.sock"):
         raise DaemonStartError("expected a shorter path for a Unix socket", object=str(path), hint="set TMPDIR=/tmp")
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         stat = path.lstat()
     except OSError as error:
-        raise DaemonStartError(f"expected a writable directory, got {error}", object=str(path)) from error
+        raise DaemonStartError(f"expected a writable directory, got {error}", object=str(path)) from None
     if stat.st_uid != os.getuid() or stat.st_mode & 0o077 or path.is_symlink():
         raise DaemonStartError(
             f"expected a directory of this user only, got uid {stat.st_uid} mode {stat.st_mode & 0o777:o}",
@@ -116,8 +116,13 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
         with _locked(directory / "lock"):
             if not _try_hold(socket_path):
                 log_path = _start(address, socket_path)
-                why = f"no feedd at {DEFAULT_ADDRESS} ({reason})" if reason else "the former one ended"
-                _log.warning("%s: started one for this process tree at %s (log: %s)", why, address, log_path)
+                _log.log(
+                    logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # said in any case, once
+                    "started a feedd daemon for this job%s; it ends with the job%s. Log: %s",
+                    "" if reason else ", because the former one ended",
+                    "" if _CACHE_VARIABLE in os.environ else f", its cache too unless {_CACHE_VARIABLE} is set",
+                    log_path,
+                )
     os.environ[ADDRESS_VARIABLE] = os.environ[EPHEMERAL_VARIABLE] = address
     return address
 

@@ -11,14 +11,12 @@ import torch
 
 from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.errors import ProtocolError
-from feedd_client.values import Ragged
+from feedd_client.values import Batch, Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    from feedd_client.values import Batch
 
     Payload: TypeAlias = NDArray[np.uint8]
     Decoder: TypeAlias = Callable[[Payload, pb.FieldRegion, int], Any]
@@ -51,12 +49,14 @@ class BatchDecoder:
         if len(regions) != len(self._decoders):
             raise ProtocolError(f"expected {len(self._decoders)} regions, got {len(regions)}")
         try:
-            return {
-                name: decode(payload, region, rows)
-                for (name, decode), region in zip(self._decoders, regions, strict=True)
-            }
+            return Batch(
+                {
+                    name: decode(payload, region, rows)
+                    for (name, decode), region in zip(self._decoders, regions, strict=True)
+                }
+            )
         except (TypeError, ValueError, IndexError) as error:  # numpy's words for a region outside the payload
-            raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got {error}") from error
+            raise ProtocolError(f"expected every field within {payload.shape[0]} bytes, got {error}") from None
 
 
 def first_time(message: pb.Batch) -> torch.Tensor:
@@ -93,8 +93,8 @@ def _dtype(spec: pb.TensorSpec) -> np.dtype[Any]:
     try:
         dtype = np.dtype(spec.dtype)
         torch.from_numpy(np.empty(0, dtype))
-    except TypeError as error:
-        raise ProtocolError(f"expected a dtype torch has, got {spec.dtype!r}", object=spec.name) from error
+    except TypeError:
+        raise ProtocolError(f"expected a dtype torch has, got {spec.dtype!r}", object=spec.name) from None
     return dtype
 
 

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from feedd_client import accelerated
 from feedd_client import state as states
 from feedd_client.asking import Asker
 from feedd_client.epochs import Epochs
 from feedd_client.errors import BadOptionError
 from feedd_client.feeder import Feeder
 from feedd_client.iterator import BatchIterator, FeedIterator, PassHooks, PassPlan, SampleIterator, inherited
+from feedd_client.leases import COPY_BYTES, HeldCopies
 from feedd_client.opener import Consumer, Opener
-from feedd_client.options import FeedOptions, parse_shuffle, parse_sources, parse_urls
+from feedd_client.options import FeedOptions, explain_keywords, parse_shuffle, parse_sources, parse_urls
 from feedd_client.passes import Ranks
 from feedd_client.policy import parse_policy
 from feedd_client.recipe import encode_fields
@@ -33,15 +35,56 @@ if TYPE_CHECKING:
     from feedd_client.values import Shuffle, Source
 
 # No state to resume from, no number of steps known, no last step.
-_NOTHING: Final[tuple[states.Resume | None, int | None, int | None]] = (None, None, None)
+_NOTHING: Final[tuple[states.Resume | None, int | None, int | None, bool, bool]] = (None, None, None, False, False)
 
 
-class FeedDataset(IterableDataset[Any]):
+class _OfProcess(IterableDataset[Any]):
+    """What of a dataset is its process' own, and is made anew where the dataset comes to by fork or pickling."""
+
+    _options: FeedOptions
+    _address: str | None
+    _topology: Topology | None
+
+    @property
+    def yields_batches(self) -> bool:
+        """Whether it yields batches, not single samples."""
+        return self._options.batch_size is not None
+
+    @property
+    def replicas(self) -> int:
+        """Consecutive ranks that read the same batches."""
+        return self._options.replicas
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_runtime", "_ranks", "_stats", "_asker"):
+            del state[name]
+        state["_topology"] = self._ranks.local_topology()  # a spawned worker has no process group to ask
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset_process_state()
+
+    def __del__(self) -> None:
+        if "_runtime" in self.__dict__ and not sys.is_finalizing():
+            self._runtime.close()  # under its lock there are only assignments: nobody waits there
+
+    def _reset_process_state(self) -> None:
+        accelerated.adapt(_OfProcess)
+        self._runtime = Runtime(self._address, HeldCopies(self._options.copy_bytes))
+        self._ranks = Ranks(self._options, self._topology)
+        self._stats = LoaderStats()
+        self._asker = Asker(self._options, self._ranks, self._runtime)
+
+
+class FeedDataset(_OfProcess):
     """Decoded batches of a dataset, leased from the feedd daemon of this node.
 
-    Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory:
-    valid until the next one is asked for, unless ``copy=True``. The constructor validates and opens nothing, so
-    datasets may be pickled and forked; each process opens its own channel when it iterates.
+    Iterating yields ``dict[str, Tensor | Ragged | list]`` batches. A host batch is a view of shared memory and
+    stays valid as long as any of its tensors is held; where all slots are held, further batches are private copies.
+    The constructor validates and opens nothing, so datasets may be pickled and forked; each process opens its own
+    channel when it iterates.
 
     One object is one dataset: once opened, every further pass must find the same objects, or is an error.
 
@@ -87,6 +130,8 @@ class FeedDataset(IterableDataset[Any]):
         topology: where this process stands; None: torch.distributed or the launcher's variables.
         keys: add ``"__key__"`` and ``"__url__"``.
         copy: yield private copies.
+        copy_bytes: of private copies that are made because the trainer holds all slots of shared memory; more of them
+            at once is an error.
         prefetch: batches in shared memory at once; the daemon may grant fewer, and up to 16 of small batches of
             numbers (4 MiB of them). None: the daemon chooses, about 64 MiB of them, between 4 and 64.
         bad_samples: what becomes of samples that cannot be decoded or are not of the dataset's schema. "error": the
@@ -114,6 +159,7 @@ class FeedDataset(IterableDataset[Any]):
         BadOptionError: an argument that cannot work.
     """
 
+    @explain_keywords
     def __init__(
         self,
         url: str | Sequence[str] | Source | Sequence[Source],
@@ -134,6 +180,7 @@ class FeedDataset(IterableDataset[Any]):
         topology: Topology | None = None,
         keys: bool = False,
         copy: bool = False,
+        copy_bytes: int = COPY_BYTES,
         prefetch: int | None = None,
         bad_samples: BadSamples | None = None,
         max_bad_samples: int | None = None,
@@ -143,7 +190,6 @@ class FeedDataset(IterableDataset[Any]):
         reconnect_timeout_s: float = 300.0,
         stall_timeout_s: float = 120.0,
     ) -> None:
-        super().__init__()
         sources = parse_sources(url)
         self._options = FeedOptions(
             urls=() if sources else parse_urls(url),
@@ -159,6 +205,7 @@ class FeedDataset(IterableDataset[Any]):
             share=share,
             keys=keys,
             copy=copy,
+            copy_bytes=copy_bytes,
             prefetch=prefetch,
             samples=parse_policy(bad_samples, max_bad_samples, filter),
             open_timeout_s=open_timeout_s,
@@ -170,14 +217,14 @@ class FeedDataset(IterableDataset[Any]):
             decoded_cache=decoded_cache,
         )
         self.batch_size, self._address, self._topology = batch_size, checked_address(address), topology
-        self._position, self._fingerprint, self._asked_steps, self._done = Position(), b"", False, False
-        self._epochs, self._standing = Epochs(), dict[str, int]()
-        self._resume, self._known_steps, self._last_step = _NOTHING
+        self._epochs, self._position, self._fingerprint, self._standing = Epochs(), Position(), b"", dict[str, int]()
+        self._resume, self._known_steps, self._last_step, self._asked_steps, self._done = _NOTHING
         self._reset_process_state()
 
     # ------------------------------------------------------------------ what users call
 
     def __iter__(self) -> Iterator[Any]:
+        accelerated.refuse_dealing()
         if _siblings_have_more(self._resume, self._epochs, self._options.open_timeout_s):
             self._resume = None
             return iter(self._end_at_once, None)
@@ -221,6 +268,7 @@ class FeedDataset(IterableDataset[Any]):
         """
         if epoch < 0:
             raise BadOptionError(f"expected an epoch >= 0, got {epoch}", object="epoch")
+        accelerated.refuse_dealing()
         info = get_worker_info()
         self._epochs.set(epoch, None if info is None else info.id)
         if self._position.epoch != epoch:
@@ -257,21 +305,6 @@ class FeedDataset(IterableDataset[Any]):
         """Close what is open; also done when the dataset goes away. It may be iterated again."""
         self._runtime.close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for name in ("_runtime", "_ranks", "_stats", "_asker"):
-            del state[name]
-        state["_topology"] = self._ranks.local_topology()  # a spawned worker has no process group to ask
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._reset_process_state()
-
-    def __del__(self) -> None:
-        if "_runtime" in self.__dict__ and not sys.is_finalizing():
-            self._runtime.close()
-
     # ------------------------------------------------------------------ what DeviceLoader calls
 
     def start_pass(self, *, copy: bool, pinned: bool = False) -> FeedIterator[Any]:
@@ -291,20 +324,20 @@ class FeedDataset(IterableDataset[Any]):
         uneven = ranks.uneven(consumer.topology, in_worker=in_worker)
         start = states.begin(self._resume, self._epochs.current(worker_id), consumer, self._options)
         opener = Opener(self._options, consumer, runtime.connect, runtime.drop_channel, uneven, pinned=pinned)
-        feeder = Feeder(opener, self._options, consumer, self._stats)
+        feeder = Feeder(opener, self._options, consumer, self._stats, self._runtime.copies)
         try:
             feeder.start(start, runtime.borrow(pinned=pinned), self._fingerprint, first=not self._epochs.begun)
             self._epochs.begin()
             if uneven == "auto" and feeder.uneven == "join":
                 ranks.check_join(consumer.topology, in_worker=in_worker)
-            # A queue pickles workers' batches later, and single samples are collected: no view would last that long.
+            # Of single samples that are collected, each would hold a whole slot.
             single = self._options.batch_size is None and not pinned
             plan = PassPlan(copy=copy or in_worker or single, skip_rows=start.row)
             if not in_worker:
                 plan = ranks.agree(plan, feeder, start, consumer.topology)
         except BaseException:
             feeder.interrupt()
-            runtime.give_back(feeder.close(None))
+            runtime.give_back(feeder.close())
             raise
         assert feeder.session is not None
         self._fingerprint, self._standing = feeder.session.granted.fingerprint, states.standing(consumer, self._options)
@@ -320,6 +353,7 @@ class FeedDataset(IterableDataset[Any]):
             commit=lambda position: self.commit(position, worker_id),
             finish=lambda epoch, steps: self.finish_epoch(epoch, steps, worker_id),
             retire=runtime.give_back,
+            leave=runtime.left.append,
         )
         kind: type[FeedIterator[Any]] = SampleIterator if self._options.batch_size is None else BatchIterator
         return kind(feeder, plan, hooks, self._stats)
@@ -355,12 +389,6 @@ class FeedDataset(IterableDataset[Any]):
         """Forget how many steps the last epoch had, where another epoch may have others."""
         if self._options.lengths_vary:
             self._known_steps, self._asked_steps = None, False
-
-    def _reset_process_state(self) -> None:
-        self._runtime = Runtime(self._address)
-        self._ranks = Ranks(self._options, self._topology)
-        self._stats = LoaderStats()
-        self._asker = Asker(self._options, self._ranks, self._runtime)
 
 
 def _siblings_have_more(resume: states.Resume | None, epochs: Epochs, timeout_s: float) -> bool:

@@ -16,6 +16,7 @@
     ├── ``CacheError``
     ├── ``DataError`` ── ``BadShardError``, ``BadSampleError``
     ├── ``ResourceError``        no slots or memory for this now
+    ├── ``BatchesHeldError``     the trainer holds more batches than memory was set aside for
     ├── ``Draining``             the daemon is going away
     ├── ``RanksDisagree``        ranks see different data, or stand at different steps
     └── ``DaemonError``          a defect of the daemon
@@ -138,6 +139,10 @@ class ResourceError(FeedError):
     """The daemon has no slots, memory or file descriptors for this now."""
 
     reconnect = True
+
+
+class BatchesHeldError(FeedError):
+    """The trainer holds every slot of shared memory, and as many private copies as ``copy_bytes`` lets it."""
 
 
 class Draining(FeedError):

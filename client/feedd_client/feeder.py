@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from feedd_client.agreement import AT_END
@@ -17,12 +17,14 @@ from feedd_client.errors import (
     ProtocolError,
     ResourceError,
 )
+from feedd_client.lifetime import StopSign
 from feedd_client.opener import BACKOFF_FIRST_S, BACKOFF_MAX_S
-from feedd_client.session import Lease, Position, Session, Stream, anchors_of
+from feedd_client.session import Position, Session, Stream, anchors_of
 from feedd_client.stall import StallWatch, heartbeat_s
 
 if TYPE_CHECKING:
     from feedd_client._wire import feedd_pb2 as pb
+    from feedd_client.leases import HeldCopies, Lease, Payload
     from feedd_client.opener import Consumer, Opener
     from feedd_client.options import FeedOptions
     from feedd_client.stats import LoaderStats
@@ -32,10 +34,35 @@ _log: Final = logging.getLogger("feedd_client")
 _FRUITLESS_MAX: Final = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a pass leaves behind: a session, perhaps for another pass, and its stream."""
+
+    session: Session
+    stream: Stream | None
+    failed: bool
+
+    def abandon(self) -> None:
+        """Have the daemon end the stream. Takes no lock, for finalizers."""
+        if self.stream is not None:
+            self.stream.abandon()
+
+    def settle(self) -> Session | None:
+        """End the stream; return the session if another pass can use it, else close it."""
+        if self.stream is not None:
+            self.stream.finish()
+            if not self.failed:
+                return self.session
+        self.session.close()
+        return None
+
+
 class Feeder:
     """The leases of one pass, in order. Used by one thread; ``interrupt`` by any."""
 
-    def __init__(self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats) -> None:
+    def __init__(
+        self, opener: Opener, options: FeedOptions, consumer: Consumer, stats: LoaderStats, copies: HeldCopies
+    ) -> None:
         self.session: Session | None = None
         self.ended: pb.EndOfEpoch | None = None
         self.known_steps: int | None = None
@@ -43,13 +70,14 @@ class Feeder:
         self._options = options
         self._consumer = consumer
         self._stats = stats
+        self._copies = copies
         self._ready: deque[Lease] = deque()
         self._stream: Stream | None = None
         self._unproven = False  # the session served an earlier pass; it may have ended since
         self._failed = False
         self._lost_at_s: float | None = None
         self._fruitless_count = 0
-        self._stop = threading.Event()
+        self._stop = StopSign()
         self._watch = StallWatch(options.stall_timeout_s)
         self._next = Position()
 
@@ -82,11 +110,6 @@ class Feeder:
     def replaces(self) -> bool:
         """Whether samples may take the place of bad ones."""
         return self._options.samples.replaces
-
-    @property
-    def next_step(self) -> int:
-        """The first step not taken."""
-        return self._next.step
 
     @property
     def next_position(self) -> Position:
@@ -153,47 +176,50 @@ class Feeder:
         self._next = Position(cursor.epoch, step, anchors_of(cursor))
         return lease
 
-    def give_back(self, lease: Lease) -> None:
-        """Return a batch now: its memory may change from here on."""
-        if self._stream is not None:  # a lost stream's slots went with its session
-            self._stream.give_back(lease)
+    def hand_out(self, lease: Lease, *, private: bool, reserved: int) -> Payload:
+        """Return the memory of a batch for the trainer to keep: the slot itself, or a copy.
 
-    def flush(self) -> None:
-        """Send what was given back."""
+        Args:
+            lease: the batch; nothing else may refer to its payload.
+            private: a copy in any case.
+            reserved: slots the daemon needs to go on: where the trainer holds all others, it gets a copy.
+
+        Raises:
+            BatchesHeldError: the trainer holds all slots, and as many copies as it may.
+        """
+        assert self._stream is not None
+        return self._stream.hand_out(lease, None if private else self._copies, reserved)
+
+    def collect(self, *, at_once: bool = False) -> None:
+        """Return the slots of batches nobody holds any more, with the next request or by one of their own."""
         if self._stream is not None:
-            self._stream.flush()
+            self._stream.collect()
+            if at_once:
+                self._stream.flush()
 
     def interrupt(self) -> None:
         """Make a blocked call of the other thread raise."""
         self._stop.set()
-        stream = self._stream
-        if stream is not None:
+        if (stream := self._stream) is not None:
             stream.cancel()
 
-    def close(self, last: Lease | None) -> Session | None:
-        """End the pass; return the session if another pass can use it.
-
-        Args:
-            last: the batch the user may still be looking at; its slot goes back when its tensors died.
-        """
+    def let_go(self) -> Remains | None:
+        """End the pass without waiting for anybody; return what is to be settled. Takes no lock, for finalizers."""
         stream, session = self._stream, self.session
         self._stream = self.session = None
         self._watch.stop()
         if session is None:
             return None
-        if last is not None:
-            session.give_back_with(last)
-        if stream is None:
-            session.close()
-            return None
-        for lease in (*self._ready, *stream.ready):
-            session.forget(lease)
+        if stream is not None:
+            for lease in (*self._ready, *stream.ready):
+                session.forget(lease)
         self._ready.clear()
-        stream.finish()
-        if self._failed:
-            session.close()
-            return None
-        return session
+        return Remains(session, stream, self._failed)
+
+    def close(self) -> Session | None:
+        """End the pass; return the session if another pass can use it. Batches stay valid."""
+        remains = self.let_go()
+        return None if remains is None else remains.settle()
 
     def _adopt(self, session: Session) -> None:
         expected, got = self._opener.expect, session.granted.fingerprint

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd_client.agreement import Join
-    from feedd_client.feeder import Feeder
-    from feedd_client.session import Lease, Session
+    from feedd_client.feeder import Feeder, Remains
+    from feedd_client.session import Session
     from feedd_client.shm import Mapping
     from feedd_client.stats import LoaderStats
 
@@ -47,6 +47,11 @@ class PassPlan:
     step_limit: int | None = None
     skip_rows: int = 0
 
+    @property
+    def reserved_slots(self) -> int:
+        """Slots that are never the trainer's: where batches are looked at ahead of their turn, and one to go on."""
+        return 1 if self.join is None else 1 + self.join.lookahead
+
 
 @dataclass(frozen=True, slots=True)
 class PassHooks:
@@ -56,11 +61,13 @@ class PassHooks:
         commit: the trainer took everything before this position.
         finish: the trainer saw the end of this epoch, after that many steps of the rank.
         retire: the pass is over; the session, if it can serve another.
+        leave: the pass was dropped; what it left is to be settled. Called by finalizers: takes no lock.
     """
 
     commit: Callable[[Position], None]
     finish: Callable[[int, int], None]
     retire: Callable[[Session | None], None]
+    leave: Callable[[Remains], None]
 
 
 class FeedIterator(Iterator[Item], Generic[Item]):
@@ -84,11 +91,11 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._plan = plan
         self._hooks = hooks
         self._stats = stats
+        self._reserved_slots = plan.reserved_slots
         self._began_s = time.perf_counter()
-        self._lease: Lease | None = None
         self._taken_steps = 0
         self._trainer_steps: int | None = None
-        self._first_step = feeder.next_step
+        self._first_step = feeder.next_position.step
         self._left_out_counted = False
         self._closed = False
         lifetime.passes.add(self)
@@ -111,32 +118,38 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         """Take note, from a prefetching wrapper, that the trainer took everything before ``position``."""
         self._trainer_steps = position.step - self._first_step + (position.row > 0)
 
-    def return_now(self) -> None:
-        """Return the slots of batches nobody holds any more at once, instead of with the next ``next``."""
-        self._give_back_previous()
-        self._feeder.flush()
-
     def interrupt(self) -> None:
         """Make a blocked ``next`` in another thread raise; the pass is over."""
         self._leave()
         self._feeder.interrupt()
 
+    def return_now(self) -> None:
+        """Return the slots of batches nobody holds any more at once, instead of with the next ``next``."""
+        self._feeder.collect(at_once=True)
+
     def close(self) -> None:
-        """End the pass. The last batch stays valid for as long as its tensors live; idempotent."""
+        """End the pass. Batches stay valid for as long as somebody holds them; idempotent."""
+        if self._begin_to_close():
+            self._hooks.retire(self._feeder.close())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed") and not sys.is_finalizing() and self._begin_to_close():
+            remains = self._feeder.let_go()
+            if remains is not None:
+                remains.abandon()
+                self._hooks.leave(remains)
+
+    def _begin_to_close(self) -> bool:
+        """Whether the pass is to be ended now; takes no lock."""
         if self._closed:
-            return
+            return False
         self._closed = True
         if self._pid != os.getpid():
             inherited.append(self._feeder)
-            return
+            return False
         if self.end is None:
             self._leave()
-        lease, self._lease = self._lease, None
-        self._hooks.retire(self._feeder.close(lease))
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed") and not sys.is_finalizing():
-            self.close()
+        return True
 
     def _next_batch(self) -> tuple[Batch, int, int] | None:
         """Return the next batch, how many of its rows count, and how many samples are in it; None at the end."""
@@ -144,29 +157,23 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             return None
         if self._pid != os.getpid():
             raise FeedError("expected the process that began this pass, got a fork of it", hint="call iter() again")
-        self._give_back_previous()
         try:
+            self._feeder.collect()
             rows = self._agreed_rows()
             lease = self._feeder.take() if rows != AT_END else None
             if lease is None:
                 self._end()
                 return None
-            self._lease = lease
             message = lease.message
             session = self._feeder.session
             assert session is not None
-            payload = lease.payload
-            if self._plan.copy and lease.slot >= 0:
-                payload = payload.copy()
+            payload = self._feeder.hand_out(lease, private=self._plan.copy, reserved=self._reserved_slots)
             batch = session.decoder.decode(payload, message.regions, message.rows)
             if self._feeder.uneven == "pad" or self._feeder.replaces:
                 batch[VALID] = first_time(message)
         except BaseException:
             self.close()
             raise
-        if self._plan.copy:
-            del payload
-            self._give_back_previous()
         self.position = self._feeder.next_position
         self._taken_steps += 1
         known = self._feeder.known_steps
@@ -195,12 +202,6 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             steps = self._trainer_steps if self.ahead else self._taken_steps
             join.leave((steps or 0) + self.ahead)
 
-    def _give_back_previous(self) -> None:
-        lease = self._lease
-        if lease is not None:
-            self._lease = None
-            self._feeder.give_back(lease)
-
     def _end(self) -> None:
         epoch = self._feeder.epoch
         left_count = self._leftover_count()
@@ -215,7 +216,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
         self._count_left_out()
         ended = self._feeder.ended
         common = self._plan.join is not None or self._plan.step_limit is not None
-        self.end = (epoch, self._feeder.next_step if common or ended is None else ended.steps)
+        self.end = (epoch, self._feeder.next_position.step if common or ended is None else ended.steps)
         self.close()
         if self.auto_commit:
             self._hooks.finish(*self.end)
@@ -238,7 +239,7 @@ class FeedIterator(Iterator[Item], Generic[Item]):
             return 0
         known = self._feeder.known_steps
         left = self._feeder.waiting_count
-        return left if known is None else max(known - self._feeder.next_step, left)
+        return left if known is None else max(known - self._feeder.next_position.step, left)
 
 
 class BatchIterator(FeedIterator[Batch]):
@@ -278,16 +279,13 @@ class SampleIterator(FeedIterator[Sample]):
             self._hooks.commit(position)
         return sample
 
-    def return_now(self) -> None:
-        """Do nothing: the next samples may lie in the same slot, which goes back with the last of them."""
-
     def _next_samples(self) -> None:
         """Take the next batch apart.
 
         Raises:
             StopIteration: there is none.
         """
-        self._samples = iter(())  # drops the last views of the slot that is about to go back
+        self._samples = iter(())  # so that a slot nobody looks at any more goes back
         before = self._feeder.next_position
         taken = self._next_batch()
         if taken is None:

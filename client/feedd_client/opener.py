@@ -22,9 +22,9 @@ from feedd_client.errors import (
 from feedd_client.session import CLOSE_TIMEOUT_S, Session
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
+    from feedd_client.lifetime import StopSign
     from feedd_client.options import FeedOptions
     from feedd_client.topology import Topology
     from feedd_client.transport import Endpoint
@@ -74,7 +74,7 @@ class Opener:
         self._connect = connect
         self._pinned = pinned
 
-    def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: threading.Event) -> Session:
+    def open(self, epoch: int, timeout_s: float, retry: tuple[type[FeedError], ...], stop: StopSign) -> Session:
         """Open a session, trying again on the errors in ``retry`` until ``timeout_s`` is over.
 
         Once a fingerprint is known (``expect``), every further session must be of that very dataset. A daemon that said
@@ -128,7 +128,7 @@ class Opener:
                 "expected a daemon that mixes datasets (protocol 1.2), got an older one",
                 object=endpoint.address.text,
                 hint="upgrade feedd on this node",
-            ) from error
+            ) from None
 
     def _request(self, epoch: int) -> pb.OpenRequest:
         options, topology = self._options, self._consumer.topology

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec
 
 from feedd_client.errors import BadOptionError
 from feedd_client.recipe import encode_fields
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from feedd_client.policy import SamplePolicy
 
+P = ParamSpec("P")
 Mix = Literal["stratified", "sample", "batch", "batch-sample"]
 Sharding = Literal["key", "size", "replicated", "sample"]
 Uneven = Literal["drop", "pad", "repeat", "join", "allow"]
@@ -62,6 +66,7 @@ class FeedOptions:
     share: str | None
     keys: bool
     copy: bool
+    copy_bytes: int
     prefetch: int | None
     samples: SamplePolicy
     open_timeout_s: float
@@ -93,6 +98,7 @@ class FeedOptions:
         _expect(
             self.prefetch is None or _count(self.prefetch, 1), "prefetch", "a number of batches >= 1", self.prefetch
         )
+        _expect(_count(self.copy_bytes, 0), "copy_bytes", "a number of bytes >= 0", self.copy_bytes)
         _expect(isinstance(self.decoded_cache, bool), "decoded_cache", "True or False", self.decoded_cache)
         _expect(self.open_timeout_s > 0, "open_timeout_s", "seconds > 0", self.open_timeout_s)
         _expect(self.reconnect_timeout_s >= 0, "reconnect_timeout_s", "seconds >= 0", self.reconnect_timeout_s)
@@ -224,6 +230,37 @@ def parse_shuffle(shuffle: bool | Shuffle) -> Shuffle | None:  # noqa: FBT001 - 
     if not isinstance(shuffle, bool):
         raise BadOptionError(f"expected True, False or Shuffle(...), got {shuffle!r}", object="shuffle")
     return Shuffle() if shuffle else None
+
+
+_ELSEWHERE: Final = (
+    "a callable goes to DeviceLoader(dataset, transforms=[...]), which calls it with each batch; what decodes single"
+    " samples is named in fields="
+)
+_OF_OTHERS: Final = {
+    **dict.fromkeys(("transform", "transforms", "target_transform", "preprocess", "map_fn", "collate_fn"), _ELSEWHERE),
+    "num_workers": "the daemon decodes, so none are needed; DataLoader(dataset, batch_size=None) has it",
+    "pin_memory": "DeviceLoader(dataset) copies to the device without it",
+    "drop_last": 'uneven="drop" leaves out what fills no step of all ranks',
+}
+
+
+def explain_keywords(init: Callable[P, None]) -> Callable[P, None]:
+    """Have FeedDataset's constructor say what to write instead of a keyword it does not have."""
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name.replace("_", ""), [one.replace("_", "") for one in known], 1)
+                meant = [one for one in known if one.replace("_", "") in near]
+                hint = _OF_OTHERS.get(name) or (
+                    f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
+                )
+                raise TypeError(f"FeedDataset has no argument {name!r}: {hint}")
+        init(*args, **kwargs)
+
+    return checked
 
 
 def _count(value: object, least: int) -> bool:

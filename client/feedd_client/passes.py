@@ -117,13 +117,15 @@ class Ranks:
         if uneven in {"drop", "pad", "repeat"}:
             facts["number of steps"] = -1 if feeder.known_steps is None else feeder.known_steps
         steps = -1 if feeder.known_steps is None else feeder.known_steps
-        least = self._group().compare(facts, {"slots": session.slot_count, "steps": steps})
+        spread = {"slots": session.slot_count, "free slots": session.free_count, "steps": steps}
+        least = self._group().compare(facts, spread)
         if uneven != "join":
             return plan
         if least["steps"] >= 0:
             return replace(plan, step_limit=max(least["steps"] - start.step, 0))
-        # the user holds one slot and the daemon should fill another while the ones ahead wait here
-        return replace(plan, join=Join(self._group(), max(0, min(LOOKAHEAD_MAX, least["slots"] - 2))))
+        # the trainer holds one slot while it asks for another, and the daemon should fill one while those ahead wait
+        lookahead = min(LOOKAHEAD_MAX, least["slots"] - 3, least["free slots"] - 1)
+        return replace(plan, join=Join(self._group(), max(0, lookahead)))
 
     def _can_agree(self, topology: Topology) -> bool:
         return process_group_ready() and dist.get_world_size() == topology.world_size * self._options.replicas

@@ -50,5 +50,5 @@ def encode_recipe(name: str, recipe: object) -> str:
         try:
             return json.dumps(dict(recipe), sort_keys=True, separators=(",", ":"))
         except (TypeError, ValueError) as error:
-            raise BadRecipeError(f"expected a recipe JSON can express, got {error}", object=name) from error
+            raise BadRecipeError(f"expected a recipe JSON can express, got {error}", object=name) from None
     raise BadRecipeError(f"expected a recipe like 'image:224x224' or a mapping, got {recipe!r}", object=name)

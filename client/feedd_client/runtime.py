@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from typing import TYPE_CHECKING
 
 from feedd_client import lifetime
@@ -11,15 +12,26 @@ from feedd_client.autostart import resolve_address
 from feedd_client.transport import Endpoint, parse_address, probe, unreachable
 
 if TYPE_CHECKING:
+    from feedd_client.feeder import Remains
+    from feedd_client.leases import HeldCopies
     from feedd_client.session import Session
 
 
 class Runtime:
-    """Belongs to the process that made it; ``pid`` tells a fork that it must make its own."""
+    """Belongs to the process that made it; ``pid`` tells a fork that it must make its own.
 
-    def __init__(self, address: str | None) -> None:
+    Under its lock there are only assignments: they make no objects, so no finalizer runs there.
+
+    Attributes:
+        copies: what the trainer holds beside the slots of its session.
+        left: what passes left behind that were dropped without an end; settled by the next call.
+    """
+
+    def __init__(self, address: str | None, copies: HeldCopies) -> None:
         self.pid = os.getpid()
+        self.left: deque[Remains] = deque()
         self._explicit = address
+        self.copies = copies
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._idle: Session | None = None
@@ -35,11 +47,12 @@ class Runtime:
         reason = probe(address)
         if reason is not None:
             raise unreachable(address, reason)
-        with self._lock:
-            endpoint = self._endpoint
-            if endpoint is None or endpoint.address != address:
-                endpoint = self._endpoint = Endpoint(address)
-            return endpoint
+        endpoint = self._endpoint
+        if endpoint is None or endpoint.address != address:
+            endpoint = Endpoint(address)
+            with self._lock:
+                self._endpoint = endpoint
+        return endpoint
 
     def drop_channel(self) -> None:
         """Forget the channel, so that the next connect dials anew instead of waiting out a back-off."""
@@ -47,11 +60,20 @@ class Runtime:
             self._endpoint = None
 
     def borrow(self, *, pinned: bool = False) -> Session | None:
-        """Take the idle session for a pass, if it is of use: slots enough, which a device can read where ``pinned``."""
+        """Take the idle session for a pass, if it is of use: slots enough, which a device can read where ``pinned``.
+
+        Where the trainer holds nearly all of its slots, the next session has new ones; what it holds counts as copies.
+        """
+        self._settle()
         with self._lock:
-            session, self._idle = self._idle, None
-        few = session is not None and session.slot_count - len(session.held) < min(2, session.slot_count)
-        if session is not None and (few or (pinned and session.places)):
+            session = self._idle
+            self._idle = None
+        if session is None:
+            return None
+        session.collect()
+        if session.free_count < min(2, session.slot_count) or (pinned and session.places):
+            for payload in session.lent.payloads():
+                self.copies.count(payload)
             session.close()
             return None
         return session
@@ -61,7 +83,8 @@ class Runtime:
         if session is None:
             return
         with self._lock:
-            surplus, self._idle = self._idle, session
+            surplus = self._idle
+            self._idle = session
         if surplus is not None:
             surplus.close()
 
@@ -69,10 +92,16 @@ class Runtime:
         """Close what is open, in the process that opened it; idempotent."""
         if self.pid != os.getpid():
             return
+        self._settle()
         with self._lock:
-            idle, self._idle = self._idle, None
-            endpoint, self._endpoint = self._endpoint, None
+            idle = self._idle
+            endpoint = self._endpoint
+            self._idle = self._endpoint = None
         if idle is not None:
             idle.close()
         if endpoint is not None:
             endpoint.close()
+
+    def _settle(self) -> None:
+        while self.left:
+            self.give_back(self.left.popleft().settle())

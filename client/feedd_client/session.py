@@ -8,9 +8,7 @@ import math
 import mmap
 import os
 import queue
-import sys
 import threading
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +20,12 @@ from feedd_client._wire import feedd_pb2 as pb
 from feedd_client.batch import BatchDecoder
 from feedd_client.errors import DaemonVersionError, ProtocolError
 from feedd_client.inline import InlineAssembler
+from feedd_client.leases import Lease, LentSlots
 from feedd_client.transport import Endpoint, from_message, translate, unreachable
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from feedd_client.errors import FeedError
+    from feedd_client.leases import HeldCopies, Payload
     from feedd_client.transport import Address
 
 _log: Final = logging.getLogger("feedd_client")
@@ -67,16 +64,6 @@ def cursor_of(at: Position) -> pb.Cursor:
     )
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
-    """One batch as it arrived. ``slot`` is -1 for an inline batch, whose payload is ours."""
-
-    payload: NDArray[np.uint8]
-    message: pb.Batch
-    slot: int
-    generation: int
-
-
 class Session:
     """What Open granted. Slots held by the user survive the stream they came on."""
 
@@ -104,31 +91,37 @@ class Session:
         self.decoder = BatchDecoder(granted.specs)
         self.mapping = _attach(granted)
         self.generations: dict[int, int] = {}
-        self.held: dict[int, int] = {}
-        self.stream: Stream | None = None
+        self.held: dict[int, int] = {}  # by slot: what came and was not returned, with its generation
+        self.lent = LentSlots()  # of these, what the trainer has
         self.fresh = True
 
-    def give_back(self, slot: int, generation: int) -> None:
-        """Return a slot; from any thread, also from the garbage collector. Twice is harmless."""
-        if self.pid == os.getpid() and self.held.get(slot) == generation:
-            self.held.pop(slot, None)
-            stream = self.stream
-            if stream is not None:
-                stream.give_back_late(slot, generation)
+    @property
+    def free_count(self) -> int:
+        """Slots the trainer does not hold."""
+        return self.slot_count - len(self.lent)
 
-    def refresh(self, lease: Lease) -> None:
+    def refresh(self, place: int, size_bytes: int) -> None:
         """Give back the memory of what the trainer wrote to a batch of an arena that is not its own."""
         if self.mapping is not None and self.places:
-            self.mapping.refresh(lease.message.place * self.granted.arena.slot_bytes, lease.message.size_bytes)
+            self.mapping.refresh(place * self.granted.arena.slot_bytes, size_bytes)
 
     def forget(self, lease: Lease) -> None:
         """Hold a slot no longer; the next stream's start says so."""
         self.held.pop(lease.slot, None)
 
-    def give_back_with(self, lease: Lease) -> None:
-        """Return the lease's slot once nothing reads its memory any more."""
-        if lease.slot >= 0:
-            weakref.finalize(lease.payload, self.give_back, lease.slot, lease.generation).atexit = False
+    def collect(self) -> list[pb.Release]:
+        """Return the slots whose batches nobody holds any more; they count as held no longer."""
+        found = []
+        died = self.lent.died
+        while died:
+            message = died.popleft().message
+            slot = message.slot
+            self.lent.forget(slot)
+            del self.held[slot]
+            if self.places:
+                self.refresh(message.place, message.size_bytes)
+            found.append(pb.Release(slot=slot, generation=message.generation))
+        return found
 
     def close(self) -> None:
         """Tell the daemon; the arena stays mapped while views of it live."""
@@ -156,7 +149,7 @@ def _attach(granted: pb.OpenResponse) -> shm.Mapping | None:
 
 
 class Stream:
-    """One Feed.Stream call. Used by one thread; ``give_back_late`` and ``cancel`` by any."""
+    """One Feed.Stream call. Used by one thread; ``cancel`` by any."""
 
     def __init__(self, session: Session, start: Position, stride: int, heartbeat_s: float = 0.0) -> None:
         """Start at ``start``; the consumer takes every ``stride``-th step. 0: ask for no heartbeats.
@@ -179,29 +172,23 @@ class Stream:
         self._assembling: InlineAssembler | None = None
         self._returns: list[pb.Release] = []
         self._credits = 0
-        # Slots the user still holds from an earlier stream. Popping one is the claim to return it, so that the
-        # garbage collector (any thread, any moment) and this constructor never return the same one twice.
-        self._owed = dict(session.held)
+        session.collect()  # to be free is to be missing from the start
         request = pb.StreamRequest(
             start=pb.StreamStart(
                 session_id=session.id,
                 next=cursor_of(start),
                 inline_only=session.mapping is None,
-                held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in self._owed.items()]),
+                held=pb.HeldLeases(leases=[pb.Release(slot=s, generation=g) for s, g in session.held.items()]),
                 heartbeat_ms=math.ceil(heartbeat_s * 1000),
             ),
-            credits=session.slot_count - len(self._owed),
+            credits=session.slot_count - len(session.held),
         )
         self._awaited_count = request.credits
         self._requests: queue.SimpleQueue[pb.StreamRequest | None] = queue.SimpleQueue()
         self._requests.put(request)
         # The iterator must not refer to this object: gRPC's sender thread holds it until the None arrives.
         self._call = session.endpoint.stub.Stream(iter(self._requests.get, None))
-        session.stream = self
         session.fresh = False
-        for slot, generation in tuple(self._owed.items()):
-            if slot not in session.held:
-                self.give_back_late(slot, generation)
 
     @property
     def address(self) -> Address:
@@ -229,9 +216,10 @@ class Stream:
         except StopIteration:
             raise unreachable(self._session.endpoint.address, "a stream that ended before its epoch") from None
         except grpc.RpcError as error:
+            error.__traceback__ = None  # the error is the call: it would hold our callers' frames, and their batches
             if self._lost is not None:
                 raise self._lost from None
-            raise translate(error, self._session.endpoint.address) from error
+            raise translate(error, self._session.endpoint.address) from None
         self.message_count += 1
         if response.HasField("heartbeat"):
             self.waiting_for = response.heartbeat.waiting_for
@@ -250,22 +238,43 @@ class Stream:
             self.end = response.end
 
     def give_back(self, lease: Lease) -> None:
-        """Return a batch with the next request that goes out."""
+        """Return a batch that was not handed out, with the next request that goes out."""
         if lease.slot >= 0:
             if self._session.held.pop(lease.slot, None) is None:
                 return
             self._returns.append(pb.Release(slot=lease.slot, generation=lease.generation))
-            self._session.refresh(lease)
-        self._credits += 1
-        if self._credits * 3 >= self._session.slot_count:  # a third is taken, one is here, one is being filled
-            self.flush()
+            self._session.refresh(lease.message.place, lease.message.size_bytes)
+        self._return(1)
 
-    def give_back_late(self, slot: int, generation: int) -> None:
-        """Return a slot that came on an earlier stream, at once."""
-        if self._owed.pop(slot, None) is not None:
-            release = pb.Release(slot=slot, generation=generation)
-            self._awaited_count += 1
-            self._requests.put(pb.StreamRequest(credits=1, releases=[release]))
+    def hand_out(self, lease: Lease, copies: HeldCopies | None, reserved: int) -> Payload:
+        """Return the memory of a batch for the trainer to keep: the slot itself, or a copy.
+
+        Args:
+            lease: the batch; nothing else may refer to its payload.
+            copies: makes one where the trainer holds all slots it can; None: a copy in any case.
+            reserved: slots the daemon needs to go on.
+
+        Raises:
+            BatchesHeldError: the trainer holds all slots, and as many copies as it may.
+        """
+        session, payload, lent = self._session, lease.payload, self._session.lent
+        if lease.slot >= 0:
+            if copies is None:
+                payload = payload.copy()
+            elif session.slot_count - len(lent) > reserved:
+                lent.watch(lease)
+                return payload
+            else:
+                payload = copies.copy(payload, len(lent), session.slot_count)
+        self.give_back(lease)
+        return payload
+
+    def collect(self) -> None:
+        """Return the batches nobody holds any more, also those of earlier streams, with the next request."""
+        if self._session.lent.died:
+            found = self._session.collect()
+            self._returns += found
+            self._return(len(found))
 
     def flush(self) -> None:
         """Send what was returned."""
@@ -273,6 +282,11 @@ class Stream:
             self._awaited_count += self._credits
             self._requests.put(pb.StreamRequest(credits=self._credits, releases=self._returns))
             self._returns, self._credits = [], 0
+
+    def _return(self, count: int) -> None:
+        self._credits += count
+        if self._credits * 3 >= self._session.slot_count:  # a third is taken, one is here, one is being filled
+            self.flush()
 
     def finish(self) -> None:
         """End the stream; after the epoch's end the daemon still takes the last returns, which is waited for."""
@@ -299,12 +313,16 @@ class Stream:
             return
         self._requests.put(None)
         self._call.cancel()
-        if self._session.stream is self:
-            self._session.stream = None
+
+    def abandon(self) -> None:
+        """Send nothing more: the daemon ends the stream. Takes no lock, so that finalizers may call it."""
+        self.flush()
+        self._requests.put(None)
 
     def __del__(self) -> None:
-        if hasattr(self, "_call") and not sys.is_finalizing():
-            self.cancel()
+        # gRPC ends a call that was dropped; its sender thread would wait for requests for ever
+        if hasattr(self, "_requests"):
+            self._requests.put(None)
 
     def _take(self, batch: pb.Batch) -> None:
         cursor = batch.cursor

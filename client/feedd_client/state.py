@@ -153,7 +153,7 @@ def load(state: Mapping[str, Any], options: FeedOptions) -> Resume:
         fingerprint = bytes.fromhex(state["fingerprint"])
         where = {name: int(state[name]) for name in _STANDING if state.get(name) is not None}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StateError(f"expected a state made by state_dict(), got {error!r}") from error
+        raise StateError(f"expected a state made by state_dict(), got {error!r}") from None
     if where and len(where) != len(_STANDING):
         raise StateError(f"expected {', '.join(_STANDING)}, got only {', '.join(where)}")
     at = {name: int(value or 0) for name, value in numbers.items()}

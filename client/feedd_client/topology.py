@@ -204,7 +204,7 @@ def _sagemaker_hosts(env: Mapping[str, str], path: Path) -> tuple[list[str], str
         else:
             return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TopologyError(f"expected hosts and current_host, got {error!r}", object=str(path), hint=_HINT) from error
+        raise TopologyError(f"expected hosts and current_host, got {error!r}", object=str(path), hint=_HINT) from None
     hosts = sorted(hosts, key=lambda host: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", host)])
     if current not in hosts:
         raise TopologyError(f"expected current host among {hosts}, got {current!r}", object=str(path), hint=_HINT)

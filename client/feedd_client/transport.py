@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import socket
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from feedd_client.waiting import telling_why
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_log: Final = logging.getLogger("feedd_client")
+UDS_PATH_MAX: Final = 100  # the kernel's 108, less ".arena" and its end
 CONNECT_TIMEOUT_S: Final = 5.0
 MESSAGE_LIMIT_BYTES: Final = 64 * 1024 * 1024
 ERROR_TRAILER: Final = "feedd-error-bin"
@@ -102,6 +105,12 @@ def parse_address(text: str) -> Address:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
+        if len(os.fsencode(path)) > UDS_PATH_MAX:
+            raise BadOptionError(
+                f"expected the path of a socket, at most {UDS_PATH_MAX} bytes, got {len(os.fsencode(path))}: {text!r}",
+                object="address",
+                hint="have the daemon listen at a shorter path, such as unix:///run/feedd/feedd.sock or one below /tmp",
+            )
         if path.startswith("/"):
             return Address(text, f"unix:{path}", path)
     else:
@@ -168,7 +177,7 @@ class Endpoint:
             with telling_why(self.stub, request, self.address.text):
                 return self.stub.Open(request, timeout=timeout_s)  # type: ignore[no-any-return]  # untyped stub
         except grpc.RpcError as error:
-            raise translate(error, self.address) from error
+            raise translate(error, self.address) from None
 
     def classes(self, session_id: str, field: str, timeout_s: float) -> list[str]:
         """Call Feed.Classes.
@@ -187,8 +196,8 @@ class Endpoint:
                     "expected a daemon that names classes (protocol 1.5), got an older one",
                     object=self.address.text,
                     hint="upgrade feedd on this node",
-                ) from error
-            raise told from error
+                ) from None
+            raise told from None
 
     def close_session(self, session_id: str, timeout_s: float) -> None:
         """Call Feed.Close; the daemon notices a session's end without it too, so failures are of no interest."""
@@ -221,7 +230,11 @@ def _hold_grpc(pid: int) -> grpc.Channel:
 
 
 def translate(error: grpc.RpcError, address: Address) -> FeedError:
-    """Return our error for a failed call: what the daemon said if it said something, else by status."""
+    """Return our error for a failed call: what the daemon said if it said something, else by status.
+
+    Raise it ``from None``: gRPC's own words would be 30 lines above ours, and are in the log at debug.
+    """
+    _log.debug("a call to the daemon at %s failed: %s", address.text, error)
     # Every RpcError of a call that went out is also a grpc.Call; the typed stubs deny that two such classes can mix.
     call: Any = error if hasattr(error, "trailing_metadata") else None
     if call is None:
@@ -253,7 +266,7 @@ def _tls_credentials(env: Mapping[str, str]) -> grpc.ChannelCredentials:
         try:
             return Path(path).read_bytes() if path else None
         except OSError as error:
-            raise BadOptionError(f"expected a PEM file, got {error}", object=name) from error
+            raise BadOptionError(f"expected a PEM file, got {error}", object=name) from None
 
     return grpc.ssl_channel_credentials(
         root_certificates=read("FEEDD_TLS_CA"),

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch.utils._pytree import register_pytree_node
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from feedd_client.errors import BadOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -133,7 +137,48 @@ class Ragged:
         )
 
 
-# JSON fields hold whatever their text holds, so a list's items cannot be typed more closely.
-Batch: TypeAlias = "dict[str, torch.Tensor | Ragged | list[Any]]"
+class Batch(dict[str, Any]):
+    """A batch: a dict of ``Tensor``, ``Ragged`` or list by field, with a repr of one line.
+
+    ``torch.utils.data.default_collate`` refuses it: a ``DataLoader`` over batches wants ``batch_size=None``.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Batch({', '.join(f'{name}: {_shape_of(value)}' for name, value in self.items())})"
+
+    def copy(self) -> Batch:
+        """Return a batch of the same values."""
+        return Batch(self)
+
+
+def _shape_of(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        place = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{place}"
+    if isinstance(value, Ragged):
+        return f"Ragged[{len(value)}] of {str(value.values.dtype).removeprefix('torch.')}"
+    if isinstance(value, list):
+        return f"list[{len(value)}]"
+    return type(value).__name__
+
+
+def _refuse_to_collate(_: object, **_options: object) -> None:
+    raise BadOptionError(
+        "expected single samples to collate, got batches: FeedDataset makes the batches itself",
+        object="batch_size",
+        hint="write DataLoader(dataset, batch_size=None); or FeedDataset(..., batch_size=None) for a DataLoader that"
+        " makes batches of single samples",
+    )
+
+
+default_collate_fn_map[Batch] = _refuse_to_collate
+register_pytree_node(
+    Batch,
+    lambda batch: (list(batch.values()), list(batch)),
+    lambda values, names: Batch(zip(names, values, strict=True)),
+    serialized_type_name="feedd_client.Batch",
+)
 # batch_size=None: the same fields for one sample; text and JSON fields are then the value itself.
 Sample: TypeAlias = "dict[str, Any]"

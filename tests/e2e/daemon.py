@@ -125,7 +125,8 @@ class Daemon:
     def wait_idle(self, sessions: int = 0, timeout_s: float = 20.0) -> None:
         """Wait until nothing is held for any client; fail with what is.
 
-        A living dataset keeps its session (and arena) for its next epoch: ``sessions`` says how many do.
+        A living dataset keeps its session (and arena) for its next epoch: ``sessions`` says how many do. The last
+        batch of a pass is the trainer's, and its lease ends with the next pass or the session.
         """
         held = (
             "feedd_serve_sessions",
@@ -145,6 +146,7 @@ class Daemon:
             assert not missing, missing
             if values["feedd_serve_sessions"] == sessions:
                 values |= {"feedd_serve_sessions": 0, "feedd_serve_arena_bytes": 0 if sessions else values[held[2]]}
+                values[held[1]] = max(values[held[1]] - sessions, 0)
             busy = {name: values[name] for name in held if values[name]}
             if not busy:
                 return

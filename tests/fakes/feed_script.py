@@ -79,6 +79,7 @@ class FakeSession:
         self.credits = 0
         self.closed = False
         self.streams_open = 0
+        self.half_closed = -1  # the turn whose client sends nothing more
         self.turn = 0  # the number of the latest stream
 
     def take(self, *, stale: bool) -> int:
@@ -88,6 +89,10 @@ class FakeSession:
         self.generations[slot] += not stale
         self.leased[slot] = self.generations[slot]
         return slot
+
+    def ended(self, turn: int) -> bool:
+        """Whether nothing is to be served to the stream of that turn any more."""
+        return self.closed or self.turn != turn or (self.half_closed == turn and self.credits < 1)
 
     def free(self) -> None:
         """Let go of the memory."""

@@ -158,8 +158,8 @@ class FakeFeed(stubs.FeedServicer):
             if not held.items() <= session.leased.items():
                 self.violations.append(f"holds {held} of {session.leased}")
             session.leased = held
-        self._absorb(session, first, session.turn)
-        reader = threading.Thread(target=self._read, args=(session, requests, session.turn), daemon=True)
+        self.absorb(session, first, session.turn)
+        reader = threading.Thread(target=_read, args=(self, session, requests, session.turn), daemon=True)
         reader.start()
         context.add_callback(lambda: _notify(self.lock))
         try:
@@ -214,7 +214,7 @@ class FakeFeed(stubs.FeedServicer):
         turn = session.turn
 
         def gone() -> bool:
-            return session.closed or session.turn != turn or not context.is_active()
+            return session.ended(turn) or not context.is_active()
 
         with self.lock:
             if wait:
@@ -260,12 +260,8 @@ class FakeFeed(stubs.FeedServicer):
                 return fault
         return None
 
-    def _read(self, session: FakeSession, requests: Iterator[pb.StreamRequest], turn: int) -> None:
-        with contextlib.suppress(grpc.RpcError, Exception):
-            for request in requests:
-                self._absorb(session, request, turn)
-
-    def _absorb(self, session: FakeSession, request: pb.StreamRequest, turn: int) -> None:
+    def absorb(self, session: FakeSession, request: pb.StreamRequest, turn: int) -> None:
+        """Take in what a client sent."""
         with self.lock:
             if session.turn != turn or session.closed:
                 return
@@ -282,6 +278,14 @@ class FakeFeed(stubs.FeedServicer):
             if session.credits + (len(session.leased) if self.script.arena else 0) > session.slot_count:
                 self.violations.append(f"{session.credits} credits with {len(session.leased)} slots leased")
             self.lock.notify_all()
+
+
+def _read(feed: FakeFeed, session: FakeSession, requests: Iterator[pb.StreamRequest], turn: int) -> None:
+    with contextlib.suppress(grpc.RpcError, Exception):
+        for request in requests:
+            feed.absorb(session, request, turn)
+    session.half_closed = turn  # whoever waits for credits looks again
+    _notify(feed.lock)
 
 
 def _notify(lock: threading.Condition) -> None:

@@ -72,7 +72,7 @@ def test_ranks_share_one_daemon_that_ends_with_them(short_dir: Path) -> None:
         for rank in ranks:
             rank.kill()
         errors = [rank.communicate()[1] for rank in ranks]
-    assert sum("started one for this process tree" in text for text in errors) == 1
+    assert sum("started a feedd daemon for this job" in text for text in errors) == 1
     assert int(pid) > 0
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd_client.errors import DaemonUnreachable, Draining
+from feedd_client.lifetime import StopSign
 from feedd_client.opener import Opener
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_the_last_error_keeps_its_cause() -> None:
     """What gRPC said is below what is said of it."""
     opener = _opener(lambda: DaemonUnreachable("nobody"))
     with pytest.raises(DaemonUnreachable) as caught:
-        opener.open(0, 0.1, (DaemonUnreachable,), threading.Event())
+        opener.open(0, 0.1, (DaemonUnreachable,), StopSign())
     assert str(caught.value.__cause__) == "the cause of nobody"
 
 
@@ -47,5 +47,5 @@ def test_a_daemon_that_was_going_away_is_why_nobody_is_there() -> None:
     """Whoever reads the error learns that there was a daemon."""
     opener = _opener(lambda: Draining("leaving"), lambda: DaemonUnreachable("nobody"))
     with pytest.raises(DaemonUnreachable) as caught:
-        opener.open(0, 0.5, (Draining,), threading.Event())
+        opener.open(0, 0.5, (Draining,), StopSign())
     assert isinstance(caught.value.__cause__, Draining)

@@ -14,7 +14,8 @@ from feedd.pipeline.batches.together import slots_together
 from feedd.pipeline.stages import PipelineOptions
 from feedd.values import BatchReady, Cursor, EpochEnd
 from feedd_client._wire import feedd_pb2 as pb
-from feedd_client.session import Lease, Position, Stream
+from feedd_client.leases import Lease
+from feedd_client.session import Position, Stream
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.fetchers import until
 
@@ -181,7 +182,7 @@ async def test_as_many_are_made_at_once_as_a_client_returns(tmp_path: Path, slot
     """Of a client that returns one more, that one would be made in a group of its own; of few slots none wait."""
     sent: list[pb.StreamRequest] = []
     granted = SimpleNamespace(
-        id="", held={}, mapping=object(), slot_count=slots, pid=0, stream=None, fresh=True, refresh=lambda _: None
+        id="", held={}, mapping=object(), slot_count=slots, pid=0, fresh=True, collect=list, refresh=lambda *_: None
     )
     granted.endpoint = SimpleNamespace(stub=SimpleNamespace(Stream=lambda requests: requests))
     stream = Stream(cast("Granted", granted), Position(0, 0), 1)

@@ -1,0 +1,113 @@
+"""Accelerate and Hugging Face's Trainer: each process iterates its own stream, which feedd has sharded already.
+
+``Accelerator.prepare`` takes an ``IterableDataset`` for the whole data: it reads the stream of one process and deals
+that out, or has every process read its stream and drop most of it. Both would train on a part of the data, without a
+word. So ``prepare`` is told that there is nothing to deal out; and a stream that is dealt out all the same is an error,
+in every process.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from feedd_client.errors import BadOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+_log: Final = logging.getLogger("feedd_client")
+_MODULE: Final = "accelerate.accelerator"
+_FUNCTION: Final = "prepare_data_loader"
+_DEALERS: Final = ("DataLoaderDispatcher", "IterableDatasetShard")
+_LIBRARIES: Final = ("accelerate", "transformers")
+_FRAMES_MAX: Final = 16  # from our __iter__ or set_epoch up to what deals out
+_REPLICATED: Final = ("tp", "cp", "sp")  # dimensions of a device mesh whose ranks read the same
+_WRITE: Final = "iterate DeviceLoader(dataset, device=accelerator.device), without prepare()"
+
+
+def adapt(kind: type) -> None:
+    """Have ``Accelerator.prepare`` leave streams of ``kind`` as they are, where accelerate was imported."""
+    module = sys.modules.get(_MODULE)
+    prepare: Callable[..., Any] | None = getattr(module, _FUNCTION, None)
+    if prepare is None or hasattr(prepare, "feedd_adapted"):
+        return
+
+    @functools.wraps(prepare)
+    def prepared(dataloader: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - accelerate's own
+        dataset = getattr(dataloader, "dataset", None)
+        if isinstance(dataset, kind):
+            _check(dataset, dataloader, options)
+            # as if for one process: what makes batches and moves them stays, what deals them out does not
+            options.update(num_processes=1, process_index=0, dispatch_batches=False, torch_device_mesh=None)
+        return prepare(dataloader, *args, **options)
+
+    prepared.feedd_adapted = True  # type: ignore[attr-defined]  # so that it is done once
+    setattr(module, _FUNCTION, prepared)
+
+
+def _check(dataset: Any, dataloader: Any, options: dict[str, Any]) -> None:  # noqa: ANN401 - of kinds not known here
+    """Refuse what would not mean what it says.
+
+    Raises:
+        BadOptionError: in every process alike.
+    """
+    if options.get("split_batches"):
+        raise BadOptionError(
+            "expected every process to read batches of its own, got split_batches=True",
+            object="split_batches",
+            hint="leave it out, and let batch_size be that of one process",
+        )
+    if dataloader.batch_size is not None and dataset.yields_batches:
+        raise BadOptionError(
+            f"expected single samples for a DataLoader with batch_size={dataloader.batch_size}, got a FeedDataset that"
+            " makes batches",
+            object="batch_size",
+            hint="write FeedDataset(..., batch_size=None) for Trainer(train_dataset=...), or"
+            " DataLoader(dataset, batch_size=None)",
+        )
+    mesh = options.get("torch_device_mesh")
+    same = 1
+    if mesh is not None:
+        for name in mesh.mesh_dim_names or ():
+            same *= mesh[name].size() if name in _REPLICATED else 1
+    if same not in {1, dataset.replicas}:
+        raise BadOptionError(
+            f"expected replicas={same}, as many ranks of the device mesh read the same, got {dataset.replicas}",
+            object="replicas",
+            hint=f"write FeedDataset(..., replicas={same})",
+        )
+
+
+def refuse_dealing() -> None:
+    """Make sure that the stream of this process is not dealt out to several.
+
+    What deals out begins a pass on every process alike, so that all of them see the error.
+
+    Raises:
+        BadOptionError: it is; says what to write.
+    """
+    if not any(library in sys.modules for library in _LIBRARIES):
+        return
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - who calls is nowhere else to be seen
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            return
+        dealer = frame.f_locals.get("self")
+        name, library = type(dealer).__name__, type(dealer).__module__.partition(".")[0]
+        if name in _DEALERS and library in _LIBRARIES and _process_count(dealer) > 1:
+            raise BadOptionError(
+                f"expected every process to iterate its own stream, got {library}'s {name}, which deals out one to"
+                f" {_process_count(dealer)} processes: they would train on a part of the data",
+                object=name,
+                hint=f"{_WRITE}; or make the FeedDataset after accelerate is imported, and use Accelerator.prepare",
+            )
+        frame = frame.f_back
+
+
+def _process_count(dealer: Any) -> int:  # noqa: ANN401 - of accelerate or transformers
+    state = getattr(dealer, "state", None)
+    return int(getattr(dealer, "num_processes", getattr(state, "num_processes", 1)))

@@ -1,0 +1,93 @@
+"""Epochs that are kept whole, from S3 through a real daemon: the same values as with private copies."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from feedd_client import BatchesHeldError, FeedDataset, Ragged
+from tests.e2e.shards import numbered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.bench.server.server import S3Server
+    from tests.e2e.daemon import Daemon
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+SLOTS = 4
+
+
+def _tars(s3: S3Server) -> dict[str, Any]:
+    for shard in range(2):
+        s3.put("data", f"d/{shard}.tar", numbered(shard, 64))
+    return {"fields": {"jpg": "image:32x32", "cls": "int"}, "keys": True}
+
+
+def _tokens(s3: S3Server) -> dict[str, Any]:
+    for shard in range(2):
+        s3.put("data", f"d/{shard}.bin", np.arange(10_000 + shard, dtype=np.uint16).tobytes())
+    return {"fields": {"tokens": "tokens:uint16:129"}}
+
+
+def _parquet(s3: S3Server) -> dict[str, Any]:
+    for shard in range(2):
+        sink = io.BytesIO()
+        draws = np.random.default_rng(shard)
+        texts = [f"text {number}" * (number % 7) for number in range(80)]
+        lists = [list(range(number % 5)) for number in range(80)]
+        pq.write_table(pa.table({"x": draws.random(80), "n": draws.integers(0, 99, 80), "t": texts, "l": lists}), sink)
+        s3.put("data", f"d/{shard}.parquet", sink.getvalue())
+    return {}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Ragged):
+        return _same(one.values, other.values) and _same(one.offsets, other.offsets)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("put", [_tars, _tokens, _parquet])
+@pytest.mark.parametrize("share", [None, "group"])
+def test_a_list_equals_the_copied_epoch(
+    s3: S3Server, daemons: Callable[..., Daemon], put: Callable[[S3Server], dict[str, Any]], share: str | None
+) -> None:
+    """Three times as many batches as slots are held at once, for two epochs, and each is what it was when it came."""
+    options = put(s3)
+    daemon = daemons(workers=1)
+
+    def epochs(**more: Any) -> list[list[dict[str, Any]]]:
+        dataset = FeedDataset(
+            "s3://data/d/", batch_size=8, shuffle=True, prefetch=SLOTS, share=share, address=daemon.address,
+            **{**options, **more},
+        )  # fmt: skip
+        return [list(dataset) for _ in range(2)]
+
+    held, copied = epochs(), epochs(copy=True)
+    assert len(held[0]) >= 3 * SLOTS
+    for ours, theirs in zip(held, copied, strict=True):
+        assert len(ours) == len(theirs)
+        for batch, wanted in zip(ours, theirs, strict=True):
+            assert batch.keys() == wanted.keys()
+            assert all(_same(batch[name], wanted[name]) for name in wanted)
+    del held, copied, ours, theirs, batch, wanted
+    daemon.wait_idle(sessions=0)
+
+
+def test_held_batches_have_a_limit(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A trainer that keeps everything is told so before it has taken all memory."""
+    options = _tars(s3)
+    daemon = daemons(workers=1)
+    dataset = FeedDataset(
+        "s3://data/d/", batch_size=8, prefetch=SLOTS, copy_bytes=100_000, address=daemon.address, **options
+    )
+    with pytest.raises(BatchesHeldError, match="beside 3 in slots"):
+        list(dataset)
