@@ -44,7 +44,7 @@ class Standing:
 
 
 @pytest.fixture(scope="module")
-def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
+def one_daemon(request: pytest.FixtureRequest) -> Iterator[Standing]:
     """For files whose tests read, and leave the daemon as they found it: they say so with ``usefixtures``.
 
     ``STANDING`` in such a file holds the options of its daemon.
@@ -59,7 +59,7 @@ def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
 
 
 def _standing(request: pytest.FixtureRequest) -> Standing | None:
-    return request.getfixturevalue("standing") if "standing" in request.fixturenames else None
+    return request.getfixturevalue("one_daemon") if "one_daemon" in request.fixturenames else None
 
 
 @pytest.fixture

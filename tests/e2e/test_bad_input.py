@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STANDING = {"settings": ("fetch.attempts=2",)}
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 GOOD = {"jpg": "image:32x32", "cls": "int"}
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 BOM = b"\xef\xbb\xbf"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("standing"),
+    pytest.mark.usefixtures("one_daemon"),
     pytest.mark.timeout(180),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # Lightning's and torchdata's, of their own making
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Fields = Mapping[str, str | Mapping[str, Any]]
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 
 def picture(number: int, kind: str) -> tuple[bytes, Image.Image]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(180)]
 
 FIELDS = {"jpg": "image:32x32", "cls": "int"}
 OTHER: dict[str, str | dict[str, Any]] = {

@@ -61,7 +61,7 @@ def npz(values: list[int]) -> bytes:
     return sink.getvalue()
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standing"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 
 def feedd(s3: S3Server, *words: str) -> subprocess.CompletedProcess[str]:
