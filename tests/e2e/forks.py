@@ -163,13 +163,6 @@ def keep_no_listing() -> None:
     shelf._FRESH_S = -1.0
 
 
-def ask_for_lost_objects() -> None:
-    """Have a daemon ask for lost objects at each open, and not only after an hour."""
-    from feedd.pipeline.dataset import lost  # noqa: PLC0415 - in the daemon's process only
-
-    lost._RENEW_S = 0.0  # type: ignore[misc]  # final, but for this
-
-
 def _feedd(
     arguments: tuple[str, ...], env: dict[str, str], places: tuple[str, str], before: Callable[[], object] | None
 ) -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 
 from feedd.bench.server import faults as fault
 from feedd_client import BadRequestError, FeedDataset, FeedError, Source
-from tests.e2e import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,7 +189,7 @@ def test_several_objects_to_a_sample(s3: S3Server, daemons: Callable[..., Daemon
 
 def test_an_object_that_is_gone_is_named(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
     """One object that cannot be had ends the epoch with an error that names it."""
-    daemon = daemons(name="own", before=forks.ask_for_lost_objects)
+    daemon = daemons(name="own")
     s3.script("data", "train/dog/007.jpg", always=fault.missing())
     with pytest.raises(FeedError, match=r"train/dog/007\.jpg"):
         list(dataset(daemon))
@@ -200,7 +199,7 @@ def test_an_object_that_is_gone_is_named(s3: S3Server, folder: Path, daemons: Ca
 
 def test_an_object_that_is_gone_is_left_out(s3: S3Server, folder: Path, daemons: Callable[..., Daemon]) -> None:
     """Where bad samples are, the others come as they are, with their labels; and so does it once it is back."""
-    daemon = daemons(name="own", before=forks.ask_for_lost_objects)
+    daemon = daemons(name="own")
     s3.script("data", "train/dog/007.jpg", always=fault.missing())
     found = samples(dataset(daemon, bad_samples="skip", max_bad_samples=1))
     wanted = image_folder(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef, ShardFile, ShardIndex
 
 _KNOWN_MAX: Final = 1 << 16  # packs
-_RENEW_S: Final = 3600.0
+_RENEW_S: Final = 60.0
 _ASKED_MAX: Final = 64  # lost objects that an open asks for
 _ASKED_AT_ONCE: Final = 16
 _ASK_S: Final = 2.0  # that an open waits for the answers
@@ -57,14 +58,14 @@ class _Lost(NamedTuple):
 
 class _Lacking(NamedTuple):
     numbers: tuple[int, ...]
-    since_s: float
+    asked_s: float  # when an open asked for them last
 
 
 class LostObjects:
     """What packs in the cache say that they lack; each is asked once.
 
     Attributes:
-        renew_s: what a pack lacks is asked for again by an open of its listing after so long.
+        renew_s: an open of a pack's listing asks for what the pack lacks, at most once in this time.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class LostObjects:
         before_s, asked_count = _now_s() - self.renew_s, 0
         found: list[tuple[ObjectRef, Members, int]] = []
         for ref, lacking in self._lacking.items():
-            if lacking.since_s > before_s:
+            if lacking.asked_s > before_s:
                 continue
             for packs in listed:
                 number = packs.find(ref)
@@ -131,7 +132,7 @@ class LostObjects:
         for (number, file), lost in zip(packs.items(), await self._of(list(packs.values())), strict=True):
             if lost:
                 if file.ref not in self._lacking and len(self._lacking) < _KNOWN_MAX:
-                    self._lacking[file.ref] = _Lacking(tuple(one.number for one in lost), _now_s())
+                    self._lacking[file.ref] = _Lacking(tuple(one.number for one in lost), -math.inf)
                 found = [*found[:number], _without(found[number], lost), *found[number + 1 :]]
                 reasons[number] = {one.sample: (one.extension, one.reason) for one in lost}
         return found, reasons
