@@ -26,6 +26,7 @@ class CacheOptions:
             at its first use after a start; ``off``: never, only its header and length are looked at.
         verified_for_s: so long an entry found whole needs no second look at its bytes.
         quotas: most disk bytes by URL prefix, the longest that matches an object counts; see ``Quotas``.
+        allow_network_fs: take a directory on NFS, SMB or FUSE, too.
     """
 
     directory: Path
@@ -36,6 +37,7 @@ class CacheOptions:
     verify: Literal["use", "boot", "off"] = "use"
     verified_for_s: float = 600.0
     quotas: Mapping[str, int] = field(default_factory=dict)
+    allow_network_fs: bool = False
 
     def __post_init__(self) -> None:
         if self.size_bytes <= 0:

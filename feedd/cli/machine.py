@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from feedd.cache.ondisk import mounts
 from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine import existing_parent, memory_bytes, network_gbits, usable_cores
@@ -72,6 +73,7 @@ def _cache(config: Config) -> Iterator[Finding]:
         return
     made = "" if found == directory else f" ({directory} will be made)"
     yield Finding("cache directory", Verdict.FINE, f"{found} can be written{made}")
+    yield _file_system(directory, allowed=config.cache.allow_network_fs)
     if found == directory and (directory / "lock").exists():
         yield _owner(directory)
     disk = os.statvfs(found)
@@ -92,6 +94,19 @@ def _cache(config: Config) -> Iterator[Finding]:
         if lacks_huge_pages(found):
             hint = "mount -o remount,huge=within_size on it halves what filling the cache costs"
             yield Finding("cache pages", Verdict.NOTE, f"{found} is memory in pages of 4 KiB", hint)
+
+
+def _file_system(directory: Path, *, allowed: bool) -> Finding:
+    kind = mounts.kind_of(directory)
+    match mounts.judge(kind):
+        case mounts.FileSystem.NETWORK:
+            verdict = Verdict.NOTE if allowed else Verdict.CANNOT
+            return Finding("cache file system", verdict, f"{kind}: {mounts.WHY}", mounts.HINT)
+        case mounts.FileSystem.LOCAL:
+            return Finding("cache file system", Verdict.FINE, f"{kind} is local")
+        case mounts.FileSystem.UNKNOWN:
+            hint = "make sure that it is a local disk"
+            return Finding("cache file system", Verdict.NOTE, f"{kind or 'of a type that cannot be told'}", hint)
 
 
 def _owner(directory: Path) -> Finding:

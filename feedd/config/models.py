@@ -79,6 +79,10 @@ class CacheConfig(Section):
         "use",
         description="when shards are held against their checksums: whenever they go into use, once a start, never",
     )
+    allow_network_fs: bool = Field(
+        default=False,
+        description="whether dir may lie on NFS, SMB or FUSE: a file that its server loses kills its readers",
+    )
 
     @field_validator("memory", "bypass")
     @classmethod

@@ -70,6 +70,7 @@ def cache_options(config: Config) -> CacheOptions:
         free_reserve_bytes=config.cache.free_reserve,
         quotas=config.cache.quotas,
         verify=config.cache.verify,
+        allow_network_fs=config.cache.allow_network_fs,
     )
 
 

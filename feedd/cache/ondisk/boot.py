@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import layout, trouble
-from feedd.cache.ondisk import files
+from feedd.cache.ondisk import files, mounts
 from feedd.cache.ondisk.durability import RunLedger
 from feedd.cache.ondisk.journal import Journal, Record
 from feedd.cache.place import Opened, Stray
@@ -61,8 +61,10 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
     """Lock the directory, remove what is no use, enter what its list knows; the rest is left to be examined.
 
     Raises:
-        CacheUnavailable: somebody else owns it, it cannot be written, or the disk has no room for a cache.
+        CacheUnavailable: somebody else owns it, it cannot be written, it lies on a network, or the disk has no room.
     """
+    if not options.allow_network_fs:
+        mounts.refuse_network(options.directory)
     lock.__enter__()
     with _uncollected():
         return _take(options)

@@ -1,0 +1,100 @@
+"""A cache directory on a network: refused, noted by ``feedd check``, or allowed by the operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.cache.disk import DiskCache
+from feedd.cache.ondisk import mounts
+from feedd.cache.options import CacheOptions
+from feedd.cli.machine import Verdict, examine
+from feedd.clock import SystemClock
+from feedd.config import load
+from feedd.errors import CacheUnavailable
+from tests.fakes.caches import CacheRig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LINES = [
+    "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw",
+    "30 21 0:40 / /mnt rw - xfs /dev/nvme0n1 rw",
+    "31 30 0:41 / /mnt/a\\040b rw,relatime shared:2 master:1 - nfs4 server:/x rw,vers=4.2",
+    "32 30 0:42 / /mnt/old rw - ext4 /dev/sdb rw",
+    "33 32 0:43 / /mnt/old rw - fuse.sshfs me@there:/ rw",
+    "torn",
+]
+
+
+@pytest.fixture
+def lies_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have the kernel name a type for the mount of everything."""
+
+    def name(kind: str) -> None:
+        path = tmp_path / "mountinfo"
+        path.write_text(f"21 1 0:40 / / rw - {kind} somewhere rw\n")
+        monkeypatch.setattr(mounts, "_MOUNTS", path)
+
+    return name
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/cache/feedd", "ext4"),
+        ("/mnt", "xfs"),
+        ("/mnt/new", "xfs"),
+        ("/mnt/a b/cache", "nfs4"),
+        ("/mnt/a bc", "xfs"),
+        ("/mnt/old/cache", "fuse.sshfs"),
+    ],
+)
+def test_the_innermost_and_last_mount_counts(path: str, kind: str) -> None:
+    """The longest mount point above the path tells the type, and of two at one point the later one."""
+    assert mounts.kind_in(_LINES, Path(path)) == kind
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"])
+async def test_a_directory_on_a_network_is_refused(tmp_path: Path, lies_on: Callable[[str], None], kind: str) -> None:
+    """The error names directory, type, reason and option; nothing is made there, and who allows it is served."""
+    lies_on(kind)
+    rig = CacheRig(tmp_path / "cache")
+    options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=0)
+    with pytest.raises(CacheUnavailable) as caught:
+        async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()):
+            pass
+    assert kind in str(caught.value)
+    assert str(rig.directory) in str(caught.value)
+    assert "SIGBUS" in str(caught.value)
+    assert "cache.allow_network_fs" in caught.value.hint
+    assert not rig.directory.exists()
+    allowed = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=0, allow_network_fs=True)
+    async with DiskCache(allowed, rig.fetcher, rig.recorder, SystemClock()) as cache:
+        assert cache.limit_bytes
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "verdict"),
+    [
+        ("nfs4", "false", Verdict.CANNOT),
+        ("nfs4", "true", Verdict.NOTE),
+        ("fuse.gcsfuse", "false", Verdict.CANNOT),
+        ("ext4", "false", Verdict.FINE),
+        ("overlay", "false", Verdict.FINE),
+        ("tmpfs", "false", Verdict.FINE),
+        ("newfs", "false", Verdict.NOTE),
+    ],
+)
+def test_check_tells_the_file_system(
+    short_dir: Path, lies_on: Callable[[str], None], kind: str, allowed: str, verdict: Verdict
+) -> None:
+    """``feedd check`` names the type, and says cannot serve exactly where the daemon would refuse it."""
+    lies_on(kind)
+    values = {"cache.dir": f"{short_dir}/cache", "cache.size": "16MiB", "cache.allow_network_fs": allowed}
+    config = load({name: (value, "flag") for name, value in values.items()}, {}).config
+    (finding,) = [finding for finding in examine(config) if finding.question == "cache file system"]
+    assert finding.verdict is verdict
+    assert kind in finding.detail
