@@ -62,7 +62,7 @@ class TieredCache:
         """Open disk, memory and the watch.
 
         Raises:
-            CacheUnavailable: the disk cannot be used from the start: that is for the operator to know.
+            CacheUnavailable: the disk tier cannot be opened, and does not wait: that is for the operator to know.
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._disk)
@@ -149,7 +149,7 @@ class TieredCache:
     @property
     def limit_bytes(self) -> int:
         """Most bytes of all entries that are to be expected: memory on standby is no part of that."""
-        return self._disk.limit_bytes + (0 if self._standby else self._memory.limit_bytes)
+        return self._disk.limit_bytes + (0 if self._standby and self._disk.limit_bytes else self._memory.limit_bytes)
 
     @property
     def stats(self) -> CacheStats:

@@ -119,6 +119,23 @@ class DiskWatch:
                 self._health.failed(now_s)
         self._changed(error)
 
+    def absent(self, error: CacheUnavailable, retry_s: float) -> None:
+        """Take note that the cache could not be opened: the disk is down until ``opened``."""
+        self._health.absent()
+        self._told = self._health.state
+        _log.warning(
+            "cache directory cannot be used: shards are kept in memory (cache.bypass) until it can",
+            directory=error.object,
+            error=error.message,
+            hint=error.hint,
+            tried_again_every=format_duration(retry_s),
+        )
+
+    def opened(self) -> None:
+        """Take note that the cache could be opened at last."""
+        self._health.opened()
+        self._changed(None)
+
     def doubted(self) -> None:
         """Have the disk tried because of an entry that was not what was written; an error if it fails at that too."""
         self._doubt_count += 1

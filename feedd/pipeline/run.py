@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd.cache.disk import DiskCache, MemoryCache
 from feedd.cache.joint import JointGauges
+from feedd.cache.late import LateDisk, may_pass
 from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
@@ -18,6 +19,7 @@ from feedd.config.machine import default_workers, memory_bytes
 from feedd.decode.pool import DecodePool
 from feedd.decode.tokenizers import offered
 from feedd.decode.work import DecodeOptions
+from feedd.errors import CacheUnavailable
 from feedd.flow.pools import CACHE_DISK
 from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
@@ -83,7 +85,9 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
     gauges = JointGauges(recorder)
     watch = DiskWatch(partial(try_directory, options.directory), HealthOptions(), recorder, clock)
     memory = MemoryCache(in_memory_bytes, fetcher, gauges.share(), clock)
-    disk = DiskCache(options, fetcher, watch.listen(gauges.share()), clock)
+    listening = watch.listen(gauges.share())
+    make = partial(DiskCache, options, fetcher, listening, clock)
+    disk = LateDisk(make, watch) if config.cache.bypass else make()
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
@@ -125,6 +129,19 @@ def workers_max(config: Config) -> int:
 
 
 @asynccontextmanager
+async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
+    """Open a cache; if its disk may be well later, the error names the option that lets the daemon start without."""
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(cache)
+        except CacheUnavailable as error:
+            if may_pass(error):
+                error.hint += "; with cache.bypass above 0 the daemon starts on memory and tries the directory again"
+            raise
+        yield
+
+
+@asynccontextmanager
 async def open_pipeline(
     config: Config, recorder: Recorder, clock: Clock, takeover: Callable[[], Awaitable[None]] | None = None
 ) -> AsyncIterator[Pipeline]:
@@ -155,7 +172,7 @@ async def open_pipeline(
             await takeover()
         maker = node_maker(config, sources, pool.make, recorder)
         inner = node_cache(config, maker, recorder, clock)
-        await stack.enter_async_context(inner)
+        await stack.enter_async_context(_hinted(inner))
         cache = await stack.enter_async_context(MadeCache(inner, maker))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")

@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 MIB = 1 << 20
 PER_SHARD = 8
 _TMPFS_MIB = 24
+_NO_BYPASS = ("--set", "cache.bypass=0")
 
 
 @contextmanager
@@ -130,15 +131,85 @@ def test_a_window_larger_than_the_cache(s3: S3Server, daemons: Callable[..., Dae
 # ------------------------------------------------------------------ starting
 
 
-def _refused(home: Path, *flags: str, before: Callable[[], object] | None = None) -> tuple[int, str]:
+def _warnings(daemon: Daemon) -> list[str]:
+    return [line for line in daemon.log.read_text().splitlines() if '"warning"' in line and "cache" in line]
+
+
+def _wait_for(daemon: Daemon, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in daemon.log.read_text():
+        assert time.monotonic() < deadline, daemon.log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def test_a_disk_full_from_the_start(disk: Path, s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A daemon on a full disk serves every sample from memory after one warning, and uses the disk once it has room."""
+    labels = _put(s3, 3)
+    foreign = disk / "somebody-elses"
+    with foreign.open("wb") as file:
+        file.write(bytes(_TMPFS_MIB * MIB - 4096))
+    daemon = daemons(settings=("cache.free_reserve=2MiB",))
+    assert daemon.healthy()
+    assert _read(daemon.address) == labels
+    (warning,) = _warnings(daemon)
+    for said in (str(disk), "cache.bypass", "free disk space"):
+        assert said in warning, warning
+    foreign.unlink()
+    _wait_for(daemon, '"state": "normal"')
+    assert _read(daemon.address) == labels
+    assert sum(file.stat().st_size for file in disk.rglob("*") if file.is_file()) > len(labels) * MIB // 2
+    daemon.wait_idle()
+
+
+def test_a_disk_read_only_from_the_start(disk: Path, s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A daemon on a read-only disk serves every sample from memory, and uses the disk once it can be written."""
+    labels = _put(s3, 2)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    daemon = daemons(settings=("cache.free_reserve=2MiB",))
+    assert _read(daemon.address) == labels
+    (warning,) = _warnings(daemon)
+    assert "read-only" in warning, warning
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    _wait_for(daemon, '"state": "normal"')
+    assert _read(daemon.address) == labels
+    assert sum(file.stat().st_size for file in disk.rglob("*") if file.is_file()) > len(labels) * MIB // 2
+    daemon.wait_idle()
+
+
+def test_a_disk_full_of_our_own_entries(disk: Path, s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A disk that earlier runs filled with entries is opened as any other: room is made by eviction."""
+    labels = _put(s3, 8)
+    daemon = daemons(settings=("cache.free_reserve=0",))
+    assert _read(daemon.address) == labels
+    daemon.stop()
+    (disk / "rest").write_bytes(bytes(os.statvfs(disk).f_bavail * 4096))
+    assert os.statvfs(disk).f_bavail == 0
+    daemon.start()
+    assert _read(daemon.address) == labels
+    assert not [line for line in _warnings(daemon) if "cannot be used" in line]
+    daemon.wait_idle()
+
+
+def test_without_bypass_the_refusal_names_it(short_dir: Path) -> None:
+    """A full disk ends the start of a daemon without memory to fall back on; its hint names the option."""
+    with _disk(short_dir / "full") as full:
+        (full / "somebody-elses").write_bytes(bytes(_TMPFS_MIB * MIB - 4096))
+        settings = ("--cache-dir", str(full), "--set", "cache.free_reserve=1MiB", *_NO_BYPASS)
+        code, error = _refused(short_dir, *settings, hint="cache.bypass")
+    assert code == 1
+    assert str(full) in error
+
+
+def _refused(home: Path, *flags: str, before: Callable[[], object] | None = None, hint: str = "") -> tuple[int, str]:
     """Start a daemon that cannot start; return its exit code and its error line."""
     settings = ["--workers", "1", "--set", "arena.size=16MiB", "--set", "cache.free_reserve=0", "--cache-size", "64MiB"]
     where = ["--listen", f"unix://{home}/x.sock", "--cache-dir", str(home / "x"), "--status", "off"]
     done = forks.run(["serve", *where, *settings, *flags], os.environ, before=before)
     error, *hints = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert error.startswith("feedd: error: "), done.stderr
-    assert all(hint.startswith("feedd: hint: ") for hint in hints), done.stderr
+    assert all(line.startswith("feedd: hint: ") for line in hints), done.stderr
     assert len(hints) == 1, done.stderr
+    assert hint in hints[0], done.stderr
     return done.returncode, error
 
 
@@ -150,7 +221,7 @@ def test_a_cache_directory_that_cannot_be_one(short_dir: Path) -> None:
         assert code == 1
         assert str(path) in error
     with _disk(short_dir / "ro", "ro") as read_only:
-        code, error = _refused(short_dir, "--cache-dir", str(read_only / "cache"))
+        code, error = _refused(short_dir, "--cache-dir", str(read_only / "cache"), *_NO_BYPASS)
         assert code == 1
         assert str(read_only / "cache") in error
         assert "read-only" in error
@@ -159,7 +230,9 @@ def test_a_cache_directory_that_cannot_be_one(short_dir: Path) -> None:
 def test_a_cache_directory_without_permission(short_dir: Path) -> None:
     """A directory this user may not write ends the start with one line that names it."""
     (short_dir / "theirs").mkdir(mode=0o555)
-    code, error = _refused(short_dir, "--cache-dir", str(short_dir / "theirs"), before=let_permissions_bind)
+    code, error = _refused(
+        short_dir, "--cache-dir", str(short_dir / "theirs"), *_NO_BYPASS, before=let_permissions_bind
+    )
     assert code == 1
     assert str(short_dir / "theirs") in error
 

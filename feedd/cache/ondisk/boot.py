@@ -67,7 +67,9 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
         mounts.refuse_network(options.directory)
     lock.__enter__()
     with _uncollected():
-        return _take(options)
+        taken = _take(options)
+    lock.sign()  # a full disk may have room only now
+    return taken
 
 
 @contextlib.contextmanager
@@ -191,5 +193,5 @@ def _limit_bytes(options: CacheOptions, cached_bytes: int) -> int:
             object=str(options.directory),
             hint="free disk space, lower the free-space reserve, or pass another --cache-dir",
             stage="cache",
-        )
+        ) from trouble.PlaceFull(2 * layout.PAGE_BYTES, free_bytes, options.free_reserve_bytes)
     return limit_bytes

@@ -62,11 +62,29 @@ class DirectoryLock:
             finally:
                 os.close(fd)
 
+    def sign(self) -> None:
+        """Write the owner's name again, if a full disk had no room for it.
+
+        Raises:
+            CacheUnavailable: it cannot be written.
+        """
+        try:
+            self._sign(self._fd)
+        except OSError as error:
+            raise trouble.unavailable(error, self._directory) from error
+
+    def _sign(self, fd: int) -> None:
+        try:
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            if not trouble.is_full(error):
+                raise  # entries of ours may fill the disk: the lock is held without its owner's name
+
     def _lock(self, fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            self._sign(fd)
         except BlockingIOError as error:
             owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise CacheUnavailable(

@@ -81,6 +81,15 @@ class DiskHealth:
         self._clean_count = 0
         self._pause_s = 0.0
         self._full_until_s = 0.0
+        self._absent = False
+
+    def absent(self) -> None:
+        """Take note that there is no open cache on the disk: whoever opens it says so, probes do not."""
+        self.state, self._absent = DiskState.DOWN, True
+
+    def opened(self) -> None:
+        """Take note that the cache on the disk is open at last."""
+        self.state, self._absent = DiskState.NORMAL, False
 
     def may_read(self) -> bool:
         """Whether what is on the disk is to be read from there."""
@@ -94,6 +103,8 @@ class DiskHealth:
 
     def probe_interval_s(self) -> float | None:
         """Return the time between probes in this state; None: none are needed."""
+        if self._absent:
+            return None
         if self.state is DiskState.UNSTABLE:
             return self._options.probe_interval_s
         return self._options.down_probe_interval_s if self.state is DiskState.DOWN else None
