@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache import trouble
 from feedd.cache.disk import DiskCache, MemoryCache
 from feedd.cache.late import LateDisk, may_pass
-from feedd.cache.ondisk import boot
 from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.policy.health import DiskState
 from feedd.cache.tiers import TieredCache
@@ -46,7 +46,7 @@ class _BadBoot:
             self.tries += 1
             if self.code:
                 error = OSError(self.code, os.strerror(self.code))
-                raise boot.trouble.unavailable(error, lock._directory) from error
+                raise trouble.unavailable(error, lock._directory) from error
             return real(lock)
 
         monkeypatch.setattr(DirectoryLock, "__enter__", enter)
