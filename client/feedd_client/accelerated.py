@@ -96,9 +96,12 @@ def refuse_dealing() -> None:
     for _ in range(_FRAMES_MAX):
         if frame is None:
             return
-        dealer = frame.f_locals.get("self")
-        name, library = type(dealer).__name__, type(dealer).__module__.partition(".")[0]
-        if name in _DEALERS and library in _LIBRARIES and _process_count(dealer) > 1:
+        # Only of the libraries' own frames: reading f_locals keeps a frame's variables alive, and the trainer's frames
+        # hold datasets and batches.
+        library = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        dealer = frame.f_locals.get("self") if library in _LIBRARIES else None
+        name = type(dealer).__name__
+        if name in _DEALERS and _process_count(dealer) > 1:
             raise BadOptionError(
                 f"expected every process to iterate its own stream, got {library}'s {name}, which deals out one to"
                 f" {_process_count(dealer)} processes: they would train on a part of the data",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import io
 import multiprocessing
 import pickle
 import queue
 import threading
+import weakref
 from multiprocessing import resource_sharer
 from typing import TYPE_CHECKING, Any
 
@@ -291,6 +293,21 @@ def test_batches_outlive_their_dataset(bench: Bench) -> None:
     assert server.lifelines_ended == 0
     del kept
     gc.collect()
+    server.wait_for(lambda: server.lifelines_ended == 1)
+
+
+def test_who_deals_is_looked_for_without_keeping_variables(bench: Bench) -> None:
+    """With accelerate imported, too, a dataset ends when its last name goes, not when the function that had it ends."""
+    importlib.import_module("accelerate")
+    server = bench.server(steps=4, slot_count=3)
+    dataset = FeedDataset("s3://bucket/train/", batch_size=BATCH_SIZE, address=server.address)
+    batches = iter(dataset)
+    first = next(batches)
+    assert ids(first) == _wanted(0)
+    ended = weakref.ref(dataset)
+    del batches, dataset, first
+    gc.collect()
+    assert ended() is None
     server.wait_for(lambda: server.lifelines_ended == 1)
 
 

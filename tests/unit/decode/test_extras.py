@@ -50,17 +50,16 @@ def _sample(form: str) -> bytes:
 
 def _without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this an installation without extras; of our modules those that imported one are imported anew."""
+    from feedd.decode import forms  # noqa: PLC0415 - its attributes are what ``from`` finds before sys.modules
+
     for name in [*sys.modules]:
         if name.startswith("feedd.decode.forms.") and name.endswith(("_file", "_pieces", "_types", "litdata_arrow")):
             monkeypatch.delitem(sys.modules, name)
+            monkeypatch.delattr(forms, name.rpartition(".")[2], raising=False)
         elif name.split(".")[0] in LIBRARIES:
             monkeypatch.setitem(sys.modules, name, None)
     for name in LIBRARIES:
         monkeypatch.setitem(sys.modules, name, None)
-    from feedd.decode import forms  # noqa: PLC0415 - its attributes are what ``from`` finds before sys.modules
-
-    for name in ("parquet_file", "arrow_file", "delimited_file", "hdf5_file"):
-        monkeypatch.delattr(forms, name, raising=False)
 
 
 @pytest.mark.parametrize("form", sorted({*registry.names(), *EXTRA_OF_FORM}))
