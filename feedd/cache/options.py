@@ -26,7 +26,7 @@ class CacheOptions:
             at its first use after a start; ``off``: never, only its header and length are looked at.
         verified_for_s: so long an entry found whole needs no second look at its bytes.
         quotas: most disk bytes by URL prefix, the longest that matches an object counts; see ``Quotas``.
-        allow_network_fs: take a directory on NFS, SMB or FUSE, too.
+        allow_network_fs: take a directory on NFS, SMB or FUSE, too. fuse-overlayfs needs no permission.
     """
 
     directory: Path

@@ -25,7 +25,7 @@ from feedd.cli.machine import Finding, Verdict, examine
 from feedd.cli.report import EXIT_FAILED
 from feedd.config import Effective, render
 
-_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.CANNOT: "red"}
+_STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.DEGRADED: "bold yellow", Verdict.CANNOT: "red"}
 
 
 def check(
@@ -41,7 +41,8 @@ def check(
 ) -> None:
     """Show the effective configuration, where each value came from, and whether this machine can serve it.
 
-    Exits with 2 where the configuration is wrong and with 1 where the machine cannot serve it.
+    Exits with 2 where the configuration is wrong and with 1 where the machine cannot serve it. A degraded machine
+    serves: the exit status is 0.
     """
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     effective = flags.load()

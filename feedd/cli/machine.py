@@ -9,19 +9,24 @@ import os
 import resource
 import socket
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from feedd.cache.late import RETRY_S, may_pass
 from feedd.cache.ondisk import mounts
+from feedd.cache.ondisk.boot import limit_bytes
+from feedd.cache.ondisk.inspect import disk_bytes
 from feedd.cache.ondisk.lock import DirectoryLock
+from feedd.cache.trouble import is_full, unavailable
 from feedd.cli.hugepages import lacks_huge_pages
-from feedd.config.machine import existing_parent, memory_bytes, network_gbits, usable_cores
+from feedd.config.machine import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX
 from feedd.errors import CacheUnavailable
 from feedd.flow.parts import PartSize
 from feedd.observe.status import parse_address
-from feedd.units import MIB, format_size
+from feedd.pipeline.run import cache_options
+from feedd.units import MIB, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +41,7 @@ class Verdict(enum.Enum):
 
     FINE = "ok"
     NOTE = "note"  # can serve, but worth knowing
+    DEGRADED = "degraded"  # serves, but not as configured
     CANNOT = "cannot serve"
 
 
@@ -54,22 +60,36 @@ class Finding:
     hint: str = ""
 
 
-def _writable(directory: Path) -> str:
-    """Return why a file cannot be made in ``directory``; empty where it can."""
+def _write_error(directory: Path) -> OSError | None:
+    """Return why no file can be made in ``directory``; None if one can."""
     try:
         with tempfile.TemporaryFile(dir=directory):
-            return ""
+            return None
     except OSError as error:
-        return error.strerror or str(error)
+        return error
+
+
+def _without_disk(config: Config, error: CacheUnavailable) -> tuple[Verdict, str]:
+    """Return the verdict on a cache directory that cannot be used now, and what the daemon does meanwhile."""
+    if not config.cache.bypass or not may_pass(error):
+        return Verdict.CANNOT, ""
+    memory = config.cache.memory or config.cache.bypass
+    return Verdict.DEGRADED, (
+        f"; the daemon would keep shards in {format_size(memory)} of memory, "
+        f"and try the directory again every {format_duration(RETRY_S)}"
+    )
 
 
 def _cache(config: Config) -> Iterator[Finding]:
     directory = config.cache.dir
     found = existing_parent(directory)
-    trouble = _writable(found)
-    if trouble:
-        hint = f"give it to user {os.geteuid()}, or pass another --cache-dir"
-        yield Finding("cache directory", Verdict.CANNOT, f"{found}: {trouble}", hint)
+    refused = _write_error(found)
+    if refused is not None and not is_full(refused):
+        error = unavailable(refused, found)
+        error.__cause__ = refused
+        verdict, meanwhile = _without_disk(config, error)
+        detail = f"{found}: {refused.strerror or refused}{meanwhile}"
+        yield Finding("cache directory", verdict, detail, error.hint)
         return
     made = "" if found == directory else f" ({directory} will be made)"
     yield Finding("cache directory", Verdict.FINE, f"{found} can be written{made}")
@@ -80,11 +100,11 @@ def _cache(config: Config) -> Iterator[Finding]:
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     wanted, reserve = config.cache.size, config.cache.free_reserve
     room = f"{format_size(free)} free of {format_size(total)}, cache.size {format_size(wanted)}"
-    if free <= reserve and found != directory:
-        hint = "free some, or lower cache.free_reserve"
-        yield Finding(
-            "cache space", Verdict.CANNOT, f"{room}: less than cache.free_reserve {format_size(reserve)}", hint
-        )
+    full = _full(config, found)
+    if full is not None:
+        verdict, meanwhile = _without_disk(config, full)
+        detail = f"{room}: nothing beside cache.free_reserve {format_size(reserve)}{meanwhile}"
+        yield Finding("cache space", verdict, detail, "free some, or lower cache.free_reserve")
     elif wanted + reserve > total:
         hint = "the disk is the limit; lower cache.size to what it may really take"
         yield Finding("cache space", Verdict.NOTE, f"{room} and cache.free_reserve {format_size(reserve)}", hint)
@@ -94,6 +114,16 @@ def _cache(config: Config) -> Iterator[Finding]:
         if lacks_huge_pages(found):
             hint = "mount -o remount,huge=within_size on it halves what filling the cache costs"
             yield Finding("cache pages", Verdict.NOTE, f"{found} is memory in pages of 4 KiB", hint)
+
+
+def _full(config: Config, found: Path) -> CacheUnavailable | None:
+    """Return what the daemon would say if the disk has no room for the cache beside the entries of the cache."""
+    options = replace(cache_options(config), directory=found)
+    try:
+        limit_bytes(options, disk_bytes(config.cache.dir))
+    except CacheUnavailable as error:
+        return error
+    return None
 
 
 def _file_system(directory: Path, *, allowed: bool) -> Finding:
@@ -130,10 +160,10 @@ def _listen(config: Config) -> Iterator[Finding]:
 
 def _socket_directory(path: Path) -> Finding:
     found = existing_parent(path.parent)
-    trouble = _writable(found)
-    if trouble:
+    refused = _write_error(found)
+    if refused is not None:
         hint = "systemd's RuntimeDirectory=feedd makes it; else pass another --listen"
-        return Finding(f"socket {path}", Verdict.CANNOT, f"{found}: {trouble}", hint)
+        return Finding(f"socket {path}", Verdict.CANNOT, f"{found}: {refused.strerror or refused}", hint)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
@@ -167,6 +197,7 @@ def _process(config: Config) -> Iterator[Finding]:
     yield Finding("open files", verdict, f"hard limit {hard}, {NOFILE_WANTED} wanted", hint)
     yield _memfd()
     yield _fetch(config)
+    yield _workers(config)
     memory, arena = memory_bytes(), config.arena.size
     detail = f"arena.size {format_size(arena)} of {format_size(memory)}"
     if arena > memory:
@@ -192,6 +223,15 @@ def _fetch(config: Config) -> Finding:
         hint = "raise fetch.bytes_in_flight, or leave it out, for all parts to be in flight"
         return Finding("fetch", Verdict.NOTE, detail, hint)
     return Finding("fetch", Verdict.FINE, detail)
+
+
+def _workers(config: Config) -> Finding:
+    """Say how many decode workers ``auto`` comes to."""
+    decode = config.decode
+    if decode.workers == "auto":
+        least, most = default_workers(decode.workers_max), decode.workers_max
+        return Finding("decode workers", Verdict.FINE, f"auto: {least} to begin with, at most {most}")
+    return Finding("decode workers", Verdict.FINE, f"always {decode.workers}")
 
 
 def _memfd() -> Finding:

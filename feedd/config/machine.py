@@ -73,12 +73,15 @@ def default_cache_bytes(directory: Path) -> int:
     """Return half of the file system ``directory`` lies on, whole GiB where it is that large.
 
     Where it is memory, no more than a share of what this process may use: running out of that is no full disk.
+    Never less than the option allows. 1 GiB if the file system tells no size.
     """
     try:
         disk = os.statvfs(existing_parent(directory))
     except OSError:
         return GIB  # unreadable: the cache itself will say so when it opens the directory
-    share = int(disk.f_blocks * disk.f_frsize * CACHE_SHARE)
+    if not disk.f_blocks:
+        return GIB
+    share = max(MIB, int(disk.f_blocks * disk.f_frsize * CACHE_SHARE))
     if is_in_memory(directory):
         share = min(share, int(memory_bytes() * MEMORY_CACHE_SHARE))
     return share - share % GIB if share >= GIB else share

@@ -81,7 +81,7 @@ class CacheConfig(Section):
     )
     allow_network_fs: bool = Field(
         default=False,
-        description="whether dir may lie on NFS, SMB or FUSE: a file that its server loses kills its readers",
+        description="whether dir may lie on NFS, SMB or FUSE (not fuse-overlayfs): a file lost there kills its readers",
     )
 
     @field_validator("memory", "bypass")

@@ -89,14 +89,14 @@ def _take(options: CacheOptions) -> Taken:
     listing = Journal(options.directory)
     found = _find(options.directory, ledger, listing.read())
     sizes = [layout.disk_bytes(record.ref) for record in found.listed] + [stray.disk_bytes for stray in found.strays]
-    limit_bytes = _limit_bytes(options, sum(sizes))
-    surplus_count = _surplus_count(sizes, limit_bytes)
+    max_bytes = limit_bytes(options, sum(sizes))
+    surplus_count = _surplus_count(sizes, max_bytes)
     kept, strays = found.listed[surplus_count:], found.strays[max(0, surplus_count - len(found.listed)) :]
     for record in found.listed[:surplus_count]:
         files.remove(layout.file_path(options.directory, record.ref))
     for stray in found.strays[: len(found.strays) - len(strays)]:
         files.remove(stray.path)
-    index = CacheIndex(limit_bytes, Quotas(options.quotas))
+    index = CacheIndex(max_bytes, Quotas(options.quotas))
     kept_sizes = sizes[surplus_count : len(found.listed)]
     refused = index.adopt_all((record.ref, size) for record, size in zip(kept, kept_sizes, strict=True))
     for ref in refused:  # by a quota that is smaller now
@@ -180,7 +180,12 @@ def _surplus_count(sizes: list[int], limit_bytes: int) -> int:
     return count
 
 
-def _limit_bytes(options: CacheOptions, cached_bytes: int) -> int:
+def limit_bytes(options: CacheOptions, cached_bytes: int) -> int:
+    """Return how large a cache may be whose entries take ``cached_bytes`` now.
+
+    Raises:
+        CacheUnavailable: there is no room for any entry, or the directory cannot be looked at.
+    """
     try:
         free_bytes = files.free_bytes(options.directory)
     except OSError as error:

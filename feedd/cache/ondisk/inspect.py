@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING
 
-from feedd.cache import trouble
+from feedd.cache import layout, trouble
 from feedd.cache.ondisk import files
 from feedd.cache.ondisk.durability import RunLedger
 from feedd.cache.ondisk.lock import DirectoryLock
@@ -27,6 +28,20 @@ def scan(directory: Path) -> Iterator[CacheEntry]:
         raise trouble.unavailable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)), directory)
     for _, entry in _walk(directory):
         yield entry
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what the entries of a directory take, whole or not; none is opened.
+
+    Raises:
+        CacheUnavailable: it cannot be read. A directory that does not exist has no entries.
+    """
+    taken_bytes = 0
+    for folder, names in files.folders(directory / layout.FORMAT_FOLDER):
+        for name in filter(layout.is_entry_name, names):
+            with contextlib.suppress(OSError):  # evicted meanwhile
+                taken_bytes += layout.whole_pages((folder / name).lstat().st_size)
+    return taken_bytes
 
 
 def remove(directory: Path, predicate: Callable[[CacheEntry], bool]) -> list[CacheEntry]:

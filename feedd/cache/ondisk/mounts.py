@@ -11,7 +11,10 @@ from feedd.errors import CacheUnavailable
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _LOCAL: Final = frozenset(
-    {"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"}
+    {
+        *("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"),
+        "fuse.fuse-overlayfs",  # the root of a rootless container, over its host's disk
+    }
 )
 _NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse"})
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -55,9 +58,9 @@ def kind_in(mounts: list[str], path: Path) -> str:
 
 def judge(kind: str) -> FileSystem:
     """Tell what is known of a type of file system."""
-    if kind in _NETWORK or kind.startswith("fuse."):
-        return FileSystem.NETWORK
-    return FileSystem.LOCAL if kind in _LOCAL else FileSystem.UNKNOWN
+    if kind in _LOCAL:
+        return FileSystem.LOCAL
+    return FileSystem.NETWORK if kind in _NETWORK or kind.startswith("fuse.") else FileSystem.UNKNOWN
 
 
 def refuse_network(directory: Path) -> None:

@@ -76,6 +76,15 @@ async def test_a_directory_on_a_network_is_refused(tmp_path: Path, lies_on: Call
         assert cache.limit_bytes
 
 
+async def test_a_rootless_container_keeps_its_cache_on_its_root(tmp_path: Path, lies_on: Callable[[str], None]) -> None:
+    """The root file system of a rootless container is FUSE over a local disk, and serves as a cache like any disk."""
+    lies_on("fuse.fuse-overlayfs")
+    rig = CacheRig(tmp_path / "cache")
+    options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=0)
+    async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()) as cache:
+        assert cache.limit_bytes
+
+
 @pytest.mark.parametrize(
     ("kind", "allowed", "verdict"),
     [
@@ -84,6 +93,7 @@ async def test_a_directory_on_a_network_is_refused(tmp_path: Path, lies_on: Call
         ("fuse.gcsfuse", "false", Verdict.CANNOT),
         ("ext4", "false", Verdict.FINE),
         ("overlay", "false", Verdict.FINE),
+        ("fuse.fuse-overlayfs", "false", Verdict.FINE),
         ("tmpfs", "false", Verdict.FINE),
         ("newfs", "false", Verdict.NOTE),
     ],

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.cache import layout
+from feedd.cache.ondisk import files
 from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.cli.machine import Finding, Verdict, examine
 from feedd.config import load, options
+from feedd.config import machine as config_machine
+from feedd.units import MIB
+from feedd.values import ObjectRef
 from tests.fakes.nobody import as_nobody
 
 if TYPE_CHECKING:
@@ -121,7 +126,7 @@ def test_directories_that_cannot_be_written_are_named(place: Path) -> None:
     place.chmod(0o555)
     try:
         with as_nobody():
-            findings = _examine(place)
+            findings = _examine(place, cache__bypass="0")
     finally:
         place.chmod(0o700)
     assert findings["cache directory"].verdict is Verdict.CANNOT
@@ -131,7 +136,50 @@ def test_directories_that_cannot_be_written_are_named(place: Path) -> None:
 def test_a_cache_larger_than_the_disk_is_noted(place: Path) -> None:
     """The disk is the limit then; that works, and is worth knowing."""
     assert _examine(place, cache__size="900TiB")["cache space"].verdict is Verdict.NOTE
-    assert _examine(place, cache__free_reserve="900TiB")["cache space"].verdict is Verdict.CANNOT
+    full = _examine(place, cache__free_reserve="900TiB", cache__bypass="0")["cache space"]
+    assert full.verdict is Verdict.CANNOT
+
+
+def test_a_cache_directory_that_may_recover_is_degraded(place: Path) -> None:
+    """A directory without permission to write stops no daemon with ``cache.bypass``: the answer says what happens."""
+    place.chmod(0o555)
+    try:
+        with as_nobody():
+            finding = _examine(place, cache__bypass="64MiB")["cache directory"]
+    finally:
+        place.chmod(0o700)
+    assert finding.verdict is Verdict.DEGRADED
+    for said in ("Permission denied", "64MiB of memory", "every 10"):
+        assert said in finding.detail
+
+
+def test_a_full_disk_is_degraded_and_exit_code_0(feedd: Feedd, place: Path) -> None:
+    """The daemon starts beside a full disk and serves, so the command succeeds and names what is missing."""
+    outcome = _check(feedd, place, "--set", "cache.free_reserve=900TiB", "--set", "cache.bypass=64MiB")
+    assert outcome.code == 0, outcome
+    assert "degraded" in outcome.out
+    assert "cannot serve" not in outcome.out
+    assert "64MiB of memory" in outcome.out
+
+
+def test_space_taken_by_the_cache_itself_is_not_missing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full of the cache's own entries has room for the cache, as for the daemon."""
+    ref = ObjectRef("data", "a.tar", 3 * MIB, '"a"')
+    entry = layout.file_path(place / "cache", ref)
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(bytes(3 * MIB))
+    monkeypatch.setattr(files, "free_bytes", lambda _directory: 0)
+    assert _examine(place, cache__bypass="0")["cache space"].verdict is Verdict.FINE
+    entry.unlink()
+    assert _examine(place, cache__bypass="0")["cache space"].verdict is Verdict.CANNOT
+
+
+@pytest.mark.parametrize("workers", ["auto", "3"])
+def test_the_number_of_workers_is_shown(place: Path, workers: str) -> None:
+    """Where a number is chosen for the machine, the answer says which."""
+    most = config_machine.default_workers_max(())
+    told = {"auto": f"{config_machine.default_workers(most)} to begin with, at most {most}", "3": "always 3"}[workers]
+    assert told in _examine(place, decode__workers=workers)["decode workers"].detail
 
 
 def test_an_arena_larger_than_memory_cannot_be_served(place: Path) -> None:

@@ -79,6 +79,18 @@ def test_cache_default_is_half_of_its_file_system(tmp_path: Path) -> None:
     assert default_cache_bytes(tmp_path / "a" / "b") == default_cache_bytes(tmp_path) > 0
 
 
+@pytest.mark.parametrize("blocks", [0, 100])
+def test_cache_default_is_valid_on_any_file_system(
+    blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that tells no size, or a tiny one, is no mistake in an option that nobody set."""
+    real = os.statvfs(tmp_path)
+    tiny = os.statvfs_result((4096, 4096, blocks, blocks, blocks, *tuple(real)[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _path: tiny)
+    config = load({"cache.dir": (str(tmp_path), "flag --cache-dir")}, {}).config
+    assert config.cache.size == (1 << 20 if blocks else 1 << 30)
+
+
 def test_memory_is_known() -> None:
     """The memory this process may use is a positive number of bytes."""
     assert memory_bytes() > 2**20
