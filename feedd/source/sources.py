@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
@@ -29,6 +30,7 @@ from feedd.source.ranged import FetchLimits, RangeFetcher
 from feedd.source.retry import RetryLimits, RetryStore
 from feedd.source.s3.client import warm
 from feedd.source.s3.direct.store import DirectStore
+from feedd.source.s3.region import BucketFacts
 from feedd.source.s3.store import S3Store
 from feedd.source.taking import Taking
 from feedd.source.tempo import Tempo
@@ -102,6 +104,7 @@ class Sources:
         self._clock = clock
         self._stores: dict[str, ObjectStore] = {}
         self._tempos: dict[str, Tempo] = {}
+        self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._closed = False
         self._teller = _Teller()
         plain = RangeFetcher(
@@ -273,7 +276,7 @@ class Sources:
         location = parse_url(url)
         if location.root == FILE_ROOT:
             return await LOCAL_FILES.run(write_file, location.key, data, over)
-        store = S3Store(location.bucket, self._options)
+        store = S3Store(location.bucket, self._options, self._facts[location.bucket])
         try:
             return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
         finally:
@@ -283,7 +286,8 @@ class Sources:
         if root == FILE_ROOT:
             return LocalStore(self._options.file_threads)
         kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
-        return kind(parse_url(root).bucket, self._options)
+        bucket = parse_url(root).bucket
+        return kind(bucket, self._options, self._facts[bucket])
 
     def _wrapped(self, bare: ObjectStore) -> ObjectStore:
         metered = MeteredStore(bare, self._recorder, self._clock)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import tracemalloc
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from structlog.testing import capture_logs
 
 from feedd.bench.server import faults as fault
 from feedd.bench.server.objects import endless_bytes
@@ -54,6 +56,37 @@ async def test_case_27_region_is_learned_once(server: S3Server, authority: Autho
         before = len(server.requests)
         assert await rig.fetch_ref(ref) == DATA
         assert len(server.requests) == before + 6 + 1, "six parts, one question for the checksum"
+
+
+@pytest.mark.parametrize("code", ["PermanentRedirect", "AuthorizationHeaderMalformed"])
+@pytest.mark.usefixtures("aws_credentials")
+async def test_case_27_every_request_learns_the_region_of_one_redirect(
+    server: S3Server, authority: Authority, way: str, code: str
+) -> None:
+    """The first listing learns a bucket's region; listings, reads and writes after it are signed for that region."""
+    server.gate.place("bucket", "eu-north-1", code)
+    with capture_logs() as logs:
+        async with opened(server.url, authority, way, replace(SIGNED, region="us-east-1")) as rig:
+            (ref,) = await rig.sources.resolve(["s3://bucket/key"])
+            assert await rig.sources.resolve(["s3://bucket/key"]) == (ref,)
+            assert await rig.fetch_ref(ref) == DATA
+            await rig.sources.put("s3://bucket/new", b"new")
+    signed = Counter(request.headers["authorization"].split("/")[2] for request in server.requests)
+    assert signed["us-east-1"] == 1, signed
+    (told,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (told["bucket"], told["region"], told["configured"]) == ("bucket", "eu-north-1", "us-east-1")
+
+
+@pytest.mark.usefixtures("aws_credentials")
+async def test_a_write_is_signed_with_the_time_that_reads_learned(
+    server: S3Server, authority: Authority, way: str
+) -> None:
+    """Where this machine's clock is off, a write after a read is accepted at once: they share the store's time."""
+    server.gate.set_clock(3600)
+    async with opened(server.url, authority, way, replace(SIGNED, region="us-east-1")) as rig:
+        await rig.sources.resolve(["s3://bucket/key"])
+        await rig.sources.put("s3://bucket/new", b"new")
+    assert asked(server, "PUT") == 1
 
 
 async def test_case_27_a_redirect_that_leads_nowhere(server: S3Server, rig: Rig) -> None:

@@ -26,7 +26,7 @@ class Gate:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._refused: dict[str, str] = {}
-        self._regions: dict[str, str] = {}
+        self._regions: dict[str, Fault] = {}
         self._ahead: timedelta | None = None
 
     def refuse(self, access_key: str, code: str = "ExpiredToken") -> None:
@@ -34,10 +34,11 @@ class Gate:
         with self._lock:
             self._refused[access_key] = code
 
-    def place(self, bucket: str, region: str) -> None:
-        """Redirect requests for ``bucket`` that are signed for another region."""
+    def place(self, bucket: str, region: str, code: str = "PermanentRedirect") -> None:
+        """Refuse requests for ``bucket`` that are signed for another region, and name that in a header."""
+        status = 301 if code == "PermanentRedirect" else 400
         with self._lock:
-            self._regions[bucket] = region
+            self._regions[bucket] = Fault(status=status, code=code, headers=(("x-amz-bucket-region", region),))
 
     def set_clock(self, ahead_s: float) -> None:
         """Refuse requests that are signed at another time than this far ahead of the machine's."""
@@ -50,11 +51,11 @@ class Gate:
         if scope is None:
             return None
         with self._lock:
-            code, region, ahead = self._refused.get(scope[1]), self._regions.get(request.bucket), self._ahead
+            code, elsewhere, ahead = self._refused.get(scope[1]), self._regions.get(request.bucket), self._ahead
         if code is not None:
             return Fault(status=400, code=code)
-        if region is not None and scope[2] != region:
-            return Fault(status=301, code="PermanentRedirect", headers=(("x-amz-bucket-region", region),))
+        if elsewhere is not None and scope[2] != elsewhere.headers[0][1]:
+            return elsewhere
         if ahead is not None:
             return _judge_time(request, datetime.now(UTC) + ahead)  # noqa: TID251 - a signature states its date
         return None

@@ -24,8 +24,8 @@ from feedd.errors import BadConfig
 from feedd.source.once import Once
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.s3.credentials import keep_until_expiry
-from feedd.source.s3.errors import BARE, DENIED, FOREIGN, RENEWABLE, SKEWED, Asked, code_of, date_of, translate
-from feedd.source.s3.skew import ClockOffset
+from feedd.source.s3.errors import BARE, DENIED, FOREIGN, MOVED, RENEWABLE, SKEWED, Asked, code_of, date_of, translate
+from feedd.source.s3.region import BucketFacts
 from feedd.source.s3.transports import ClosingSession, trusting
 
 if TYPE_CHECKING:
@@ -156,16 +156,16 @@ class S3Clients:
     Args:
         s3: how the bucket is reached.
         limits: deadlines and counts.
-        clock: the bucket's; None: a new one.
+        facts: the bucket's; None: nothing is known yet.
 
     Attributes:
-        clock: for other clients of the bucket.
+        facts: for other clients of the bucket.
     """
 
-    def __init__(self, s3: S3Options, limits: SourceOptions, clock: ClockOffset | None = None) -> None:
+    def __init__(self, s3: S3Options, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
         self._s3 = s3
         self._limits = limits
-        self.clock = clock or ClockOffset()
+        self.facts = facts or BucketFacts()
         self._current: Once[_Generation] = Once(self._open)
 
     async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
@@ -173,7 +173,7 @@ class S3Clients:
 
         After credentials ran out: with a new client. So, too, after an object was refused that is known to be there:
         its credentials may have been replaced since the client read them. After a request was signed with another time
-        than the store's: with that time.
+        than the store's: with that time. After it was signed for another region than the bucket's: for that region.
 
         Raises:
             FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
@@ -183,11 +183,13 @@ class S3Clients:
             async with asyncio.timeout(deadline_s):
                 while True:
                     generation = await self._taken()
-                    used_s = self.clock.offset_s
+                    used_s, region = self.facts.clock.offset_s, self.facts.region.name
                     try:
                         return await ask(generation.client)
                     except FOREIGN as error:
-                        remedy = self._skewed(error, asked, used_s) or self._outdated(error, asked, generation)
+                        elsewhere = "region" if region != self.facts.region.name and code_of(error) in MOVED else ""
+                        remedy = elsewhere or self._skewed(error, asked, used_s)
+                        remedy = remedy or self._outdated(error, asked, generation)
                         if not remedy or remedy in tried:
                             raise
                     finally:
@@ -225,7 +227,7 @@ class S3Clients:
         if self._s3.anonymous or code not in SKEWED | BARE:
             return ""
         least_s = _SKEW_S if code in BARE else 0.0
-        return "clock" if self.clock.learn(date_of(error), asked.url, used_s, least_s) else ""
+        return "clock" if self.facts.clock.learn(date_of(error), asked.url, used_s, least_s) else ""
 
     def _outdated(self, error: BaseException, asked: Asked, used: _Generation) -> str:
         """Return ``renew`` if other credentials may help.
@@ -249,7 +251,8 @@ class S3Clients:
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(self._limits.connect_timeout_s + self._limits.read_timeout_s):
                 client = await open_client(stack, self._s3, self._limits)
-            self.clock.attach(client)
+            self.facts.clock.attach(client)
+            self.facts.region.attach(client)
             return _Generation(client, stack.pop_all(), _now_s())
 
     @staticmethod

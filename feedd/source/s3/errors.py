@@ -116,6 +116,12 @@ def date_of(error: BaseException) -> str:
     return str(meta.get("HTTPHeaders", {}).get("date", ""))
 
 
+def region_of(response: Mapping[str, Any]) -> str:
+    """Return the region that an answer says the bucket is in; empty where it says none."""
+    headers: Mapping[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return str(headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region", ""))
+
+
 def translate(error: BaseException, asked: Asked) -> FeeddError:
     """Return our error for theirs; raise it ``from`` the original."""
     if isinstance(error, boto.ClientError):
@@ -174,7 +180,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code in _MISSING:
         return _missing(code, asked)
     if code in MOVED:
-        region = headers.get("x-amz-bucket-region") or error.response.get("Error", {}).get("Region", "")
+        region = region_of(error.response)
         name = region or "its region"
         told = f"set AWS_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
         return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from feedd.source.options import SourceOptions
     from feedd.source.s3.errors import Asked
-    from feedd.source.s3.skew import ClockOffset
+    from feedd.source.s3.region import BucketFacts
 
 _PAGES_AHEAD_COUNT = 8
 
 
 async def list_pages(
-    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, clock: ClockOffset
+    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[list[ObjectRef], None]:
     """Yield non-empty pages of the keys under ``asked.url`` that come after ``start_after``.
 
@@ -36,7 +36,7 @@ async def list_pages(
     """
 
     def make() -> AsyncGenerator[Mapping[str, Any], None]:
-        return _answers(bucket, asked, limits, start_after, clock)
+        return _answers(bucket, asked, limits, start_after, facts)
 
     root, order = f"s3://{bucket}", _Order(asked, start_after)
     answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
@@ -52,7 +52,7 @@ async def list_pages(
 
 
 async def _answers(
-    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, clock: ClockOffset
+    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """Run in the thread: ask for page after page, with a client of this loop."""
     s3 = limits.for_bucket(bucket)
@@ -67,7 +67,7 @@ async def _answers(
         answer: Mapping[str, Any] = await client.list_objects_v2(**query)
         return answer
 
-    async with contextlib.aclosing(S3Clients(s3, limits, clock)) as clients:
+    async with contextlib.aclosing(S3Clients(s3, limits, facts)) as clients:
         while True:
             answer = await clients.call(ask, asked, limits.listing_deadline_s)
             yield answer

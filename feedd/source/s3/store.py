@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from feedd.source.options import SourceOptions
+    from feedd.source.s3.region import BucketFacts
     from feedd.values import ByteRange, ObjectChecksum
 
 _log = structlog.get_logger(__name__)
@@ -34,11 +35,11 @@ class S3Store:
         clients: lends the SDK's client.
     """
 
-    def __init__(self, bucket: str, limits: SourceOptions) -> None:
+    def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
         self._bucket = bucket
         self._limits = limits
         self._s3 = limits.for_bucket(bucket)
-        self.clients = S3Clients(self._s3, limits)
+        self.clients = S3Clients(self._s3, limits, facts)
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._endpoint = self._s3.endpoint_url or "the configured endpoint"
         self._checksums = S3Checksums(self.clients, bucket, self._payer, limits.read_deadline_s(0))
@@ -54,7 +55,7 @@ class S3Store:
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages in byte order, produced by a thread of its own; see ``ObjectStore.list``."""
         asked = self.asked("list", prefix)
-        found = list_pages(self._bucket, asked, self._limits, start_after, self.clients.clock)
+        found = list_pages(self._bucket, asked, self._limits, start_after, self.clients.facts)
         async with contextlib.aclosing(found) as pages:
             async for page in pages:
                 yield page

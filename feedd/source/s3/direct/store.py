@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from feedd.source.options import SourceOptions
     from feedd.source.s3.direct.answer import Answer
     from feedd.source.s3.errors import Asked
+    from feedd.source.s3.region import BucketFacts
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 _log = structlog.get_logger(__name__)
@@ -57,11 +58,11 @@ class DirectStore:
     Sends each request once, but for one on a kept connection that the server had closed already.
     """
 
-    def __init__(self, bucket: str, limits: SourceOptions) -> None:
+    def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
         self._bucket = bucket
         self._limits = limits
         self._s3 = limits.for_bucket(bucket)
-        self._sdk = S3Store(bucket, limits)
+        self._sdk = S3Store(bucket, limits, facts)
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
         self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
@@ -175,7 +176,7 @@ class DirectStore:
         with contextlib.suppress(ClientError):  # the GET that follows says it better: an answer to a HEAD has no body
             await client.head_object(Bucket=self._bucket, Key=key, **self._payer)  # the SDK follows, and remembers
         template = await self._caught(client)
-        _log.info("the bucket is elsewhere", bucket=self._bucket, origin=template.origin)
+        _log.debug("the bucket is elsewhere", bucket=self._bucket, origin=template.origin)
         return template
 
     async def _template(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
