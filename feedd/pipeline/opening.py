@@ -22,7 +22,7 @@ from feedd.pipeline.batches.policy import BadSamples
 from feedd.pipeline.batches.remedy import RemedyOptions
 from feedd.pipeline.batches.together import are_plain, slots_together
 from feedd.pipeline.dataset.foresight import Foresight
-from feedd.pipeline.dataset.labels import Labelling, with_tables
+from feedd.pipeline.dataset.labels import Labelling, forget, with_tables
 from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
@@ -106,14 +106,25 @@ class Pipeline:
         self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
-        expected = spec.expect_fingerprint
         enter_stage(f"listing {_shortened(spec.urls)}")
         with self.shelf.begun(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
-                self.shelf.mixed(request.sources, lambda held: request.fingerprint(held) == expected, request.cuts),
+                self.shelf.mixed(
+                    request.sources,
+                    lambda held: request.fingerprint(held) == spec.expect_fingerprint,
+                    request.cuts,
+                ),
                 self._labelling.tables(request),
             )
+        try:
+            return await self._listed(request, listing, tables)
+        finally:
+            await forget(tables)
+
+    async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
+        """Open what is listed."""
+        spec, expected = request.spec, request.spec.expect_fingerprint
         mark = await CPU.run(request.fingerprint, listing)  # formats that were named are one per shard
         if expected and mark != expected:
             raise ObjectChanged(

@@ -17,19 +17,25 @@ shards, which tells nothing of any; it is just no shard.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from feedd.plan import litdata
-from feedd.plan.counts import SAMPLES_MAX, decoded, each, folder_of, is_index
+from feedd.plan.counts import SAMPLES_MAX, folder_of, is_index
+from feedd.plan.json_pieces import elements, find, items, members, value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from feedd.plan.counts import Row
+    from feedd.plan.json_pieces import Octets
     from feedd.values import ObjectRef
 
 CLAIMS_BYTES_MAX = 256 << 20
+_READERS_KEPT: Final = 1024
 
 
 class Claim(NamedTuple):
@@ -73,84 +79,71 @@ class _MdsShard(msgspec.Struct):
         return f"mds:{msgspec.json.encode(columns).decode()}"
 
 
-class _Mds(msgspec.Struct):
-    version: int
-    shards: list[msgspec.Raw]
-
-
 class _WidsShard(msgspec.Struct):
     url: str
     nsamples: int
     filesize: int
 
 
-class _Wids(msgspec.Struct):
-    wids_version: int
-    shardlist: list[msgspec.Raw]
-
-
-class _Split(msgspec.Struct):
-    filenames: list[str]
-    shard_lengths: list[int]
-
-
-class _Info(msgspec.Struct):
-    splits: dict[str, _Split]
-
-
-def _index(data: bytes) -> Iterator[Claim]:
-    if "chunks" not in decoded(data, dict[str, msgspec.Raw]):
+def _index(data: Octets) -> Iterator[Claim]:
+    if "chunks" not in (name for name, _ in members(data)):
         yield from _mosaic(data)
         return
-    claims, reader = litdata.chunks(data)
-    for key, size_bytes, count in claims:
+    for key, size_bytes, count, reader in litdata.chunks(data):
         yield Claim(key, size_bytes, count, reader)
 
 
-def _mosaic(data: bytes) -> Iterator[Claim]:
-    file = decoded(data, _Mds)
-    if file.version != 2:
-        raise ValueError(f"expected an index of version 2, got {file.version}")
+def _mosaic(data: Octets) -> Iterator[Claim]:
+    places = find(data, ("version", "shards"))
+    version = value(data, places["version"], int)
+    if version != 2:
+        raise ValueError(f"expected an index of version 2, got {version}")
     readers: dict[str, str] = {}  # one text for all shards that have it
-    for shard in each(file.shards, _MdsShard):
+    for shard in elements(data, places["shards"], _MdsShard):
         reader = shard.reader()
-        reader = readers.setdefault(reader, reader)
+        if len(readers) < _READERS_KEPT:
+            reader = readers.setdefault(reader, reader)
         if shard.raw_data is not None:
             yield Claim(shard.raw_data.basename, shard.raw_data.bytes, shard.samples, reader)
         if shard.zip_data is not None:
             yield Claim(shard.zip_data.basename, shard.zip_data.bytes, shard.samples)
 
 
-def _wids(data: bytes) -> Iterator[Claim]:
-    file = decoded(data, _Wids)
-    if file.wids_version != 1:
-        raise ValueError(f"expected an index of version 1, got {file.wids_version}")
-    for shard in each(
-        file.shardlist, _WidsShard
-    ):  # it may name them as they lay where it was made: looked for here by their last name
+def _wids(data: Octets) -> Iterator[Claim]:
+    places = find(data, ("wids_version", "shardlist"))
+    version = value(data, places["wids_version"], int)
+    if version != 1:
+        raise ValueError(f"expected an index of version 1, got {version}")
+    # it may name shards as they lay where it was made: looked for here by their last name
+    for shard in elements(data, places["shardlist"], _WidsShard):
         yield Claim(shard.url.rpartition("/")[2], shard.filesize, shard.nsamples)
 
 
-def _sizes(data: bytes) -> Iterator[Claim]:
+def _sizes(data: Octets) -> Iterator[Claim]:
     # some write numbers as text, and those who read it take them
-    for name, count in decoded(data, dict[str, int], strict=False).items():
+    for name, count in items(data, int, strict=False):
         yield Claim(name, None, count)
 
 
-def _timm(data: bytes) -> Iterator[Claim]:
-    for split in decoded(data, _Info).splits.values():
-        if len(split.filenames) != len(split.shard_lengths):
-            raise ValueError(f"expected {len(split.filenames)} shard_lengths, got {len(split.shard_lengths)}")
-        for name, count in zip(split.filenames, split.shard_lengths, strict=True):
+def _timm(data: Octets) -> Iterator[Claim]:
+    for _, split in members(data, find(data, ("splits",))["splits"]):
+        columns = dict(members(data, split))
+        if not columns.keys() >= {"filenames", "shard_lengths"}:
+            raise ValueError("expected an index of splits with filenames and shard_lengths, got one without")
+        names, counts = elements(data, columns["filenames"], str), elements(data, columns["shard_lengths"], int)
+        for name, count in zip_longest(names, counts):
+            if name is None or count is None:
+                raise ValueError("expected as many shard_lengths as filenames, got others")
             yield Claim(name, None, count)
 
 
-_READERS: Final[Mapping[str, Callable[[bytes], Iterator[Claim]]]] = {
+_READERS: Final[Mapping[str, Callable[[Octets], Iterator[Claim]]]] = {
     "index.json": _index,
     "shardindex.json": _wids,
     "sizes.json": _sizes,
     "_info.json": _timm,
 }
+_WITH_BYTES: Final = frozenset(("index.json", "shardindex.json"))
 _ONLY_SUMS: Final = "__len__"
 _ABOUT_RECORDS: Final = (".idx", ".lst")  # where MXNet's records lie, and what im2rec was given to pack
 
@@ -160,29 +153,53 @@ def is_claim(key: str) -> bool:
     return key.rpartition("/")[2] in _READERS
 
 
+def tells_bytes(key: str) -> bool:
+    """Whether a file of this name tells the bytes of the shards that it counted."""
+    return key.rpartition("/")[2] in _WITH_BYTES
+
+
 def is_beside(key: str) -> bool:
     """Whether an object is about samples, feedd's own index or another's, and so no shard."""
     return is_index(key) or is_claim(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
 
 
-def parse_claims(key: str, data: bytes) -> list[Claim]:
-    """Return what a file says; nothing in it is trusted.
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a file says of shards, a piece of it at a time: read anew by whoever goes through it, and never kept.
 
-    Args:
+    Attributes:
         key: of the file: its name tells what it is.
-        data: all of it.
-
-    Raises:
-        ValueError: it is no such file, or says what cannot be; one line.
+        data: all of it; nothing in it is trusted.
     """
-    claims = list(_READERS[key.rpartition("/")[2]](data))
-    said: dict[tuple[str, int | None], int] = {}
-    for claim in claims:
-        if not 0 <= claim.sample_count < SAMPLES_MAX:
-            raise ValueError(f"expected a count of samples, got {claim.sample_count} for {claim.key!r:.80}")
-        if said.setdefault(claim[:2], claim.sample_count) != claim.sample_count:
-            raise ValueError(f"expected one count for {claim.key!r:.80}, got two")
-    return claims
+
+    key: str
+    data: Octets
+
+    def __iter__(self) -> Iterator[Claim]:
+        """Yield what it says of each shard.
+
+        Raises:
+            ValueError: it is no such file, or says what cannot be; one line. What came before it is worth nothing.
+        """
+        for claim in _READERS[self.key.rpartition("/")[2]](self.data):
+            if not 0 <= claim.sample_count < SAMPLES_MAX:
+                raise ValueError(f"expected a count of samples, got {claim.sample_count} for {claim.key!r:.80}")
+            yield claim
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names without bytes that a file claims, held against those of the objects that lie where it claims them."""
+
+    seen: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    gone_count: int = 0
+    first_gone: str = ""
+
+    def gone(self, key: str) -> None:
+        """Take note of one that is not there."""
+        self.gone_count += 1
+        self.first_gone = min(self.first_gone or key, key)
 
 
 class Surroundings:
@@ -196,29 +213,52 @@ class Surroundings:
             self._at[ref.root, ref.key].append(number)  # the same object may be listed twice
             self._folders[ref.root, folder_of(ref.key)].add(ref.key)
 
-    def believed(self, file: ObjectRef, claims: Sequence[Claim]) -> dict[int, int]:
+    def clear(self) -> None:
+        """Forget the objects, one by one: to free millions in one call keeps the interpreter from everybody else."""
+        while self._at:
+            self._at.popitem()
+        while self._folders:
+            _, keys = self._folders.popitem()
+            while keys:
+                keys.pop()
+
+    def counted(self, file: ObjectRef, rows: Iterable[Row]) -> dict[int, int]:
+        """Return the counts of the shards that are still what they were when feedd's own index was written."""
+        folder = folder_of(file.key)
+        found: dict[int, int] = {}
+        for row in rows:
+            for number in self._at.get((file.root, folder + row.key), ()):
+                if (self._refs[number].size_bytes, self._refs[number].etag) == (row.size_bytes, row.etag):
+                    found[number] = row.sample_count
+        return found
+
+    def believed(self, file: ObjectRef, claims: Iterable[Claim]) -> dict[int, int]:
         """Return the counts of the shards that can be what a file claims they are, by their index.
 
         Raises:
-            ValueError: none is, or it says no bytes and is not of the shards that lie beside it.
+            ValueError: none is, or it says two counts of one, or no bytes and is not of the shards that lie beside it.
         """
         folder = folder_of(file.key)
-        blind = {folder + claim.key for claim in claims if claim.size_bytes is None}
-        if blind:
-            self._check_names(file.root, blind)
         found: dict[int, int] = {}
+        names = _Names()
+        total = 0
         for key, size_bytes, count, _ in claims:
-            for number in self._at.get((file.root, folder + key), ()):
+            total += 1
+            numbers = self._at.get((file.root, folder + key), ())
+            if size_bytes is None:
+                self._note(names, file.root, folder + key)
+            for number in numbers:
                 actual_bytes = self._refs[number].size_bytes
                 if size_bytes is None and count and count >= actual_bytes:
                     raise ValueError(f"expected counts of samples, got {count} for the {actual_bytes} bytes of {key!r}")
-                if size_bytes in {None, actual_bytes}:
-                    found[number] = count
+                if size_bytes in {None, actual_bytes} and found.setdefault(number, count) != count:
+                    raise ValueError(f"expected one count for {key!r:.80}, got two")
+        self._check(file.root, names)
         if not found:
-            raise ValueError(f"expected objects that are there as it says, got none of {len(claims)}")
+            raise ValueError(f"expected objects that are there as it says, got none of {total}")
         return found
 
-    def formats(self, file: ObjectRef, claims: Sequence[Claim], believed: Collection[int]) -> dict[int, str]:
+    def formats(self, file: ObjectRef, claims: Iterable[Claim], believed: Collection[int]) -> dict[int, str]:
         """Return how shards are to be read as far as a file says, by their index.
 
         What LitData says holds for chunks of other bytes, too: without it they cannot be read at all.
@@ -232,11 +272,22 @@ class Surroundings:
             if number in believed or claim.format.startswith("litdata:")
         }
 
-    def _check_names(self, root: str, named: set[str]) -> None:
-        folders = {folder_of(key) for key in named}
-        there: set[str] = set().union(*(self._folders.get((root, folder), ()) for folder in folders))
-        missing, gone = there - named, named - there
-        if missing:
-            raise ValueError(f"expected counts of all objects beside it, got none of {len(missing)}: {min(missing)!r}")
-        if gone:
-            raise ValueError(f"expected counts of objects that are there, got {len(gone)} that are not: {min(gone)!r}")
+    def _note(self, names: _Names, root: str, key: str) -> None:
+        if (root, key) in self._at:
+            names.seen.add(key)
+        else:
+            names.gone(key)
+        if (root, folder_of(key)) in self._folders:
+            names.folders.add(folder_of(key))
+
+    def _check(self, root: str, names: _Names) -> None:
+        missing_count, first = 0, ""
+        for folder in names.folders:
+            for key in self._folders[root, folder]:
+                if key not in names.seen:
+                    missing_count, first = missing_count + 1, min(first or key, key)
+        if missing_count:
+            raise ValueError(f"expected counts of all objects beside it, got none of {missing_count}: {first!r}")
+        if names.gone_count:
+            gone = f"{names.gone_count} that are not: {names.first_gone!r}"
+            raise ValueError(f"expected counts of objects that are there, got {gone}")

@@ -9,29 +9,23 @@ for the very object (size and ETag) that is there. JSON, in columns:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from feedd.plan.json_pieces import elements, find, value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from feedd.plan.json_pieces import Octets
     from feedd.values import ObjectRef
 
 INDEX_NAME = "_feedd_index.json"
 INDEX_BYTES_MAX = 1 << 30  # some five million shards
 VERSION = 1
 SAMPLES_MAX = 1 << 40  # of a shard: more is no count
-
-_T = TypeVar("_T")
-
-
-class _Columns(msgspec.Struct, forbid_unknown_fields=False):
-    version: int
-    key: msgspec.Raw
-    size_bytes: msgspec.Raw
-    etag: msgspec.Raw
-    sample_count: msgspec.Raw
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=False):
@@ -81,49 +75,33 @@ def render(rows: Iterable[Row]) -> bytes:
     )
 
 
-def decoded(data: bytes | msgspec.Raw, kind: type[_T], *, strict: bool = True) -> _T:
-    """Return JSON that nobody vouches for.
+def rows_of(data: Octets) -> Iterator[Row]:
+    """Yield the rows of a file, a piece of it at a time; nothing in it is trusted.
 
     Raises:
-        ValueError: it is not of that kind; one line.
+        ValueError: it is not such a file; says what is wrong with it. Rows that came before it are worth nothing.
     """
-    try:
-        return msgspec.json.decode(data, type=kind, strict=strict)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"expected an index, got {error}") from error
+    places = find(data, ("version", "key", "size_bytes", "etag", "sample_count"))
+    version = value(data, places["version"], int)
+    if version != VERSION:
+        raise ValueError(f"expected an index of version {VERSION}, got {version}")
+    columns = (
+        elements(data, places["key"], str),
+        elements(data, places["size_bytes"], int),
+        elements(data, places["etag"], str),
+        elements(data, places["sample_count"], int),
+    )
+    for key, size_bytes, etag, count in zip_longest(*columns):
+        if key is None or size_bytes is None or etag is None or count is None:
+            raise ValueError("expected columns of one length, got others")
+        if not 0 <= count < SAMPLES_MAX:
+            raise ValueError("expected counts of samples, got numbers that are none")
+        yield Row(key, size_bytes, etag, count)
 
 
-def each(raws: Iterable[msgspec.Raw], kind: type[_T]) -> Iterator[_T]:
-    """Yield elements of a list of JSON, one after another: all at once is a call that no other thread gets through.
-
-    Raises:
-        ValueError: one is not of that kind; one line.
-    """
-    decoder = msgspec.json.Decoder(kind)
-    for raw in raws:
-        try:
-            yield decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"expected an index, got {error}") from error
-
-
-def parse(data: bytes) -> list[Row]:
-    """Return the rows of a file; nothing in it is trusted.
-
-    Raises:
-        ValueError: it is not such a file; says what is wrong with it.
-    """
-    file = decoded(data, _Columns)  # a column at a time: see ``each``
-    if file.version != VERSION:
-        raise ValueError(f"expected an index of version {VERSION}, got {file.version}")
-    texts = [decoded(column, list[str]) for column in (file.key, file.etag)]
-    sizes, counts = (decoded(column, list[int]) for column in (file.size_bytes, file.sample_count))
-    columns = (texts[0], sizes, texts[1], counts)
-    if len({len(column) for column in columns}) != 1:
-        raise ValueError("expected columns of one length, got others")
-    if any(not 0 <= count < SAMPLES_MAX for count in counts):
-        raise ValueError("expected counts of samples, got numbers that are none")
-    return [Row(*row) for row in zip(*columns, strict=True)]
+def parse(data: Octets) -> list[Row]:
+    """Return all rows of a file, as ``rows_of``."""
+    return list(rows_of(data))
 
 
 def merged(ours: Mapping[str, Row], there: Iterable[Row], stale: Collection[Row]) -> tuple[list[Row], list[Row]]:

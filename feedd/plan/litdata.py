@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from feedd.plan.counts import decoded
+from feedd.plan.json_pieces import elements, find, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from feedd.plan.json_pieces import Octets
 
 _DEPTH_MAX: Final = 16
 _LEAVES_MAX: Final = 4096
@@ -32,27 +34,23 @@ class _Config(msgspec.Struct):
     item_loader: str | None = None
 
 
-class _File(msgspec.Struct):
-    chunks: list[_Chunk]
-    config: _Config
-
-
-def chunks(data: bytes) -> tuple[list[tuple[str, int | None, int]], str]:
-    """Return name, bytes and samples of each chunk, and the format that reads them: ``litdata:`` and JSON.
+def chunks(data: Octets) -> Iterator[tuple[str, int | None, int, str]]:
+    """Yield name, bytes and samples of each chunk, and the format that reads them: ``litdata:`` and JSON.
 
     Some versions count a chunk's head among its bytes and some do not, so that each is there twice.
 
     Raises:
         ValueError: it is no such file.
     """
-    file = decoded(data, _File)
-    found: list[tuple[str, int | None, int]] = []
-    for chunk in file.chunks:
+    places = find(data, ("chunks", "config"))
+    whole = all(chunk.filename.endswith(_WHOLE) for chunk in elements(data, places["chunks"], _Chunk))
+    params = _params(value(data, places["config"], _Config), whole=whole)
+    reader = f"litdata:{msgspec.json.encode(params).decode()}"
+    for chunk in elements(data, places["chunks"], _Chunk):
         if chunk.chunk_bytes is not None:
-            found.append((chunk.filename, chunk.chunk_bytes, chunk.chunk_size))
-            found.append((chunk.filename, chunk.chunk_bytes + 4 * (chunk.chunk_size + 2), chunk.chunk_size))
-    whole = all(chunk.filename.endswith(_WHOLE) for chunk in file.chunks)
-    return found, f"litdata:{msgspec.json.encode(_params(file.config, whole=whole)).decode()}"
+            head_bytes = 4 * (chunk.chunk_size + 2)
+            yield chunk.filename, chunk.chunk_bytes, chunk.chunk_size, reader
+            yield chunk.filename, chunk.chunk_bytes + head_bytes, chunk.chunk_size, reader
 
 
 def _params(config: _Config, *, whole: bool) -> dict[str, object]:

@@ -59,10 +59,7 @@ class KeptIndex:
             self._ref, self._rows = ref, []  # of this version even where it is no index: so it can be replaced
             if ref.size_bytes > INDEX_BYTES_MAX:
                 raise ValueError(f"expected an index of at most {INDEX_BYTES_MAX} bytes, got {ref.size_bytes}")
-            data = bytearray(ref.size_bytes)
-            with memoryview(data) as target:
-                await self._sources.fetcher.fetch(ref, target)
-            self._rows = await CPU.run(lambda: parse(bytes(data)))
+            self._rows = await self._sources.texts.parse(ref, parse)
         return self._rows
 
     async def save(self, ours: Mapping[str, Row]) -> list[Row]:

@@ -70,7 +70,7 @@ class _Sequence:
 
     def texts(self) -> Iterator[str]:
         lists = [(part,) if isinstance(part, str) else tuple(part.texts()) for part in self.parts]
-        return map("".join, itertools.product(*lists))
+        return ("".join(parts) for parts in itertools.product(*lists))  # others get a turn: ``map`` gives them none
 
 
 def split(url: str) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRequest
 from feedd.source.braces import Allowance, expand, split
+from feedd.source.manifest import Names
 from feedd.source.urls import Location, parse_url
 
 if TYPE_CHECKING:
@@ -25,16 +26,13 @@ class UrlList:
         itself: as it is written; None: it can be no URL, but for its braces.
         locations: what it stands for; only itself where it has no braces.
         asked: those of them, by number, that may be objects by their names.
+        names: store and key of those.
     """
 
     itself: Location | None
     locations: tuple[Location, ...]
     asked: tuple[int, ...] = ()
-
-    @property
-    def names(self) -> list[tuple[str, str]]:
-        """Store and key of those that may be objects."""
-        return [(self.locations[at].root, self.locations[at].key) for at in self.asked]
+    names: Names = field(default_factory=Names)
 
 
 def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[UrlList]:
@@ -59,8 +57,9 @@ def lists_of(urls: Sequence[str], allowance: Allowance | None = None) -> list[Ur
         with contextlib.suppress(BadRequest):  # braces in the name of a bucket
             itself = parse_url(url)
         locations = tuple(map(parse_url, expanded))
-        asked = (at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest)
-        found.append(UrlList(itself, locations, tuple(asked)))
+        asked = [at for at, one in enumerate(locations) if one.key[-1:] not in {"", "/"} and not one.manifest]
+        names = Names((locations[at].root, locations[at].key) for at in asked)
+        found.append(UrlList(itself, locations, tuple(asked), names))
     return found
 
 

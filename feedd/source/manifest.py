@@ -6,13 +6,15 @@ import asyncio
 import codecs
 import json
 import re
-from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from array import array
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from feedd.errors import BadRequest, FeeddError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+
+    from feedd.plan.json_pieces import Octets
 
 _T = TypeVar("_T")
 
@@ -32,7 +34,36 @@ _AUGMENTED = (
 )
 
 
-def parse_manifest(data: bytes | bytearray, url: str) -> Iterator[str]:
+class Names:
+    """Stores and keys of very many objects, in a few blocks of memory: a text of each for as long as it is looked at.
+
+    Millions of texts that are freed together keep the interpreter, and so the event loop, for as long as that takes.
+    """
+
+    def __init__(self, names: Iterable[tuple[str, str]] = ()) -> None:
+        self._keys, self._ends = bytearray(), array("q")
+        self._roots: dict[str, int] = {}
+        self._root_of = array("I")
+        for root, key in names:
+            self._keys += key.encode("utf-8", "surrogatepass")
+            self._ends.append(len(self._keys))
+            self._root_of.append(self._roots.setdefault(root, len(self._roots)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == one for one in self)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        roots = list(self._roots)
+        start = 0
+        for number, end in enumerate(self._ends):
+            yield roots[self._root_of[number]], self._keys[start:end].decode("utf-8", "surrogatepass")
+            start = end
+
+
+def parse_manifest(data: Octets, url: str) -> Iterator[str]:
     """Yield the URLs a manifest names, in its order; duplicates stay, names are appended verbatim.
 
     One name after another is read: whatever the manifest holds, no more than that is held of it, and nothing takes
@@ -59,15 +90,15 @@ def parse_manifest(data: bytes | bytearray, url: str) -> Iterator[str]:
 class _Reader:
     """Reads a manifest from its begin to its end, element by element."""
 
-    def __init__(self, data: bytes | bytearray, url: str) -> None:
-        self._data = data
+    def __init__(self, data: Octets, url: str) -> None:
+        self._data = memoryview(data)
         self._url = url
-        self._at = len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0
+        self._at = len(_BYTE_ORDER_MARK) if bytes(self._data[: len(_BYTE_ORDER_MARK)]) == _BYTE_ORDER_MARK else 0
 
     def takes(self, mark: bytes) -> bool:
         """Whether ``mark`` is next; it is then passed."""
         self._skip_space()
-        if not self._data.startswith(mark, self._at):
+        if self._data[self._at : self._at + len(mark)] != mark:
             return False
         self._at += len(mark)
         return True
@@ -134,7 +165,7 @@ class _Reader:
 
     def _unexpected(self, expected: str) -> BadRequest:
         got = bytes(self._data[self._at : self._at + _SHOWN_BYTES]).decode(errors="replace")
-        hint = f"{_SHAPE}; {_AUGMENTED}" if self._data[:1] == b"{" else _SHAPE
+        hint = f"{_SHAPE}; {_AUGMENTED}" if bytes(self._data[:1]) == b"{" else _SHAPE
         return _bad(f"expected {expected} at byte {self._at}, got {got!r}", self._url, hint)
 
 
@@ -152,14 +183,14 @@ def _bad(message: str, url: str, hint: str = _SHAPE) -> BadRequest:
 
 
 async def head_all(
-    names: Sequence[tuple[str, str]], head: Callable[[str, str], Awaitable[_T]], in_flight: int
+    names: Collection[tuple[str, str]], head: Callable[[str, str], Awaitable[_T]], in_flight: int
 ) -> list[_T]:
     """Return the current version of each (root, key), in order, ``in_flight`` requests at a time.
 
     Raises:
         FeeddError: what ``head`` raised first; the others are cancelled.
     """
-    found: dict[int, _T] = {}
+    found: list[_T | None] = [None] * len(names)
     todo = iter(enumerate(names))  # shared: each worker takes the next
     failures: list[FeeddError] = []
 
@@ -169,10 +200,10 @@ async def head_all(
 
     try:
         async with asyncio.TaskGroup() as workers:
-            for _ in islice(names, in_flight):
+            for _ in range(min(len(names), in_flight)):
                 workers.create_task(work(todo))
     except* FeeddError as group:
         failures = [error for error in group.exceptions if isinstance(error, FeeddError)]
     if failures:
         raise failures[0]
-    return [found[index] for index in range(len(names))]
+    return cast("list[_T]", found)  # not copied: there may be millions

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import sys
+import functools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
@@ -22,7 +21,7 @@ from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.lists import UrlList, lists_of, runs_of
 from feedd.source.local import LocalStore, write_file
-from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, parse_manifest
+from feedd.source.manifest import MANIFEST_BYTES_MAX, Names, head_all, parse_manifest
 from feedd.source.metered import MeteredStore
 from feedd.source.packed import ObjectsFetcher, PackBook
 from feedd.source.pages import closing_pages
@@ -34,11 +33,13 @@ from feedd.source.s3.region import BucketFacts
 from feedd.source.s3.store import S3Store
 from feedd.source.taking import Taking
 from feedd.source.tempo import Tempo
+from feedd.source.texts import Texts
 from feedd.source.urls import FILE_ROOT, Location, likely_bucket, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from feedd.plan.json_pieces import Octets
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.braces import Allowance
@@ -122,6 +123,7 @@ class Sources:
         )
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book)
+        self._texts = Texts(self._fetcher)
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,6 +143,11 @@ class Sources:
     def fetcher(self) -> SpanFetcher:
         """Fetches objects of any store, by their root."""
         return self._fetcher
+
+    @property
+    def texts(self) -> Texts:
+        """Reads texts of strangers, of any store, off the loop."""
+        return self._texts
 
     @property
     def packs(self) -> PackBook:
@@ -338,13 +345,9 @@ class Sources:
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
-        data = bytearray(ref.size_bytes)
-        await self._fetcher.fetch(ref, memoryview(data))
-        # a manifest may name millions of objects: parsing that must not hold the loop
-        names = await CPU.run(_names, data, location.url)
+        names = await self._texts.parse(ref, functools.partial(_names, url=location.url))
         refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
-        for _, page in itertools.groupby(refs, lambda ref: ref.root):
-            taking.take_named(list(page))
+        await CPU.run(taking.take_all_named, refs)
 
 
 def _nothing(url: str) -> NotFound:
@@ -354,9 +357,9 @@ def _nothing(url: str) -> NotFound:
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
 
 
-def _names(data: bytearray, url: str) -> list[tuple[str, str]]:
-    places = (parse_url(name) for name in parse_manifest(data, url))
-    return [(sys.intern(place.root), place.key) for place in places]  # one text for the store, not one for each name
+def _names(data: Octets, url: str) -> Names:
+    places = map(parse_url, parse_manifest(data, url))
+    return Names((place.root, place.key) for place in places)
 
 
 async def _directory_or_file(store: ObjectStore, location: Location) -> Location:

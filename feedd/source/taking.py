@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os.path
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -64,10 +65,20 @@ class Taking:
 
     def take_named(self, page: list[ObjectRef]) -> None:
         """Take objects of one store that a manifest names, in its order; none of them is a stray."""
-        keys = [ref.key for ref in page]
-        common = os.path.commonprefix([min(keys), max(keys)])  # noqa: RUF071 - of a prefix too, the folder follows
+        ends = [min(ref.key for ref in page), max(ref.key for ref in page)]
+        common = os.path.commonprefix(ends)  # noqa: RUF071 - of a prefix too, the folder follows
         self._gatherings.append(Gathering(common[: common.rfind("/") + 1], shards=self._named))
         self._take(page)
+
+    def take_all_named(self, refs: list[ObjectRef]) -> None:
+        """Take objects of whatever stores that a manifest names, in its order; they are gone from the list then.
+
+        A microsecond or two each. Freed together, millions would keep the interpreter from everybody else.
+        """
+        for _, page in itertools.groupby(refs, lambda ref: ref.root):
+            self.take_named(list(page))
+        while refs:
+            refs.pop()
 
     def take_listed(self, refs: list[ObjectRef]) -> None:
         """Take objects of one store that URLs name, in their order, when they are grouped; none of them is a stray."""

@@ -16,7 +16,7 @@ from feedd.decode.labels import label_options, label_source
 from feedd.decode.recipe import parse_field
 from feedd.errors import FeeddError
 from feedd.observe.logs import redact, redact_text
-from feedd.plan.beside import parse_claims
+from feedd.plan.beside import Claims
 from feedd.plan.counts import parse
 from feedd.plan.objects.labels import parse_table
 from feedd.source.braces import expand, split
@@ -59,7 +59,8 @@ def _field(text: str, before: str = "") -> None:
 
 
 def _claims(text: str, name: str = "index.json") -> None:
-    parse_claims(name, text.encode())
+    for _ in Claims(name, text.encode()):
+        pass
 
 
 def _table(text: str, file: str) -> None:

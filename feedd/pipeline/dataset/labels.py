@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from feedd.decode.labels import TableLabel
     from feedd.pipeline.planning import Request
     from feedd.plan.listing import Listing
-    from feedd.plan.objects.labels import LabelTable
+    from feedd.plan.objects.labels import Labels, LabelTable
     from feedd.plan.objects.packs import Packs
     from feedd.source.sources import Sources
     from feedd.values import FieldRecipe, ObjectRef, ShardIndex
@@ -165,14 +165,29 @@ async def _values(
             packs = list(listing.packs)
             labels = await CPU.run(folder_labels, packs, classes_of(source))
         else:
-            rows = rows or await _rows(sources, table)
-            labels = await CPU.run(table_labels, packs, rows)
+            labels = await _table_labels(sources, packs, table, rows)
     except ValueError as error:
         where = listing.refs[shards.start].url if table is None else table.file
         raise BadRequest(str(error), object=where, stage="plan") from error
     by_packs = dict(zip(packs, labels.values, strict=True))
     values = {shard: by_packs[one][one.samples(number)] for shard, (one, number) in owners.items()}
     return values, _Known(labels.classes, labels.missing, labels.first_missing, sum(map(len, labels.values)))
+
+
+async def _table_labels(sources: Sources, packs: Sequence[Packs], table: TableLabel, rows: LabelTable | None) -> Labels:
+    if rows is not None:  # read ahead, and forgotten by whoever did that
+        return await CPU.run(table_labels, packs, rows)
+    rows = await _rows(sources, table)
+    try:
+        return await CPU.run(table_labels, packs, rows)
+    finally:
+        await CPU.run(rows.clear)
+
+
+async def forget(tables: Tables) -> None:
+    """Free what has been read of tables; nobody may look at them any more."""
+    for table in tables.values():
+        await CPU.run(table.clear)
 
 
 def _check_labelled(known: _Known, url: str, source: str, request: Request) -> None:
@@ -204,18 +219,11 @@ def _disagree(name: str, url: str) -> BadRequest:
 
 
 async def _rows(sources: Sources, table: TableLabel) -> LabelTable:
-    data = await _read(sources, table)
-    return await CPU.run(parse_table, table.file, data, table.column, table.classes)
-
-
-async def _read(sources: Sources, table: TableLabel) -> bytes:
     ref = await sources.head(table.file)
     if ref.size_bytes > TABLE_BYTES_MAX:
         raise ValueError(f"expected a table of at most {TABLE_BYTES_MAX} bytes, got {ref.size_bytes}")
-    data = bytearray(ref.size_bytes)
-    with memoryview(data) as target:
-        await sources.fetcher.fetch(replace(ref, etag=table.version), target)  # that which the fingerprint names
-    return bytes(data)
+    ref = replace(ref, etag=table.version)  # that which the fingerprint names
+    return await sources.texts.parse(ref, lambda data: parse_table(table.file, data, table.column, table.classes))
 
 
 def _owners(listing: Listing, shards: range) -> dict[int, tuple[Packs, int]]:

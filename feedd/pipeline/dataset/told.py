@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from feedd.errors import FeeddError
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.plan.beside import CLAIMS_BYTES_MAX, Surroundings, is_claim, parse_claims
-from feedd.plan.counts import INDEX_BYTES_MAX, folder_of, is_index, known, parse
+from feedd.plan.beside import CLAIMS_BYTES_MAX, Claims, Surroundings, is_claim, tells_bytes
+from feedd.plan.counts import INDEX_BYTES_MAX, is_index, rows_of
 from feedd.plan.objects.packs import pack_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.plan.beside import Claim
-    from feedd.plan.counts import Row
     from feedd.source.sources import Resolved, Sources
     from feedd.values import ObjectRef
 
@@ -52,77 +51,97 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
         resolved: the data, and what lies beside it.
         claims: whether to believe the counts of others.
     """
-    indexes = await _own(sources, [ref for ref in resolved.beside if is_index(ref.key)])
-    others = await _others(sources, [ref for ref in resolved.beside if is_claim(ref.key)])
+    indexes = [ref for ref in resolved.beside if is_index(ref.key)]
+    others = [ref for ref in resolved.beside if is_claim(ref.key)]
     if not indexes and not others and not resolved.packs:
         return Told({}, {}, ())
-    told = await CPU.run(_weigh, resolved, indexes, others)
+    around = await CPU.run(Surroundings, resolved.refs if indexes or others else ())
+    try:
+        counted = await _own(sources, around, indexes)
+        believed = await _others(sources, around, others)
+    finally:
+        await CPU.run(around.clear)
+    told = await CPU.run(_weigh, resolved, counted, believed)
     if not claims:
-        told = replace(told, claimed={}, by=tuple(ref.url for ref in indexes))
+        told = replace(told, claimed={}, by=tuple(ref.url for ref in counted))
     _log.info("sample counts known", shards=len(resolved.refs), known=len(told.exact), claimed=len(told.claimed))
     return told
 
 
-def _weigh(resolved: Resolved, indexes: dict[ObjectRef, list[Row]], others: dict[ObjectRef, list[Claim]]) -> Told:
-    refs = resolved.refs
-    by = [ref.url for ref in indexes]
-    exact = known(refs, {(ref.root, folder_of(ref.key)): rows for ref, rows in indexes.items()})
-    exact |= pack_counts(refs, resolved.packs)
+class _Believed(NamedTuple):
+    """What of a file's claims is believed, by the index of the shard."""
+
+    counts: dict[int, int]
+    formats: dict[int, str]
+
+
+def _weigh(resolved: Resolved, counted: dict[ObjectRef, dict[int, int]], others: dict[ObjectRef, _Believed]) -> Told:
+    exact: dict[int, int] = {}
+    for counts in counted.values():
+        exact |= counts
+    exact |= pack_counts(resolved.refs, resolved.packs)
+    by = [ref.url for ref in counted]
     claimed: dict[int, int] = {}
     formats: dict[int, str] = {}
-    around = Surroundings(refs) if others else None
     # those that know the bytes of what they counted go first
-    for ref in sorted(others, key=lambda ref: any(claim.size_bytes is None for claim in others[ref])):
-        assert around is not None
-        found: dict[int, int] = {}
-        try:
-            found = around.believed(ref, others[ref])
-        except ValueError as error:
-            _pass_over(ref, error)
-        formats = around.formats(ref, others[ref], found.keys()) | formats
-        if not found:
-            continue
-        by.append(ref.url)
-        claimed = found | claimed
+    for ref in sorted(others, key=lambda ref: not tells_bytes(ref.key)):
+        formats = others[ref].formats | formats
+        if others[ref].counts:
+            by.append(ref.url)
+        claimed = others[ref].counts | claimed
     return Told(exact, {shard: count for shard, count in claimed.items() if shard not in exact}, tuple(by), formats)
 
 
-async def _own(sources: Sources, refs: Sequence[ObjectRef]) -> dict[ObjectRef, list[Row]]:
-    found: dict[ObjectRef, list[Row]] = {}
+async def _own(sources: Sources, around: Surroundings, refs: Sequence[ObjectRef]) -> dict[ObjectRef, dict[int, int]]:
+    found: dict[ObjectRef, dict[int, int]] = {}
     for ref in refs:
         try:
-            found[ref] = await CPU.run(parse, await _read(sources, ref, INDEX_BYTES_MAX))
+            _check_size(ref, INDEX_BYTES_MAX)
+            found[ref] = await sources.texts.parse(ref, partial(_counted, around, ref))
         except (FeeddError, ValueError) as error:
             _pass_over(ref, error)
     return found
 
 
-async def _others(sources: Sources, refs: Sequence[ObjectRef]) -> dict[ObjectRef, list[Claim]]:
+async def _others(sources: Sources, around: Surroundings, refs: Sequence[ObjectRef]) -> dict[ObjectRef, _Believed]:
     if len(refs) > _CLAIMS_MAX:
         _log.warning("files of sample counts passed over", reason=f"expected at most {_CLAIMS_MAX}, got {len(refs)}")
         return {}
 
-    async def one(ref: ObjectRef) -> list[Claim] | None:
+    async def one(ref: ObjectRef) -> _Believed | None:
         try:
-            data = await _read(sources, ref, CLAIMS_BYTES_MAX)
-            return await CPU.run(parse_claims, ref.key, data)
+            _check_size(ref, CLAIMS_BYTES_MAX)
+            return await sources.texts.parse(ref, partial(_believed, around, ref))
         except (FeeddError, ValueError) as error:
             _pass_over(ref, error)
             return None
 
-    found: list[list[Claim] | None] = []
+    found: list[_Believed | None] = []
     for at in range(0, len(refs), _AT_ONCE):
         found += await run_all(one(ref) for ref in refs[at : at + _AT_ONCE])
-    return {ref: claims for ref, claims in zip(refs, found, strict=True) if claims is not None}
+    return {ref: believed for ref, believed in zip(refs, found, strict=True) if believed is not None}
 
 
-async def _read(sources: Sources, ref: ObjectRef, bytes_max: int) -> bytes:
+def _counted(around: Surroundings, ref: ObjectRef, data: memoryview) -> dict[int, int]:
+    return around.counted(ref, rows_of(data))
+
+
+def _believed(around: Surroundings, ref: ObjectRef, data: memoryview) -> _Believed:
+    claims = Claims(ref.key, data)
+    counts: dict[int, int] = {}
+    try:
+        counts = around.believed(ref, claims)
+    except ValueError as error:
+        _pass_over(ref, error)
+    try:
+        return _Believed(counts, around.formats(ref, claims, counts.keys()))
+    except ValueError:  # as was said: it is no such file
+        return _Believed({}, {})
+
+
+def _check_size(ref: ObjectRef, bytes_max: int) -> None:
     if ref.size_bytes > bytes_max:
         raise ValueError(f"expected at most {bytes_max} bytes, got {ref.size_bytes}")
-    data = bytearray(ref.size_bytes)
-    with memoryview(data) as target:
-        await sources.fetcher.fetch(ref, target)
-    return bytes(data)
 
 
 def _pass_over(ref: ObjectRef, error: Exception) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -15,10 +17,12 @@ import numpy as np
 from feedd.plan.objects.kinds import split_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
+    from _typeshed import WriteableBuffer
     from numpy.typing import NDArray
 
+    from feedd.plan.json_pieces import Octets
     from feedd.plan.objects.packs import Packs
 
 TABLE_BYTES_MAX: Final = 1 << 28
@@ -29,6 +33,9 @@ _COLUMNS_MAX: Final = 4096
 _LINE_BYTES_MAX: Final = 1 << 20
 CLASSES_MAX: Final = 1 << 20
 _NAMES_CHARS_MAX: Final = 16 << 20
+_SORTED_AT_ONCE: Final = 1 << 14
+_PARTS: Final = 64
+_V = TypeVar("_V")
 UNLABELLED: Final = -(1 << 63)
 """Of a sample that nothing is said of: no label is as small."""
 
@@ -50,6 +57,34 @@ class Labels:
     first_missing: str = ""
 
 
+class _Parted(Mapping[str, _V]):
+    """Values by text, in many dicts: to let one of millions grow keeps the interpreter from everybody else.
+
+    Attributes:
+        parts: the dicts.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, _V]] = [{} for _ in range(_PARTS)]
+
+    def part(self, text: str) -> dict[str, _V]:
+        """Return the dict that a text belongs to."""
+        return self.parts[hash(text) % _PARTS]
+
+    def __getitem__(self, text: str) -> _V:
+        return self.part(text)[text]
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def all_values(self) -> Iterator[_V]:
+        """Yield all values."""
+        return (value for part in self.parts for value in part.values())
+
+
 @dataclass(frozen=True, slots=True)
 class LabelTable:
     """What a table says.
@@ -61,6 +96,12 @@ class LabelTable:
 
     rows: Mapping[str, int]
     classes: tuple[str, ...] = ()
+
+    def clear(self) -> None:
+        """Forget the rows, one by one: to free millions in one call keeps the interpreter from everybody else."""
+        for part in self.rows.parts if isinstance(self.rows, _Parted) else ():
+            while part:
+                part.popitem()
 
 
 def sample_names(packs: Packs) -> Iterator[str]:
@@ -94,7 +135,7 @@ def folder_labels(packs: Sequence[Packs], named: Sequence[str] = ()) -> Labels:
                 firsts[folder] = name
             codes.append(code)
         found.append(np.array(codes, np.int64))
-    classes = tuple(named) or _in_order((folder for folder in numbers if folder), "folders below the URL")
+    classes = tuple(named) or _in_order([folder for folder in numbers if folder], "folders below the URL")
     places = {folder: place for place, folder in enumerate(classes)}
     place = np.array([places.get(folder, UNLABELLED) for folder in numbers], np.int64)
     values = [place[codes] for codes in found]
@@ -126,19 +167,20 @@ def table_labels(packs: Sequence[Packs], table: LabelTable) -> Labels:
     return Labels(found, table.classes, missing, first)
 
 
-def _in_order(names: Iterable[str], what: str) -> tuple[str, ...]:
+def _in_order(names: Collection[str], what: str) -> tuple[str, ...]:
     """Return class names in their order, which is that of ImageFolder: by code points.
 
     Raises:
         ValueError: too many of them, or too much text.
     """
-    classes = tuple(sorted(names))
-    if len(classes) > CLASSES_MAX:
-        raise ValueError(f"expected at most {CLASSES_MAX} {what} as classes, got {len(classes)}")
-    chars = sum(map(len, classes))
+    if len(names) > CLASSES_MAX:
+        raise ValueError(f"expected at most {CLASSES_MAX} {what} as classes, got {len(names)}")
+    chars = sum(len(name) for name in names)
     if chars > _NAMES_CHARS_MAX:
         raise ValueError(f"expected at most {_NAMES_CHARS_MAX} characters of {what} as classes, got {chars}")
-    return classes
+    left = iter(names)  # some at a time: to sort a million in one call keeps the interpreter from everybody else
+    parts = iter(lambda: sorted(itertools.islice(left, _SORTED_AT_ONCE)), [])
+    return tuple(heapq.merge(*parts))
 
 
 def _looked_up(name: str, rows: Mapping[str, int]) -> int:
@@ -149,7 +191,7 @@ def _looked_up(name: str, rows: Mapping[str, int]) -> int:
     return UNLABELLED
 
 
-def parse_table(file: str, data: bytes, column: str, named: Sequence[str] = ()) -> LabelTable:
+def parse_table(file: str, data: Octets, column: str, named: Sequence[str] = ()) -> LabelTable:
     """Return the labels of a table by path; nothing in it is trusted.
 
     Numbers count as they are; where one value is none, all are texts, each the place it has among all in order. An
@@ -167,7 +209,7 @@ def parse_table(file: str, data: bytes, column: str, named: Sequence[str] = ()) 
     lower = file.lower()
     json = lower.endswith(("jsonl", "ndjson"))
     rows = _json_rows(data) if json else _csv_rows(data, "\t" if lower[-3:] == "tsv" else ",")
-    texts: dict[str, str] = {}
+    texts: _Parted[str] = _Parted()
     names: tuple[str, str] | None = None
     for number, row in enumerate(rows, 1):
         names = names or _columns(list(row), column)
@@ -177,42 +219,64 @@ def parse_table(file: str, data: bytes, column: str, named: Sequence[str] = ()) 
         text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
         text = "" if value is None else text
         key = str(path).removeprefix("./")
-        if texts.setdefault(key, text) != text:
+        if texts.part(key).setdefault(key, text) != text:
             raise ValueError(f"expected one label for {key!r:.80}, got two")
     return _numbered(texts, tuple(named))
 
 
-def _numbered(texts: Mapping[str, str], named: tuple[str, ...]) -> LabelTable:
-    said = {path: text for path, text in texts.items() if text}
-    numbers = None if named else _integers(said)
-    if numbers is None and not named and _fractions(said):
-        some = next(text for text in said.values() if _integers({"": text}) is None)
+def _numbered(texts: _Parted[str], named: tuple[str, ...]) -> LabelTable:
+    """Return the table of these labels, which becomes its rows: another one of as many texts is as much to free."""
+    _drop(texts, lambda text: not text)
+    whole = not named and _are(texts.all_values(), int)
+    if not whole and not named and _are(texts.all_values(), _finite):
+        some = next(text for text in texts.all_values() if not _are((text,), int))
         raise ValueError(
             f"expected whole numbers or names as labels, got {some!r}: keep such values in objects beside samples"
         )
-    if numbers is None:
-        classes = named or _in_order(set(said.values()), "texts in the column of labels")
-        places = {text: place for place, text in enumerate(classes)}
-        return LabelTable({path: places[text] for path, text in said.items() if text in places}, classes)
-    worst = max(numbers.values(), key=abs, default=0)
-    if abs(worst) >= _INTEGER_MAX:
-        raise ValueError(f"expected labels below 2**60, got {worst}")
-    return LabelTable(numbers)
+    if whole:
+        rows = _replaced(texts, int)
+        worst = max(rows.all_values(), key=lambda number: abs(number), default=0)  # noqa: PLW0108 - others get a turn
+        if abs(worst) >= _INTEGER_MAX:
+            raise ValueError(f"expected labels below 2**60, got {worst}")
+        return LabelTable(rows)
+    classes = named or _in_order({text for text in texts.all_values()}, "texts in the column of labels")  # noqa: C416
+    places = {text: place for place, text in enumerate(classes)}
+    _drop(texts, lambda text: text not in places)
+    return LabelTable(_replaced(texts, places.__getitem__), classes)
 
 
-def _integers(texts: Mapping[str, str]) -> dict[str, int] | None:
+def _drop(texts: _Parted[str], unwanted: Callable[[str], bool]) -> None:
+    for part in texts.parts:
+        for path in [path for path, text in part.items() if unwanted(text)]:
+            del part[path]
+
+
+def _replaced(texts: _Parted[str], number: Callable[[str], int]) -> _Parted[int]:
+    """Return the same mapping, its texts replaced by numbers."""
+    rows = cast("_Parted[int]", texts)
+    for part in texts.parts:
+        numbers = cast("dict[str, int]", part)
+        for path, text in part.items():
+            numbers[path] = number(text)
+    return rows
+
+
+def _are(texts: Iterable[str], kind: Callable[[str], object]) -> bool:
+    """Whether all are what ``kind`` makes of a text."""
     try:
-        return {path: int(text) for path, text in texts.items()}
-    except ValueError:
-        return None  # words
-
-
-def _fractions(texts: Mapping[str, str]) -> bool:
-    """Whether all are numbers: nobody who has such labels means their ranks."""
-    try:
-        return all(math.isfinite(float(text)) for text in texts.values())
+        for text in texts:
+            kind(text)
     except ValueError:
         return False
+    return True
+
+
+def _finite(text: str) -> float:
+    """Return a number; where all labels are such nobody means their ranks."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a finite number, got {text}")
+    return number
 
 
 def _columns(names: Sequence[str], wanted: str) -> tuple[str, str]:
@@ -226,10 +290,10 @@ def _columns(names: Sequence[str], wanted: str) -> tuple[str, str]:
     return path, wanted if wanted in others else others[0]
 
 
-def _csv_rows(data: bytes, delimiter: str) -> Iterator[dict[str, Any]]:
+def _csv_rows(data: Octets, delimiter: str) -> Iterator[dict[str, Any]]:
     try:
-        text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")  # decodes a piece at a time
-        reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+        text = io.TextIOWrapper(_buffered(data), encoding="utf-8-sig", newline="")  # decodes a piece at a time
+        reader = csv.DictReader(_lines(text), delimiter=delimiter, strict=True)
         if len(reader.fieldnames or ()) > _COLUMNS_MAX:
             raise ValueError(f"expected at most {_COLUMNS_MAX} columns, got {len(reader.fieldnames or ())}")
         yield from reader
@@ -237,9 +301,9 @@ def _csv_rows(data: bytes, delimiter: str) -> Iterator[dict[str, Any]]:
         raise ValueError(f"expected a table, got {error}") from error
 
 
-def _json_rows(data: bytes) -> Iterator[dict[str, Any]]:
+def _json_rows(data: Octets) -> Iterator[dict[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
-    lines = io.BytesIO(data)
+    lines = _buffered(data)
     for number in itertools.count(1):
         line = lines.readline(_LINE_BYTES_MAX + 1)
         if not line:
@@ -251,3 +315,36 @@ def _json_rows(data: bytes) -> Iterator[dict[str, Any]]:
                 yield decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise ValueError(f"expected an object in line {number}, got {error}") from error
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    for number in itertools.count(1):
+        line = text.readline(_LINE_BYTES_MAX + 1)
+        if not line:
+            return
+        if len(line) > _LINE_BYTES_MAX:
+            raise ValueError(f"expected lines of at most {_LINE_BYTES_MAX} bytes, got a longer one as line {number}")
+        yield line
+
+
+def _buffered(data: Octets) -> io.BufferedReader:
+    return io.BufferedReader(_Reading(memoryview(data)))
+
+
+class _Reading(io.RawIOBase):
+    """Bytes in memory as a file that is read where they lie."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._left = data
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Copy what comes next."""
+        with memoryview(buffer) as target:
+            count = min(len(target), len(self._left))
+            target[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count

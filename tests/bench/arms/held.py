@@ -16,11 +16,12 @@ import structlog
 from feedd.daemon.life import _YOUNG_OBJECTS
 from feedd.errors import FeeddError
 from feedd.observe.logs import configure_logging
-from feedd.plan.beside import parse_claims
-from feedd.plan.counts import parse
+from feedd.plan.beside import Claims, Surroundings
+from feedd.plan.counts import rows_of
 from feedd.plan.objects.labels import parse_table
 from feedd.source.lists import lists_of
 from feedd.source.sources import _names
+from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,50 @@ def _table(size: int) -> bytes:
     return b"path,label\n" + b"".join(b"image-%07d.jpg,%d\n" % (number, number % 9) for number in range(size // 20))
 
 
+def _listed(keys: list[str], size_bytes: int) -> Surroundings:
+    return Surroundings([ObjectRef("s3://b", key, size_bytes, "tag") for key in keys])
+
+
+def _lit(size: int) -> bytes:
+    names = (f"chunk-0-{at:08d}.bin" for at in range(size // 70))
+    spec = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
+    config = {"data_format": ["int"], "data_spec": spec, "compression": None, "item_loader": "TokensLoader"}
+    chunks = [{"chunk_bytes": 9, "chunk_size": 3, "dim": None, "filename": name} for name in names]
+    return json.dumps({"chunks": chunks, "config": config}, separators=(",", ":")).encode()
+
+
+def _sizes(size: int) -> bytes:
+    return json.dumps({f"shard-{at:08d}.tar": 3 for at in range(size // 24)}).encode()
+
+
+def _timm(size: int) -> bytes:
+    names = [f"shard-{at:08d}.tar" for at in range(size // 25)]
+    return json.dumps({"splits": {"train": {"filenames": names, "shard_lengths": [3] * len(names)}}}).encode()
+
+
+def _believed(name: str) -> Callable[[bytes], None]:
+    around = _listed([name.replace("json", "tar"), *(f"shard-{at:08d}.tar" for at in range(1000))], 4096)
+    file = ObjectRef("s3://b", name, 1, "tag")
+
+    def read(data: bytes) -> None:
+        claims = Claims(name, data)
+        with contextlib.suppress(ValueError):
+            around.believed(file, claims)
+        around.formats(file, claims, ())
+
+    return read
+
+
+def _counted(data: bytes) -> None:
+    around = _listed([f"train/shard-{at:08d}.tar" for at in range(1000)], 4096)
+    around.counted(ObjectRef("s3://b", "_feedd_index.json", 1, "tag"), rows_of(data))
+    around.clear()
+
+
+def _labelled(data: bytes) -> None:
+    parse_table("labels.csv", data, "label").clear()
+
+
 def _names_of(data: bytearray) -> None:
     _names(data, "manifest+s3://bucket/x")
 
@@ -76,9 +121,12 @@ _TEXTS: Final[dict[str, tuple[Callable[[int], Any], Callable[[Any], object], boo
         _names_of,
         True,
     ),
-    "_feedd_index.json": (_index, parse, True),
-    "MDS index.json": (_mds, lambda data: parse_claims("index.json", data), True),
-    "labels.csv": (_table, lambda data: parse_table("labels.csv", data, "label"), True),
+    "_feedd_index.json": (_index, _counted, True),
+    "MDS index.json": (_mds, _believed("index.json"), True),
+    "LitData index.json": (_lit, _believed("index.json"), True),
+    "sizes.json": (_sizes, _believed("sizes.json"), True),
+    "_info.json": (_timm, _believed("_info.json"), True),
+    "labels.csv": (_table, _labelled, True),
     "braces": (lambda _: b"s3://b/{0..99999}", lambda data: lists_of([data.decode()]), True),
     "logged on the loop, 1 MiB": (lambda _: "a" * (1 << 20), _logged, False),
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedd.decode.formats.registry import format_for, get
 from feedd.decode.recipe import as_stored, default_fields, parse_field
 from feedd.errors import BadRecipe, BadShard
-from feedd.plan.beside import parse_claims
+from feedd.plan.beside import Claims
 from tests.budget import budget
 
 FIXED = {"int": 8, "uint16": 2, "float32": 4, "ndarray:uint8:2,3": 6}
@@ -105,7 +105,7 @@ def test_columns_are_those_that_index_json_names() -> None:
     shard = mds({"text": "str", "label": "int"}, [{"text": b"abc", "label": bytes(8)}])
     told = {"column_names": ["label", "text"], "column_encodings": ["int", "str"], "column_sizes": [8, None]}
     entry = {"samples": 1, "format": "mds", "raw_data": {"basename": "a.mds", "bytes": len(shard)}} | told
-    (claim,) = parse_claims("index.json", json.dumps({"version": 2, "shards": [entry]}).encode())
+    (claim,) = Claims("index.json", json.dumps({"version": 2, "shards": [entry]}).encode())
     found = get(claim.format).index(memoryview(shard), "s3://b/a.mds")
     assert found.fields == read(shard).fields
     for key, value in (

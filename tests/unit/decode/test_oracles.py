@@ -14,7 +14,7 @@ import tests.fixtures
 from feedd.decode.formats.registry import format_for
 from feedd.decode.forms.registry import form_for
 from feedd.errors import BadRecipe, Unsupported
-from feedd.plan.beside import Surroundings, is_beside, parse_claims
+from feedd.plan.beside import Claims, Surroundings, is_beside
 from feedd.values import ObjectRef
 from tests.fakes.made import made_of
 from tests.fakes.reading import read
@@ -30,7 +30,7 @@ def shards(name: str) -> dict[str, tuple[bytes, str]]:
     beside = FIXTURES / name / "data" / "index.json"
     told: dict[int, str] = {}
     if beside.exists():
-        claims = parse_claims("index.json", beside.read_bytes())
+        claims = Claims("index.json", beside.read_bytes())
         file, around = ObjectRef("s3://b", "index.json", 1, "tag"), Surroundings(refs)
         counts = around.believed(file, claims)
         assert sorted(counts) == list(range(len(files)))
@@ -105,7 +105,7 @@ def test_compressed_mds_is_what_was_written(how: str) -> None:
     files = sorted(path for path in folder.iterdir() if not is_beside(path.name))
     refs = [ObjectRef("s3://b", path.name, path.stat().st_size, "tag") for path in files]
     file, claims = ObjectRef("s3://b", "index.json", 1, "tag"), (folder / "index.json").read_bytes()
-    counts = Surroundings(refs).believed(file, parse_claims("index.json", claims))
+    counts = Surroundings(refs).believed(file, Claims("index.json", claims))
     samples = []
     for number, path in enumerate(files):
         url = f"s3://b/{path.name}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.plan.beside import Claim, Surroundings, is_beside, is_claim, parse_claims
+from feedd.plan.beside import Claim, Claims, Surroundings, is_beside, is_claim
 from feedd.values import ObjectRef
 
 NAMES = ("index.json", "shardindex.json", "sizes.json", "_info.json")
@@ -54,7 +54,7 @@ def _ref(key: str, size_bytes: int = 4096, root: str = "s3://b") -> ObjectRef:
 
 
 def _claims(name: str, content: object) -> list[Claim]:
-    return parse_claims(f"train/{name}", json.dumps(content).encode())
+    return list(Claims(f"train/{name}", json.dumps(content).encode()))
 
 
 def _believed(refs: list[ObjectRef], name: str, content: object) -> dict[int, int]:
@@ -81,10 +81,10 @@ def test_what_each_file_says() -> None:
 def test_rubbish_is_a_value_error(name: str, data: bytes) -> None:
     """Nothing is read as one of these files that is none."""
     if name == "sizes.json" and data.strip() == b"{}":  # a list of no shards
-        assert parse_claims(name, data) == []
+        assert list(Claims(name, data)) == []
         return
     with pytest.raises(ValueError, match="expected"):
-        parse_claims(name, data)
+        list(Claims(name, data))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,6 @@ def test_rubbish_is_a_value_error(name: str, data: bytes) -> None:
         ("index.json", {"version": 2, "shards": [{"raw_data": {"basename": "a", "bytes": 1}}]}),
         ("shardindex.json", WIDS | {"wids_version": 2}),
         ("shardindex.json", WIDS | {"shardlist": [{"url": "a", "nsamples": 1}]}),
-        ("shardindex.json", WIDS | {"shardlist": [{"url": f"{n}/a", "nsamples": n, "filesize": 5} for n in (1, 2)]}),
         ("sizes.json", ["a.tar"]),
         ("sizes.json", {"a.tar": 1.5}),
         ("sizes.json", {"a.tar": {"samples": 1}}),
@@ -117,7 +116,7 @@ def test_damage_is_a_value_error(name: str, content: Any) -> None:
 def test_depth_is_a_value_error(name: str) -> None:
     """A file nested beyond what can be read is refused as any other."""
     with pytest.raises(ValueError, match="expected an index"):
-        parse_claims(name, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+        list(Claims(name, b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
 
 
 def test_bytes_that_are_told_must_agree() -> None:
@@ -144,6 +143,15 @@ def test_without_bytes_the_names_must_agree() -> None:
     assert _believed([*refs, _ref("train/val/c.tar")], "_info.json", TIMM) == {0: 3, 1: 4, 4: 5}
     with pytest.raises(ValueError, match=r"got 1 that are not: 'train/val/c.tar'"):
         _believed(refs, "_info.json", TIMM)
+
+
+def test_two_counts_of_one_shard_are_a_value_error() -> None:
+    """A file that says two things of a shard that is there is believed nothing; of others it may say what it likes."""
+    two = WIDS | {"shardlist": [{"url": f"{number}/a", "nsamples": number, "filesize": 5} for number in (1, 2)]}
+    with pytest.raises(ValueError, match="expected one count for 'a', got two"):
+        _believed([_ref("train/a", 5)], "shardindex.json", two)
+    two["shardlist"].append({"url": "b", "nsamples": 3, "filesize": 6})  # type: ignore[attr-defined]
+    assert _believed([_ref("train/b", 6)], "shardindex.json", two) == {0: 3}
 
 
 def test_bytes_are_not_taken_for_samples() -> None:
