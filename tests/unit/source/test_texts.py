@@ -14,7 +14,7 @@ from feedd.source.texts import Texts
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
-    from feedd.protocols import ReadProgress
+    from feedd.protocols import FetchWatch
 
 
 class _Fetcher:
@@ -23,7 +23,7 @@ class _Fetcher:
     def __init__(self) -> None:
         self.held_bytes = self.most_bytes = 0
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, progress: ReadProgress | None = None) -> None:  # noqa: ARG002 - the protocol's
+    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Take a turn of the loop or two."""
         self.held_bytes += len(target)
         self.most_bytes = max(self.most_bytes, self.held_bytes)
