@@ -97,6 +97,9 @@ class Sources:
         options: bounds and access.
         recorder: takes the measurements.
         clock: times requests and waits between attempts.
+
+    Attributes:
+        texts: reads texts of strangers, of any store, off the loop.
     """
 
     def __init__(self, options: SourceOptions, recorder: Recorder, clock: Clock) -> None:
@@ -123,7 +126,7 @@ class Sources:
         )
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book)
-        self._texts = Texts(self._fetcher)
+        self.texts = Texts(self._fetcher)
 
     async def __aenter__(self) -> Self:
         return self
@@ -143,11 +146,6 @@ class Sources:
     def fetcher(self) -> SpanFetcher:
         """Fetches objects of any store, by their root."""
         return self._fetcher
-
-    @property
-    def texts(self) -> Texts:
-        """Reads texts of strangers, of any store, off the loop."""
-        return self._texts
 
     @property
     def packs(self) -> PackBook:
@@ -345,7 +343,7 @@ class Sources:
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
-        names = await self._texts.parse(ref, functools.partial(_names, url=location.url))
+        names = await self.texts.parse(ref, functools.partial(_names, url=location.url))
         refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
 

@@ -239,7 +239,7 @@ def _numbered(texts: _Parted[str], named: tuple[str, ...]) -> LabelTable:
         if abs(worst) >= _INTEGER_MAX:
             raise ValueError(f"expected labels below 2**60, got {worst}")
         return LabelTable(rows)
-    classes = named or _in_order({text for text in texts.all_values()}, "texts in the column of labels")  # noqa: C416
+    classes = named or _in_order({text for text in texts.all_values()}, "texts in the column of labels")  # noqa: C416 - others get a turn
     places = {text: place for place, text in enumerate(classes)}
     _drop(texts, lambda text: text not in places)
     return LabelTable(_replaced(texts, places.__getitem__), classes)

@@ -150,7 +150,7 @@ def test_two_counts_of_one_shard_are_a_value_error() -> None:
     two = WIDS | {"shardlist": [{"url": f"{number}/a", "nsamples": number, "filesize": 5} for number in (1, 2)]}
     with pytest.raises(ValueError, match="expected one count for 'a', got two"):
         _believed([_ref("train/a", 5)], "shardindex.json", two)
-    two["shardlist"].append({"url": "b", "nsamples": 3, "filesize": 6})  # type: ignore[attr-defined]
+    two["shardlist"].append({"url": "b", "nsamples": 3, "filesize": 6})  # type: ignore[attr-defined]  # a list
     assert _believed([_ref("train/b", 6)], "shardindex.json", two) == {0: 3}
 
 
