@@ -100,7 +100,7 @@ class StallWatch:
         looked_s = time.monotonic()
         while self._sleep():
             before_s, looked_s = looked_s, time.monotonic()
-            self._look(looked_s, min(looked_s - before_s, 2 * self._tick_s))
+            self._look(looked_s, looked_s - before_s)
 
     def _look(self, now_s: float, passed_s: float) -> None:
         wait = self._wait
@@ -111,7 +111,8 @@ class StallWatch:
         if wait is not self._watched or stream.message_count != self._message_count:
             self._watched, self._message_count, self._silent_s = wait, stream.message_count, 0.0
         elif stream.awaits_batch:
-            self._silent_s += passed_s
+            # one wake-up counts two ticks at most, however long this process was stopped before it
+            self._silent_s += min(passed_s, 2 * self._tick_s)
         if now_s - wait.began_s >= self._notice_s:
             self._say(wait, stream, now_s)
         if self._silent_s >= self._timeout_s:

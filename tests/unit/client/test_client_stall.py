@@ -63,7 +63,7 @@ def test_time_in_which_this_process_did_not_run_is_not_silence(stream: _Stream) 
     watch = _watch(stream)
     now_s = watch._wait.began_s if watch._wait else 0.0
     watch._look(now_s, 1.0)
-    watch._look(now_s + 3600, 2.0)
+    watch._look(now_s + 3600, 3600.0)
     assert stream.lost is None
 
 
