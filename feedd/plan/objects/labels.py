@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, AnyStr, Final, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -303,13 +303,7 @@ def _csv_rows(data: Octets, delimiter: str) -> Iterator[dict[str, Any]]:
 
 def _json_rows(data: Octets) -> Iterator[dict[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any])
-    lines = _buffered(data)
-    for number in itertools.count(1):
-        line = lines.readline(_LINE_BYTES_MAX + 1)
-        if not line:
-            return
-        if len(line) > _LINE_BYTES_MAX:
-            raise ValueError(f"expected lines of at most {_LINE_BYTES_MAX} bytes, got a longer one as line {number}")
+    for number, line in enumerate(_lines(_buffered(data)), 1):
         if line.strip():
             try:
                 yield decoder.decode(line)
@@ -317,9 +311,9 @@ def _json_rows(data: Octets) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"expected an object in line {number}, got {error}") from error
 
 
-def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+def _lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
     for number in itertools.count(1):
-        line = text.readline(_LINE_BYTES_MAX + 1)
+        line = file.readline(_LINE_BYTES_MAX + 1)
         if not line:
             return
         if len(line) > _LINE_BYTES_MAX:
