@@ -144,6 +144,7 @@ _READERS: Final[Mapping[str, Callable[[Octets], Iterator[Claim]]]] = {
     "_info.json": _timm,
 }
 _WITH_BYTES: Final = frozenset(("index.json", "shardindex.json"))
+_WITH_FORMATS: Final = frozenset(("index.json",))
 _ONLY_SUMS: Final = "__len__"
 _ABOUT_RECORDS: Final = (".idx", ".lst")  # where MXNet's records lie, and what im2rec was given to pack
 
@@ -165,7 +166,7 @@ def is_beside(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a file says of shards, a piece of it at a time: read anew by whoever goes through it, and never kept.
+    """What a file says of shards. Each iteration parses the text again, a piece at a time, and keeps nothing of it.
 
     Attributes:
         key: of the file: its name tells what it is.
@@ -261,8 +262,11 @@ class Surroundings:
     def formats(self, file: ObjectRef, claims: Iterable[Claim], believed: Collection[int]) -> dict[int, str]:
         """Return how shards are to be read as far as a file says, by their index.
 
-        What LitData says holds for chunks of other bytes, too: without it they cannot be read at all.
+        What LitData says holds for chunks of other bytes, too: without it they cannot be read at all. A file whose
+        kind tells no formats is not read again.
         """
+        if file.key.rpartition("/")[2] not in _WITH_FORMATS:
+            return {}
         folder = folder_of(file.key)
         return {
             number: claim.format

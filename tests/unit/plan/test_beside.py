@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from feedd.plan.beside import Claim, Claims, Surroundings, is_beside, is_claim
 from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NAMES = ("index.json", "shardindex.json", "sizes.json", "_info.json")
 MOSAIC = {
@@ -164,6 +167,20 @@ def test_bytes_are_not_taken_for_samples() -> None:
 def test_an_object_listed_twice() -> None:
     """Each time it is named it counts."""
     assert _believed([_ref("train/a.tar")] * 2, "sizes.json", {"a.tar": 3}) == {0: 3, 1: 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_files_that_tell_formats_are_read_for_them(name: str) -> None:
+    """A file whose kind tells no formats is not parsed a second time; MosaicML's and LitData's index is."""
+    reads = 0
+
+    def claims() -> Iterator[Claim]:
+        nonlocal reads
+        reads += 1
+        yield Claim("a", 4096, 3, "mds:{}")
+
+    formats = Surroundings([_ref("train/a")]).formats(_ref(f"train/{name}"), claims(), {0})
+    assert (reads, formats) == ((1, {0: "mds:{}"}) if name == "index.json" else (0, {}))
 
 
 def test_which_objects_are_no_shards() -> None:
