@@ -111,7 +111,7 @@ class StallWatch:
         if wait is not self._watched or stream.message_count != self._message_count:
             self._watched, self._message_count, self._silent_s = wait, stream.message_count, 0.0
         elif stream.awaits_batch:
-            # one wake-up counts two ticks at most, however long this process was stopped before it
+            # At most two ticks a wake-up: time in which this process was stopped is no silence of the daemon.
             self._silent_s += min(passed_s, 2 * self._tick_s)
         if now_s - wait.began_s >= self._notice_s:
             self._say(wait, stream, now_s)

@@ -72,8 +72,9 @@ def is_in_memory(directory: Path) -> bool:
 def default_cache_bytes(directory: Path) -> int:
     """Return half of the file system ``directory`` lies on, whole GiB where it is that large.
 
-    Where it is memory, no more than a share of what this process may use: running out of that is no full disk.
-    Never less than the option allows. 1 GiB if the file system tells no size.
+    If the file system is memory: at most a share of the memory that this process may use. A process that runs out of
+    memory is killed; it gets no error of a full disk. Never less than the option allows. 1 GiB if the file system
+    tells no size.
     """
     try:
         disk = os.statvfs(existing_parent(directory))

@@ -1,7 +1,7 @@
-"""Texts of strangers that are read as a whole: manifests, indexes, tables of labels. All are fetched and parsed here.
+"""Fetches and parses foreign texts that are read as a whole: manifests, indexes and tables of labels.
 
-They are parsed in threads, by parsers that take a piece at a time (``plan.json_pieces``) and keep no more of a text
-than what it says of the objects that are there. What is under way together is bounded, whoever asks.
+Parsing runs in a thread. A parser takes a piece of the text per call (``plan.json_pieces``), so that the event loop
+gets its turn, and keeps only what concerns objects of the listing. The bytes of all texts in memory are bounded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 BYTES_MAX: Final = 512 << 20
-"""Of all texts that are being read at one time; a larger one is read alone."""
+"""Bound on all texts in memory together. A larger text is read alone."""
 
 
 class Texts:
-    """Reads texts, so many bytes of them at a time.
+    """Reads texts, with a bound on their bytes in memory.
 
     Args:
         fetcher: fetches them.
-        bytes_max: of those in memory at one time; one that is larger is read when there is no other.
+        bytes_max: bound on all texts in memory together. A larger text is read alone.
     """
 
     def __init__(self, fetcher: SpanFetcher, bytes_max: int = BYTES_MAX) -> None:
@@ -38,9 +38,9 @@ class Texts:
         self._budget = ByteBudget(bytes_max)
 
     async def parse(self, ref: ObjectRef, parser: Callable[[memoryview], _T]) -> _T:
-        """Return what ``parser`` returns of an object's bytes, which are gone thereafter; it runs in a thread.
+        """Fetch an object and return what ``parser`` makes of its bytes. The parser runs in a thread.
 
-        Whoever asks has seen to it that the object is no larger than it may be.
+        The caller checks the size of the object first. The bytes are freed when the parser returns.
 
         Raises:
             Whatever the parser raises. NotFound, PermissionDenied, StoreUnavailable, ObjectChanged: as the store

@@ -69,7 +69,7 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
 
 
 class _Believed(NamedTuple):
-    """What of a file's claims is believed, by the index of the shard."""
+    """The claims of one file that are believed, by the index of the shard."""
 
     counts: dict[int, int]
     formats: dict[int, str]

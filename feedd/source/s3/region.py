@@ -18,7 +18,7 @@ _BARE = frozenset({"400"})  # a refused HEAD has no body that could hold a code
 
 
 class BucketRegion:
-    """Where a bucket is, once the store refused a request that was signed for another region.
+    """The region of a bucket, learned when the store refuses a request that was signed for another region.
 
     All clients of a bucket share one, those of its listings too, which run in threads of their own.
 
@@ -69,7 +69,7 @@ class BucketRegion:
 
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
-    """What a bucket's store told, for all clients of the bucket.
+    """What answers of a store tell about a bucket. All clients of the bucket share it.
 
     Attributes:
         clock: the store's time.
