@@ -33,7 +33,7 @@ def held() -> Iterator[threading.Event]:
 
 async def test_results_errors_and_context_come_as_from_a_call() -> None:
     """Work sees the caller's context, and what it returns or raises is the caller's."""
-    pool = Pool("test", 2)
+    pool = Pool("test", 1)
     VARIABLE.set("mine")
     assert await pool.run(VARIABLE.get) == "mine"
     assert await pool.run(divmod, 7, 2) == (3, 1)
