@@ -8,6 +8,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,8 @@ settings.register_profile(
     "nightly", settings.get_profile("feedd"), max_examples=NIGHTLY, derandomize=False, print_blob=True
 )
 settings.load_profile("feedd")
+# A shell's background job ignores Ctrl-C, and so would all its children: tests send it to theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 faulthandler.enable()  # a crash in native code says where; pytest-timeout dumps all stacks when time is up
 gc.disable()  # until all tests are collected: what is imported stays
 
