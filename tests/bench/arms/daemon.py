@@ -13,21 +13,25 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _START_TIMEOUT_S = 60.0
 _LOOK_INTERVAL_S = 0.005
 _STOP_TIMEOUT_S = 20.0
 
 
-def start(settings: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a daemon whose socket and log lie in ``run_dir``; return it and its address, not waiting for it."""
+def start(settings: dict[str, Any], program: Sequence[str] = ("-m", "feedd")) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a daemon whose socket and log lie in ``run_dir``; return it and its address, not waiting for it.
+
+    Its cache takes ``cache_size``, 8 GiB unless said. ``program`` are the interpreter's arguments before ``serve``.
+    """
     folder = Path(settings["run_dir"])
     address = f"unix://{folder / 'feedd.sock'}"
-    arguments = ["serve", "--listen", address, "--cache-dir", settings["cache_dir"], "--cache-size", "8GiB"]
+    arguments = ["serve", "--listen", address, "--cache-dir", settings["cache_dir"]]
+    arguments += ["--cache-size", settings.get("cache_size", "8GiB")]
     arguments += ["--workers", str(settings["workers"]), "--status", "off", "--log", "text"]
     with (folder / "feedd.log").open("ab") as log:
-        child = subprocess.Popen([sys.executable, "-m", "feedd", *arguments], stdout=log, stderr=log)
+        child = subprocess.Popen([sys.executable, *program, *arguments], stdout=log, stderr=log)
     return child, address
 
 
