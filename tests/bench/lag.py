@@ -30,10 +30,13 @@ COLUMNS = (
     Column("health max ms", "answer_max_ms", digits=1, spread=True),
     Column("samples/s", "samples_per_s", digits=0),
     Column("GETs/sample", "gets_per_sample", digits=2),
+    Column("names looked up", "looked_up", digits=0),
     Column("loop's CPU, %", "loop_cpu", scale=100, digits=0),
     Column("loop waits for a core, %", "loop_waits", scale=100, digits=1),
 )
 _GETS_PER_SAMPLE_LEAST = 0.5  # fewer: what was measured are reads of the cache
+_MANIFEST_BYTES = 48 << 20
+_FOLDER = "objects-of-100-kb"  # as long as names need to be for as many of them as a manifest may have
 
 
 def run(plan: Plan) -> Result:
@@ -41,14 +44,20 @@ def run(plan: Plan) -> Result:
     seconds, hang_s, count, cache = (6.0, 2.0, 20_000, "512MiB") if plan.quick else (20.0, 10.0, 60_000, "1GiB")
     root = Path(tempfile.mkdtemp(prefix="feedd-bench-", dir="/dev/shm"))
     try:
-        _objects(root / BUCKET / "small", count)
+        _objects(root / BUCKET / _FOLDER, count)
+        _manifest(root / BUCKET / "large.manifest", count)
         with BenchServer(root) as server:
-            settings = {"url": f"s3://{BUCKET}/small/", "workers": 1, "seconds": seconds, "cache_size": cache}
+            settings = {"url": f"s3://{BUCKET}/{_FOLDER}/", "workers": 1, "seconds": seconds, "cache_size": cache}
             shapes = {
                 "idle": {"place": "memory", "reads": False},
                 "100 KB objects, cache on tmpfs": {"place": "memory", "reads": True},
+                "the same, and a 48 MiB manifest is opened": {
+                    "place": "memory",
+                    "reads": True,
+                    "opens": f"manifest+s3://{BUCKET}/large.manifest",
+                },
                 "100 KB objects, cache on ext4": {"place": "ext4", "reads": True},
-                f"the same, frozen for {hang_s:.0f} s": {"place": "ext4", "reads": True, "hang_s": hang_s},
+                f"100 KB objects, ext4 frozen for {hang_s:.0f} s": {"place": "ext4", "reads": True, "hang_s": hang_s},
             }
             arms = [
                 Arm(name, _MODULE, Path(sys.executable), server.environment, settings | shape)
@@ -72,6 +81,7 @@ def run(plan: Plan) -> Result:
         "The dataset is four times the cache or more, so that its samples come from the store.",
         "The loop's shares are those of its thread: of one core used, and of the time ready but without a core.",
         "Trainer, decode worker, S3 server and whoever asks share the machine's cores with the daemon.",
+        "The manifest's names are as many as a dataset may have of that length; each is looked up by a HEAD.",
         "Frozen: FIFREEZE on the cache's file system, ext4 on a loop device; needs root.",
     ]
     return result
@@ -85,8 +95,12 @@ def _once(plan: Plan, server: BenchServer, arm: Arm) -> Row:
         row = run_arm(arm, {"run_dir": folder, "cache_dir": f"{folder}/cache"}, _TIMEOUT_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    sent = server.sent().since(before)
+    if "opens" in arm.settings:
+        row["looked_up"] = found = sent.request_count - sent.get_count
+        assert found, "expected a manifest whose names are looked up, got none: it was not read to its end"
     if arm.settings["reads"]:
-        row["gets_per_sample"] = found = server.sent().since(before).get_count / max(1, row["samples"])
+        row["gets_per_sample"] = found = sent.get_count / max(1, row["samples"])
         assert found >= _GETS_PER_SAMPLE_LEAST, f"expected samples from the store, got {found:.2f} GETs for each"
     return row
 
@@ -98,3 +112,10 @@ def _objects(folder: Path, count: int) -> None:
     body.write_bytes(os.urandom(_OBJECT_BYTES))
     for number in range(1, count):
         (folder / f"{number:06d}.jpg").hardlink_to(body)
+
+
+def _manifest(path: Path, count: int) -> None:
+    """Write a manifest of 48 MiB, whose names are those of the objects, again and again."""
+    names = b"".join(b',"%b/%06d.jpg"' % (_FOLDER.encode(), number) for number in range(count))
+    head = b'[{"prefix": "s3://%b/"}' % BUCKET.encode()
+    path.write_bytes(head + names * (_MANIFEST_BYTES // len(names)) + b"]")

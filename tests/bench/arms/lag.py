@@ -40,6 +40,11 @@ def _train(url: str, address: str, count: Synchronized[int]) -> None:
             count.value += _BATCH_SIZE
 
 
+def _open(url: str, address: str) -> None:
+    dataset = FeedDataset(url, batch_size=_BATCH_SIZE, fields={"jpg": "bytes"}, address=address)
+    next(iter(dataset))
+
+
 @contextlib.contextmanager
 def _disk(settings: dict[str, Any]) -> Iterator[FrozenDisk | None]:
     if settings["place"] == "memory":
@@ -137,6 +142,11 @@ def main() -> None:
             while not count.value and time.monotonic() < deadline_s:
                 time.sleep(_LOOK_S)
             time.sleep(_SETTLE_S)
+        if "opens" in settings:
+            opener = spawn.Process(target=_open, args=(settings["opens"], address), daemon=True)
+            opener.start()
+            stack.callback(opener.join)
+            stack.callback(opener.kill)
         before, (used_ns, waited_ns), begin_s = count.value, _loop_ns(child.pid), time.perf_counter()
         found = _probe(address, child.pid, settings, disk)
         passed_s = time.perf_counter() - begin_s
