@@ -68,4 +68,5 @@ class FakeArena:
                 if session is not None:
                     server.lifelines_ended += 1
                     session.leased.clear()
+                    session.abandoned = True
                 server.lock.notify_all()

@@ -78,6 +78,7 @@ class FakeSession:
         self.leased: dict[int, int] = {}
         self.credits = 0
         self.closed = False
+        self.abandoned = False  # its lifeline has ended, which may be seen before what was sent on its stream
         self.streams_open = 0
         self.half_closed = -1  # the turn whose client sends nothing more
         self.turn = 0  # the number of the latest stream

@@ -272,7 +272,7 @@ class FakeFeed(stubs.FeedServicer):
                     if self.script.fill:
                         start = release.slot * self.script.slot_bytes
                         session.map[start : start + 4096] = bytes([POISON]) * 4096
-                else:
+                elif not session.abandoned:
                     self.violations.append(f"stale release of slot {release.slot}")
             session.credits += request.credits
             if session.credits + (len(session.leased) if self.script.arena else 0) > session.slot_count:
