@@ -138,15 +138,25 @@ class Line(Generic[_S]):
         budget: bytes of the parts in flight; nobody else may wait for them.
         limit_of: parts in flight of one group, as of now.
         lanes: so many fetches go side by side.
+        small_limit: small objects in flight together, as of now; 1 or more. None: as many as there are places.
     """
 
-    def __init__(self, places_max: int, budget: ByteBudget, limit_of: Callable[[str], int], lanes: int = 2) -> None:
+    def __init__(
+        self,
+        places_max: int,
+        budget: ByteBudget,
+        limit_of: Callable[[str], int],
+        lanes: int = 2,
+        small_limit: Callable[[], int] | None = None,
+    ) -> None:
         if places_max < 1:
             raise ValueError(f"expected 1 or more places, got {places_max}")
         self._lanes = lanes
         self._places_max = places_max
         self._budget = budget
         self._limit_of = limit_of
+        self._small_limit = small_limit or (lambda: places_max * PARTS_PER_PLACE)
+        self._small_count = 0
         self._waiting: dict[int, _S] = {}  # in order of arrival
         self._moving: set[_S] = set()  # those that hold a place
         self._numbers = itertools.count()
@@ -171,6 +181,11 @@ class Line(Generic[_S]):
     def in_flight_count(self) -> int:
         """Parts in flight."""
         return self._in_flight_count
+
+    @property
+    def small_count(self) -> int:
+        """Small objects in flight: parts that share a place."""
+        return self._small_count
 
     def in_flight_of(self, group: str) -> int:
         """Places taken by one group."""
@@ -202,6 +217,7 @@ class Line(Generic[_S]):
         self._moving.add(standing)
         self._in_flight_count += 1
         portions = standing.portions_of(span.size_bytes)
+        self._small_count += portions < PARTS_PER_PLACE
         self._portions[standing.group] += portions
         self._portions_sum += portions
         if not standing.waiting:
@@ -216,6 +232,7 @@ class Line(Generic[_S]):
             self._moving.discard(standing)
         self._in_flight_count -= 1
         portions = standing.portions_of(span.size_bytes)
+        self._small_count -= portions < PARTS_PER_PLACE
         self._portions_sum -= portions
         self._portions[standing.group] -= portions
         assert standing.in_flight_count >= 0, "gave back more places than were taken"
@@ -226,7 +243,10 @@ class Line(Generic[_S]):
         """Return who is to be given a place: of the most urgent the one that holds fewest, unless it has to wait."""
         room: dict[str, bool] = {}
         able: list[tuple[float, bool, int, int]] = []
+        small_full = self._small_count >= self._small_limit()
         for number, standing in self._waiting.items():
+            if small_full and standing.portions_of(standing.next_bytes) < PARTS_PER_PLACE:
+                continue
             group = standing.group
             if group not in room:  # a limit below 1 would stop the group for good
                 room[group] = self._portions[group] < max(1, self._limit_of(group)) * PARTS_PER_PLACE

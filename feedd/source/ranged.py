@@ -7,12 +7,13 @@ import contextvars
 import functools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
-from feedd.flow.line import Line, Standing
+from feedd.flow.line import PARTS_PER_PLACE, Line, Standing
 from feedd.flow.pace import Pace
 from feedd.flow.parts import PartSize
+from feedd.flow.turns import TurnLimit
 from feedd.flow.writing import write_over
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.source.verified import Arrivals
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from feedd.flow.budget import ByteBudget
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ObjectRef
+
+_LOOK_S: Final = 0.01  # between two looks at how late the loop wakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +79,14 @@ class RangeFetcher:
         self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, Pace(limits.parts_in_flight)))
         fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
         self._sizes_of = sizes_of or (lambda _: fixed)
+        self._turns = TurnLimit(limits.parts_in_flight * PARTS_PER_PLACE)
+        self._looking = False
         self._line: Line[_Parts] = Line(
-            limits.parts_in_flight, budget, lambda root: self._pace_of(root).limit, limits.lanes
+            limits.parts_in_flight,
+            budget,
+            lambda root: self._pace_of(root).limit,
+            limits.lanes,
+            lambda: self._turns.limit,
         )
 
     def __repr__(self) -> str:
@@ -162,6 +171,21 @@ class RangeFetcher:
             self._recorder.move(FETCH_BYTES, size_bytes)
         if count:  # mostly one took the place of another
             self._recorder.move(FETCH_PARTS, count)
+        if self._line.small_count and not self._looking:
+            self._looking = True
+            self._look_later(loop)
+
+    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(_LOOK_S, self._look, loop, time.monotonic() + _LOOK_S)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        """Note how late this ran, for as long as small objects are in flight; then see who may begin."""
+        self._turns.woke(time.monotonic() - due_s, self._line.small_count)
+        if self._line.small_count:
+            self._look_later(loop)
+            self._advance()
+        else:
+            self._looking = False
 
     def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
         """Hand the place of a part on; of a fetch that failed nothing more begins."""

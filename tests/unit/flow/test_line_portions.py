@@ -56,3 +56,19 @@ def test_places_come_back(fetches: list[tuple[bool, list[int]]]) -> None:
             line.give_back(one, span)
     assert total == sum(size for _, sizes in fetches for size in sizes)
     assert (line.in_flight_count, line.in_flight_of("bucket"), line.waiting_count) == (0, 0, 0)
+
+
+def test_small_objects_have_a_limit_of_their_own() -> None:
+    """Where the limit of small objects is reached, large ones still begin, and the next small one begins behind it."""
+    limits = [3]
+    line: Line[Standing] = Line(8, ByteBudget(1 << 30), lambda _: 100, 2, lambda: limits[-1])
+    many = standing(Many, [1000] * 40)
+    line.join(many)
+    assert len(taken(line)) == line.small_count == 3
+    line.join(standing(Standing, [4 * MIB] * 2))
+    assert [span.size_bytes for _, span in taken(line)] == [4 * MIB] * 2
+    line.give_back(many, ByteRange(0, 1000))
+    assert len(taken(line)) == 1
+    limits.append(5)
+    assert len(taken(line)) == 2
+    assert line.small_count == 5

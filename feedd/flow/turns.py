@@ -1,0 +1,60 @@
+"""How many small objects may be in flight, so that one turn of the event loop stays short."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LOOKS: Final = 8  # a period; one look that was late for another reason (a collection of garbage) decides nothing
+_LONG_S: Final = 0.005
+_SHORT_S: Final = 0.0025
+_LEAST: Final = 16
+_RISE: Final = 8  # an eighth more each period
+_FALL_MIN: Final = 0.5
+
+
+class TurnLimit:
+    """The number of small objects in flight, led by how late timers of the loop run. Has no clock.
+
+    A loop that is never idle handles in one turn all objects that arrived during the turn before. More of them in
+    flight then bring nothing but longer turns, and everything else on the loop waits for a turn's end.
+
+    Args:
+        limit_max: never more; also where it starts.
+    """
+
+    def __init__(self, limit_max: int) -> None:
+        if limit_max < 1:
+            raise ValueError(f"expected room for 1 or more objects, got {limit_max}")
+        self._limit_max = limit_max
+        self._limit = limit_max
+        self._lates_s: list[float] = []
+        self._full = False
+
+    def __repr__(self) -> str:
+        return f"TurnLimit({self._limit} of {self._limit_max})"
+
+    @property
+    def limit(self) -> int:
+        """Small objects that may be in flight."""
+        return self._limit
+
+    def woke(self, late_s: float, in_flight_count: int) -> None:
+        """Take note of a timer that ran.
+
+        Args:
+            late_s: how much later than asked.
+            in_flight_count: small objects in flight at that time.
+        """
+        self._lates_s.append(late_s)
+        self._full |= in_flight_count >= self._limit
+        if len(self._lates_s) < _LOOKS:
+            return
+        turn_s = sorted(self._lates_s)[-2]
+        if turn_s > _LONG_S:
+            # what is in flight is what made the turn; a limit far above it would have to fall many times first
+            made_by = min(self._limit, max(in_flight_count, _LEAST))
+            self._limit = max(min(_LEAST, self._limit_max), int(made_by * max(_FALL_MIN, _LONG_S / turn_s)))
+        elif turn_s < _SHORT_S and self._full:
+            self._limit = min(self._limit_max, self._limit + max(1, self._limit // _RISE))
+        self._lates_s.clear()
+        self._full = False

@@ -1,0 +1,68 @@
+"""How many small objects may be in flight follows how late the loop wakes."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedd.flow.turns import TurnLimit
+
+LOOKS = 8
+
+
+def looks(turns: TurnLimit, *lates_s: float, in_flight_count: int | None = None, periods: int = 1) -> int:
+    """Tell what these looks saw, over and over, a period's worth of looks at a time; return the limit."""
+    for number in range(periods * LOOKS):
+        count = turns.limit if in_flight_count is None else in_flight_count
+        turns.woke(lates_s[number % len(lates_s)], count)
+    return turns.limit
+
+
+def test_long_turns_lower_it_and_short_ones_raise_it() -> None:
+    """The limit falls as far as 16 while turns are long, and returns to where it began once they are short."""
+    turns = TurnLimit(128)
+    assert turns.limit == 128
+    assert looks(turns, 0.02) == 64
+    assert looks(turns, 0.02, periods=20) == 16
+    assert looks(turns, 0.003, periods=20) == 16, "neither long nor short"
+    assert looks(turns, 0.001) == 18
+    assert looks(turns, 0.001, periods=40) == 128
+
+
+def test_one_late_look_is_not_a_long_turn() -> None:
+    """A single late look of a period, for instance a collection of garbage, changes nothing; two of them do."""
+    turns = TurnLimit(128)
+    assert looks(turns, 0.2, *[0.001] * 7) == 128
+    assert looks(turns, 0.2, 0.2, *[0.001] * 6) == 64
+
+
+def test_what_is_not_used_does_not_rise() -> None:
+    """Short turns earn no rise where fewer objects are in flight than may be."""
+    turns = TurnLimit(128)
+    looks(turns, 0.02, periods=20)
+    assert looks(turns, 0.001, in_flight_count=15, periods=20) == 16
+    assert looks(turns, 0.001, in_flight_count=16) == 18
+
+
+def test_it_falls_from_what_is_in_flight() -> None:
+    """Turns that are long with few objects in flight lower a limit far above them at once."""
+    turns = TurnLimit(1024)
+    assert looks(turns, 0.007, in_flight_count=140) == 100
+
+
+def test_a_small_limit_stays() -> None:
+    """A limit that begins below 16 never changes, and one below 1 is refused."""
+    turns = TurnLimit(8)
+    assert looks(turns, 0.1, periods=5) == 8
+    assert looks(turns, 0.001, periods=5) == 8
+    with pytest.raises(ValueError, match="expected room for 1 or more objects, got 0"):
+        TurnLimit(0)
+
+
+@pytest.mark.parametrize("cost_s", [0.000_02, 0.000_1, 0.000_25])
+def test_turns_of_a_busy_loop_become_short(cost_s: float) -> None:
+    """Turns of a loop that is never idle settle between 2 and 5 ms, whatever one object costs."""
+    turns = TurnLimit(4096)
+    for _ in range(100):
+        looks(turns, turns.limit * cost_s)
+    assert turns.limit * cost_s <= max(0.005, 16 * cost_s)
+    assert turns.limit * cost_s >= 0.002
