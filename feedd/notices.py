@@ -19,6 +19,8 @@ EXAMPLES_MAX: Final = 3
 NOTICES_MAX: Final = 32
 TEXT_CHARS_MAX: Final = 1000
 _EXAMPLE_CHARS_MAX: Final = 120
+OBJECTS_EVENT: Final = "objects are passed over"
+"""The log event of a listing that leaves out objects. Commands that print the notices leave it out of their log."""
 
 
 class NoticeKind(enum.Enum):

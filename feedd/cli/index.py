@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from feedd.cli.ephemeral import prefix, sweep
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
-from feedd.cli.report import EXIT_FAILED, say
+from feedd.cli.report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.prepare.index import Counter, Counting, index_url
 from feedd.prepare.kept import KeptIndex
 
@@ -78,6 +78,7 @@ def index(
     """
     flags = Flags(config=config, cache_size=cache_size or _CACHE_SIZE, set=set_)
     flags.load()
+    log_without_notices()
     job = _Job(url, index_url(url) if out is None else str(out.absolute()), check)
     with _display(quiet=json_ or check) as tell:
         outcome = _run(flags, job, tell)
@@ -95,13 +96,13 @@ def _conclude(outcome: _Outcome, job: _Job, *, json_: bool) -> None:
             "samples": progress.sample_count,
             "failed": [str(failure) for failure in progress.failures],
             "passed_over": progress.passed_over.count,
+            "notices": notice_facts(progress.notices),
             "stopped": stopped,
         }
         typer.echo(json.dumps(facts, indent=2))
     for line in _told_once(progress.failures):
         say(f"error: {line}")
-    if progress.passed_over.count:
-        say(f"passed over as no data: {progress.passed_over}")
+    say_notices(progress.notices)
     known = f"{progress.done_count} of {progress.shard_count} shards known, {progress.sample_count} samples"
     if not stopped:
         say(f"{known}{'' if job.check else f', in {job.target}'}")

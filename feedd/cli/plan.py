@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.report import say
+from feedd.cli.report import log_without_notices, notice_facts, say, say_notices
 from feedd.errors import BadRequest
+from feedd.notices import notices_of
 from feedd.plan.epoch import EpochOptions
 from feedd.plan.quality import mix
 from feedd.plan.sharding import SAMPLE, assign_all, check_mode
@@ -240,6 +241,7 @@ def plan(
     check_mode(sharding)
     if sharding == SAMPLE:
         raise BadRequest("expected key, size or replicated, got sample, which goes by sample counts: equal shares")
+    log_without_notices()
     found, counts = _resolve(urls, Flags(config=config, set=set_).load().config)
     refs = found.refs
     per_node = assignments(refs, nodes, sharding)
@@ -250,8 +252,9 @@ def plan(
         fullest_node = _sizes(refs)[fullest], None if known is None else known[fullest]
         asked = (batch_size, window_shards, max(parse_size(sample_size), 1))
         report = replace(report, shuffle=shuffled(*fullest_node, *asked))
+    notices = notices_of(found.passed_over.reasons)
     if json_:
-        facts = asdict(report)
+        facts = {**asdict(report), "notices": notice_facts(notices)}
         if keys:
             facts["keys"] = [[refs[index].url for index in indices] for indices in per_node]
         typer.echo(json.dumps(facts, indent=2))
@@ -263,8 +266,7 @@ def plan(
         _show(report)
     for warning in warnings_of(report):
         say(f"warning: {warning}")
-    if found.passed_over.count:
-        say(f"passed over as no data: {found.passed_over}")
+    say_notices(notices)
 
 
 def register(app: typer.Typer) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Any
 
 from feedd.config import ConfigProblems
 from feedd.errors import BadRequest, FeeddError
+from feedd.notices import OBJECTS_EVENT
+from feedd.observe.logs import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd.notices import Notice
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -15,6 +23,30 @@ EXIT_USAGE = 2
 def say(text: str) -> None:
     """Write one line to standard error."""
     sys.stderr.write(f"feedd: {text}\n")
+
+
+def log_without_notices() -> None:
+    """Leave out of the log what ``say_notices`` says."""
+    configure_logging("text", "warning", without=(OBJECTS_EVENT,))
+
+
+def say_notices(notices: Iterable[Notice]) -> None:
+    """Write a line to standard error for everything that is left out of the data, or changed."""
+    for notice in notices:
+        say(f"warning: {notice.text}" if notice.warns else notice.text)
+
+
+def notice_facts(notices: Iterable[Notice]) -> dict[str, dict[str, Any]]:
+    """Return notices by kind for ``--json``, as ``stats()["notices"]`` of the client has them."""
+    return {
+        notice.kind.value: {
+            "text": notice.text,
+            "count": notice.amount.count,
+            "bytes": notice.amount.size_bytes,
+            "warns": notice.warns,
+        }
+        for notice in notices
+    }
 
 
 def report(error: FeeddError) -> int:

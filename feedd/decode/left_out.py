@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from feedd.decode.labels import is_label
-from feedd.decode.recipe import lacking_library
+from feedd.decode.recipe import as_stored, default_fields, lacking_library
 from feedd.decode.stored import PICKLE
+from feedd.errors import BadRecipe
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from feedd.values import FieldRecipe, ShardIndex
+
+_NAMES_MAX: Final = 10_000
+
+
+class LeftOutFields:
+    """What default recipes leave out, or change, of the fields of several shards: each field counts once."""
+
+    def __init__(self) -> None:
+        self._names: dict[NoticeKind, dict[str, None]] = {}
+
+    def add(self, index: ShardIndex) -> None:
+        """Take a shard. Where fields must be named to be read at all, opening is an error, and nothing is added."""
+        try:
+            recipes = as_stored(default_fields(index.fields, index.stored), index)
+        except BadRecipe:
+            return
+        for kind, names in _names_left_out(index, recipes).items():
+            known = self._names.setdefault(kind, {})
+            known.update(dict.fromkeys(names[: _NAMES_MAX - len(known)]))
+
+    @property
+    def amounts(self) -> dict[NoticeKind, Amount]:
+        """How much there is of each kind."""
+        return _amounts({kind: list(names) for kind, names in self._names.items()})
 
 
 def left_out(index: ShardIndex, recipes: Sequence[FieldRecipe], *, named: bool = False) -> dict[NoticeKind, Amount]:
@@ -23,14 +48,17 @@ def left_out(index: ShardIndex, recipes: Sequence[FieldRecipe], *, named: bool =
         recipes: of all fields; they know how the shard stores them.
         named: the user named the fields: what is in none of them is meant to be left out.
     """
+    found = _names_left_out(index, recipes)
+    return _amounts({NoticeKind.UNSCALED_DECIMALS: found[NoticeKind.UNSCALED_DECIMALS]} if named else found)
+
+
+def _names_left_out(index: ShardIndex, recipes: Sequence[FieldRecipe]) -> dict[NoticeKind, list[str]]:
     read = {source for recipe in recipes for source in recipe.sources}
     unscaled = [f"{name}: {kind}" for name, kind in index.unread if name.lower() in read and kind.find("decimal") >= 0]
-    if named:
-        return _amounts({NoticeKind.UNSCALED_DECIMALS: unscaled})
     others = [number for number, name in enumerate(index.fields) if name not in read and not is_label(name)]
     pickled = [index.fields[number] for number in others if index.stored_as(number) == PICKLE]
     unread = [text for name, kind in index.unread if (text := f"{name}: {kind}") not in unscaled]
-    found = {
+    return {
         NoticeKind.UNREAD_COLUMNS: unread,
         NoticeKind.UNSCALED_DECIMALS: unscaled,
         NoticeKind.PICKLED_COLUMNS: pickled,
@@ -40,7 +68,6 @@ def left_out(index: ShardIndex, recipes: Sequence[FieldRecipe], *, named: bool =
             recipe.name for recipe in recipes if recipe.codec == "float" and recipe.stored == "float64"
         ],
     }
-    return _amounts(found)
 
 
 def _amounts(found: Mapping[NoticeKind, Sequence[str]]) -> dict[NoticeKind, Amount]:

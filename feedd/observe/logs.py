@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -111,8 +111,24 @@ def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
     return event
 
 
+def _without(events: Collection[str]) -> Processor:
+    """Return a processor that drops these events."""
+
+    def drop(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        if event.get("event") in events:
+            raise structlog.DropEvent
+        return event
+
+    return drop
+
+
 def configure_logging(
-    form: Literal["json", "text"], level: str = "info", stream: TextIO | None = None, *, brief: bool = False
+    form: Literal["json", "text"],
+    level: str = "info",
+    stream: TextIO | None = None,
+    *,
+    brief: bool = False,
+    without: Collection[str] = (),
 ) -> None:
     """Send structlog's and the standard library's records to ``stream`` (standard error) in one form.
 
@@ -121,10 +137,12 @@ def configure_logging(
         level: lowest level shown: debug, info, warning or error.
         stream: where to write; the process's standard error when None.
         brief: leave the effective configuration out of the first line.
+        without: events that the process says in other ways.
     """
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
+        *((_without(without),) if without else ()),
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),

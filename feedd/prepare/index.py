@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from feedd.decode.left_out import LeftOutFields
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
+from feedd.notices import notices_of, summed
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
 from feedd.plan.objects.layout import is_pack
 from feedd.plan.objects.strays import PassedOver
@@ -21,6 +23,7 @@ from feedd.source.urls import parse_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from feedd.notices import Notice
     from feedd.pipeline import Pipeline
     from feedd.plan.listing import Listing
     from feedd.prepare.kept import KeptIndex
@@ -43,6 +46,7 @@ class Counting:
         sample_count: in those.
         failures: one per shard that could not be counted.
         passed_over: objects there that are no data.
+        fields: those that nobody gets who names none, of the shards that were read.
     """
 
     shard_count: int = 0
@@ -53,6 +57,12 @@ class Counting:
     sample_count: int = 0
     failures: list[FeeddError] = field(default_factory=list)
     passed_over: PassedOver = field(default_factory=PassedOver)
+    fields: LeftOutFields = field(default_factory=LeftOutFields)
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What of the data is left out or changed, as far as it was listed and read."""
+        return notices_of(summed([self.passed_over.reasons, self.fields.amounts]))
 
 
 def index_url(url: str) -> str:
@@ -165,11 +175,12 @@ class Counter:
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
-                await self._pipeline.shelf.index(listing, shard)
+                found = await self._pipeline.shelf.index(listing, shard)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
                 self.progress.failures.append(error)
             else:
+                self.progress.fields.add(found)
                 self._count_done(shard)
             self._tell(self.progress)
             if saving.due():

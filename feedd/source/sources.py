@@ -15,7 +15,7 @@ from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.flow.retry import RetryPolicy
-from feedd.notices import notices_of
+from feedd.notices import OBJECTS_EVENT, notices_of
 from feedd.plan.objects.strays import PassedOver
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
@@ -87,7 +87,7 @@ class _Teller:
         notices = notices_of(passed.reasons)
         log = _log.warning if any(notice.warns for notice in notices) else _log.info
         why = [notice.text for notice in notices]
-        log("objects are passed over", url=url, objects=passed.count, first=list(passed.keys), why=why)
+        log(OBJECTS_EVENT, url=url, objects=passed.count, first=list(passed.keys), why=why)
 
 
 class Sources:

@@ -115,7 +115,7 @@ def asked_by(params: str) -> Asked:
 
 def unread(params: str, others: Mapping[str, str]) -> Mapping[str, str]:
     """Return those columns that nobody can read of which a user must be told: where all columns are asked for."""
-    return {} if params == ROWS_ONLY or typed_by(params).columns else others
+    return others if params == ROWS_ONLY or not typed_by(params).columns else {}
 
 
 def chosen(params: str, usable: Collection[str], others: Mapping[str, str], url: str) -> list[str]:

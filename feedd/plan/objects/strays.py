@@ -72,11 +72,6 @@ class PassedOver:
         keys = (self.keys + other.keys)[:EXAMPLES_MAX]
         return PassedOver(self.count + other.count, keys, summed([self.reasons, other.reasons]))
 
-    def __str__(self) -> str:
-        """Say it in a line."""
-        more = f" and {self.count - len(self.keys)} more" if self.count > len(self.keys) else ""
-        return f"{', '.join(self.keys)}{more}"
-
 
 class Strays:
     """Tells the strays of one listing.

@@ -155,6 +155,27 @@ def test_json_is_one_object(feedd: Feedd, data: Path) -> None:
     ]
 
 
+def test_what_is_left_out_is_said_with_its_reason(feedd: Feedd, data: Path) -> None:
+    """Each reason is a line on standard error with count, bytes and what to do; --json has the same by kind."""
+    (data / "_old").mkdir()
+    for name in ("_old/0.tar", "_old/1.tar"):
+        (data / name).write_bytes(b"x" * 1024)
+    (data / "README.md").write_text("none")
+    outcome = feedd("plan", f"{data}/")
+    assert outcome.code == 0
+    hidden, notes = outcome.err.splitlines()
+    assert hidden.startswith("feedd: warning: objects below a folder or name that begins with . or _ are not read")
+    assert ": 2, 2KiB (" in hidden
+    assert "; rename them" in hidden
+    assert notes.startswith("feedd: notes, checksums, lists and metadata beside the data are not read: 1, 4B (")
+    told = feedd("plan", f"{data}/", "--json")
+    notices = json.loads(told.out)["notices"]
+    counts = {kind: (one["count"], one["bytes"], one["warns"]) for kind, one in notices.items()}
+    assert counts == {"hidden-shards": (2, 2048, True), "side-files": (1, 4, False)}
+    assert hidden == f"feedd: warning: {notices['hidden-shards']['text']}"
+    assert told.err == outcome.err
+
+
 def test_keys_are_lines(feedd: Feedd, data: Path) -> None:
     """Node and URL of every object, for other tools."""
     lines = feedd("plan", f"{data}/", "--nodes", "2", "--keys").out.splitlines()

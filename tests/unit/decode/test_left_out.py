@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from feedd.decode import left_out as module
 from feedd.decode import recipe as recipes
-from feedd.decode.left_out import left_out
+from feedd.decode.left_out import LeftOutFields, left_out
 from feedd.decode.recipe import as_stored, default_fields
+from feedd.notices import Amount, NoticeKind
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -48,6 +50,29 @@ def test_each_field_has_one_reason() -> None:
         "reserved-names": (2, ("__c", "d;e")),
         "narrowed-numbers": (1, ("b",)),
     }
+
+
+def shard(fields: dict[str, str]) -> ShardIndex:
+    """Return the index of a shard with those fields, by how it stores them."""
+    cells = np.zeros((len(fields), 1), np.int64)
+    return ShardIndex(tuple(fields), cells, cells, b"0", np.ones(1, np.int64), tuple(fields.values()))
+
+
+def test_a_field_of_several_shards_counts_once() -> None:
+    """Fields are counted by name; a shard of pickles only, which no open reads unnamed, adds nothing."""
+    found = LeftOutFields()
+    for fields in ({"__a": "", "x": "int64"}, {"__a": "", "__b": "", "x": "int64"}, {"p": "pickle"}):
+        found.add(shard(fields))
+    assert found.amounts == {NoticeKind.RESERVED_NAMES: Amount(2, 0, ("__a", "__b"))}
+
+
+def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many fields shards have, only so many names are remembered."""
+    monkeypatch.setattr(module, "_NAMES_MAX", 3)
+    found = LeftOutFields()
+    for number in range(4):
+        found.add(shard({f"__{number}": "", f"__x{number}": ""}))
+    assert found.amounts[NoticeKind.RESERVED_NAMES].count == 3
 
 
 def test_fields_that_stay_bytes_for_lack_of_a_library(monkeypatch: pytest.MonkeyPatch) -> None:

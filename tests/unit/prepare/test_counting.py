@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 from feedd.errors import BadRequest
+from feedd.notices import Amount
 from feedd.plan.counts import Row, parse, render
 from feedd.prepare import index
 from feedd.prepare.index import Counter, Counting
 from feedd.prepare.kept import KeptIndex
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
+from tests.unit.decode.forms.test_parquet_form import parquet
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,3 +112,29 @@ async def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: b
         with pytest.raises(BadRequest, match=said):
             await _counter(rig, out).open()
     assert out.read_bytes() == content
+
+
+async def test_what_shards_leave_out_is_told_once_for_all(tmp_path: Path) -> None:
+    """Members that no field can have are counted by name, however many shards hold them, beside what is no data."""
+    async with feeding(tmp_path) as rig:
+        for shard in range(3):
+            rig.store.shard(shard, [{"cls": b"1", "__url__": b"x"}])
+        rig.store.put("train/_old/9.tar", b"x" * 512)
+        progress = await _counted(rig, tmp_path / "out.json")
+        told = {notice.kind.value: notice.amount for notice in progress.notices}
+        assert told == {
+            "hidden-shards": Amount(1, 512, ("train/_old/9.tar",)),
+            "reserved-names": Amount(1, 0, ("__url__",)),
+        }
+        again = await _counted(rig, tmp_path / "out.json")
+        assert [notice.kind.value for notice in again.notices] == ["hidden-shards"], "nothing is read again"
+
+
+async def test_columns_of_parquet_are_told_without_being_read(tmp_path: Path) -> None:
+    """Rows are counted by the footer, which also names the columns that no field can have."""
+    async with feeding(tmp_path) as rig:
+        rig.store.put("train/0.parquet", parquet(pa.table({"n": [1], "meta": [{"a": 1, "b": "x"}]})))
+        progress = await _counted(rig, tmp_path / "out.json")
+        (notice,) = progress.notices
+        assert (notice.kind.value, notice.amount.count) == ("unread-columns", 1)
+        assert notice.amount.examples[0].startswith("meta: struct<")
