@@ -21,6 +21,8 @@ TEXT_CHARS_MAX: Final = 1000
 _EXAMPLE_CHARS_MAX: Final = 120
 OBJECTS_EVENT: Final = "objects are passed over"
 """The log event of a listing that leaves out objects. Commands that print the notices leave it out of their log."""
+SIDECARS_EVENT: Final = "sample counts beside the data are passed over"
+"""Likewise, of files beside the data."""
 
 
 class NoticeKind(enum.Enum):
@@ -34,6 +36,8 @@ class NoticeKind(enum.Enum):
     LONE_COMPANIONS = "lone-companions"
     UNKNOWN_OBJECTS = "unknown-objects"
     SPLITS_TOGETHER = "splits-together"
+    UNUSED_SIDECARS = "unused-sidecars"
+    UNUSED_COUNTS = "unused-counts"
     UNREAD_COLUMNS = "unread-columns"
     PICKLED_COLUMNS = "pickled-columns"
     RESERVED_NAMES = "reserved-names"
@@ -74,6 +78,14 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
         "shards of validation or test splits, by their names, are read together with those of training",
         "name the folder, or the beginning of the names, of one split in the URL: s3://bucket/set/train",
     ),
+    NoticeKind.UNUSED_SIDECARS: About(
+        "files of sample counts beside the data are not used",
+        "correct or remove them, or run feedd index, so that steps are known in advance",
+    ),
+    NoticeKind.UNUSED_COUNTS: About(
+        "sample counts beside the data are not used because they are of other objects or contradict each other",
+        "run feedd index again, or correct or remove the files that they are from",
+    ),
     NoticeKind.UNREAD_COLUMNS: About(
         "columns, arrays and members of tars that feedd cannot read are in no batch",
         "write them as numbers, text, bytes or lists of numbers, or name the fields= you need to be rid of this",
@@ -110,7 +122,7 @@ class Amount:
     """How much of one kind there is.
 
     Attributes:
-        count: of objects, or of columns.
+        count: of objects, of sample counts, or of columns.
         size_bytes: of the objects; 0 of columns.
         examples: names of the first of them.
     """
@@ -160,7 +172,8 @@ def summed(every: Iterable[Mapping[NoticeKind, Amount]]) -> dict[NoticeKind, Amo
     found: dict[NoticeKind, Amount] = {}
     for one in every:
         for kind, amount in one.items():
-            found[kind] = found.get(kind, Amount()).plus(amount)
+            if amount.count:
+                found[kind] = found.get(kind, Amount()).plus(amount)
     return found
 
 

@@ -36,8 +36,9 @@ class LoaderStats:
         leftover_samples: samples of this rank that ``uneven="drop"`` left out of the epochs that were seen to their
             end; with DataLoader workers the first of them counts all of the rank's.
         transport: "slot" (shared memory), "inline", or "" before the first batch.
-        notices: data that the daemon leaves out or changes, by kind: each has "text", "count" (objects or columns),
-            "bytes" and "warns". Those that warn are in the log, too. Empty before the first pass.
+        notices: data that the daemon leaves out or changes, by kind: each has "text", "count" (of objects,
+            sample counts or columns), "bytes" and "warns". Those that warn are in the log, too. Empty before the first
+            pass.
     """
 
     batches: int = 0

@@ -15,7 +15,7 @@ from rich.table import Table
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.report import log_without_notices, notice_facts, say, say_notices
 from feedd.errors import BadRequest
-from feedd.notices import notices_of
+from feedd.notices import notices_of, summed
 from feedd.plan.epoch import EpochOptions
 from feedd.plan.quality import mix
 from feedd.plan.sharding import SAMPLE, assign_all, check_mode
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.config import Config
+    from feedd.pipeline.dataset.told import Told
     from feedd.source.sources import Resolved
     from feedd.values import ObjectRef
 
@@ -202,8 +203,8 @@ def _show(report: PlanReport) -> None:
         console.print(quality)
 
 
-def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Mapping[int, int]]:
-    """Return what is there, and the samples of the shards that are known without reading them."""
+def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Told]:
+    """Return what is there, and what is known of the shards without reading them."""
     # The SDK takes most of a second to import, which --help and most other commands do not need.
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
@@ -212,10 +213,10 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Mapping[int, in
     from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
     from feedd.source.sources import Sources  # noqa: PLC0415 - see above
 
-    async def resolve() -> tuple[Resolved, Mapping[int, int]]:
+    async def resolve() -> tuple[Resolved, Told]:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
             found = await sources.resolve_all(urls)
-            return found, (await read_told(sources, found, claims=False)).exact
+            return found, await read_told(sources, found, claims=False)
 
     try:
         return asyncio.run(resolve())
@@ -242,8 +243,8 @@ def plan(
     if sharding == SAMPLE:
         raise BadRequest("expected key, size or replicated, got sample, which goes by sample counts: equal shares")
     log_without_notices()
-    found, counts = _resolve(urls, Flags(config=config, set=set_).load().config)
-    refs = found.refs
+    found, told = _resolve(urls, Flags(config=config, set=set_).load().config)
+    refs, counts = found.refs, told.exact
     per_node = assignments(refs, nodes, sharding)
     report = summarise(urls, refs, per_node, sharding, counts)
     fullest = max(per_node, key=len)
@@ -252,7 +253,7 @@ def plan(
         fullest_node = _sizes(refs)[fullest], None if known is None else known[fullest]
         asked = (batch_size, window_shards, max(parse_size(sample_size), 1))
         report = replace(report, shuffle=shuffled(*fullest_node, *asked))
-    notices = notices_of(found.passed_over.reasons)
+    notices = notices_of(summed([found.passed_over.reasons, told.unused]))
     if json_:
         facts = {**asdict(report), "notices": notice_facts(notices)}
         if keys:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedd.config import ConfigProblems
 from feedd.errors import BadRequest, FeeddError
-from feedd.notices import OBJECTS_EVENT
+from feedd.notices import OBJECTS_EVENT, SIDECARS_EVENT
 from feedd.observe.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 def log_without_notices() -> None:
     """Leave out of the log what ``say_notices`` says."""
-    configure_logging("text", "warning", without=(OBJECTS_EVENT,))
+    configure_logging("text", "warning", without=(OBJECTS_EVENT, SIDECARS_EVENT))
 
 
 def say_notices(notices: Iterable[Notice]) -> None:

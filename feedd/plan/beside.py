@@ -16,13 +16,14 @@ shards, which tells nothing of any; it is just no shard.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from feedd.notices import EXAMPLES_MAX, Amount
 from feedd.plan import litdata
 from feedd.plan.counts import SAMPLES_MAX, folder_of, is_index
 from feedd.plan.json_pieces import elements, find, items, members, value
@@ -45,12 +46,14 @@ class Claim(NamedTuple):
         key: below the file's folder.
         size_bytes: None: it does not say.
         format: how the shard is to be read (see ``decode.formats.registry``); empty: it does not say.
+        again: of the same shard as the claim before: another form of it, or another way to count its bytes.
     """
 
     key: str
     size_bytes: int | None
     sample_count: int
     format: str = ""
+    again: bool = False
 
 
 class _Data(msgspec.Struct):
@@ -89,8 +92,10 @@ def _index(data: Octets) -> Iterator[Claim]:
     if "chunks" not in (name for name, _ in members(data)):
         yield from _mosaic(data)
         return
+    before = None
     for key, size_bytes, count, reader in litdata.chunks(data):
-        yield Claim(key, size_bytes, count, reader)
+        yield Claim(key, size_bytes, count, reader, again=key == before)
+        before = key
 
 
 def _mosaic(data: Octets) -> Iterator[Claim]:
@@ -106,7 +111,8 @@ def _mosaic(data: Octets) -> Iterator[Claim]:
         if shard.raw_data is not None:
             yield Claim(shard.raw_data.basename, shard.raw_data.bytes, shard.samples, reader)
         if shard.zip_data is not None:
-            yield Claim(shard.zip_data.basename, shard.zip_data.bytes, shard.samples)
+            again = shard.raw_data is not None
+            yield Claim(shard.zip_data.basename, shard.zip_data.bytes, shard.samples, again=again)
 
 
 def _wids(data: Octets) -> Iterator[Claim]:
@@ -131,7 +137,7 @@ def _timm(data: Octets) -> Iterator[Claim]:
         if not columns.keys() >= {"filenames", "shard_lengths"}:
             raise ValueError("expected an index of splits with filenames and shard_lengths, got one without")
         names, counts = elements(data, columns["filenames"], str), elements(data, columns["shard_lengths"], int)
-        for name, count in zip_longest(names, counts):
+        for name, count in itertools.zip_longest(names, counts):
             if name is None or count is None:
                 raise ValueError("expected as many shard_lengths as filenames, got others")
             yield Claim(name, None, count)
@@ -203,6 +209,49 @@ class _Names:
         self.first_gone = min(self.first_gone or key, key)
 
 
+class Unused:
+    """Counts of a file that are not used: how many, and why the first ones are not."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._examples: list[str] = []
+
+    def add(self, key: str, why: str, *values: object) -> None:
+        """Take one; ``values`` are put into ``why`` where it is among the first."""
+        self._count += 1
+        if len(self._examples) < EXAMPLES_MAX:
+            self._examples.append(f"{key}: {why.format(*values)}")
+
+    @property
+    def amount(self) -> Amount:
+        """All of them."""
+        return Amount(self._count, 0, tuple(self._examples))
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What claims that follow each other say of one shard.
+
+    Attributes:
+        key: of the first claim; empty: there is none yet.
+        sizes: claimed bytes of the first form that is there, and those that it has; None: no form is there.
+        fits: one of the claims is right.
+    """
+
+    key: str = ""
+    sizes: tuple[int, int] | None = None
+    fits: bool = False
+
+    def close(self, unused: Unused) -> None:
+        """Tell a shard of which no claim is right."""
+        if not self.key or self.fits:
+            return
+        if self.sizes is None:
+            unused.add(self.key, "is not there")
+        else:
+            unused.add(self.key, "counted as {} bytes, has {}", *self.sizes)
+
+
 class Surroundings:
     """The dataset's objects by where they lie. Made once for all files; a microsecond or two per object."""
 
@@ -223,37 +272,74 @@ class Surroundings:
             while keys:
                 keys.pop()
 
-    def counted(self, file: ObjectRef, rows: Iterable[Row]) -> dict[int, int]:
-        """Return the counts of the shards that are still what they were when feedd's own index was written."""
+    def counted(self, file: ObjectRef, rows: Iterable[Row], unused: Unused | None = None) -> dict[int, int]:
+        """Return the counts of the shards that are still what they were when feedd's own index was written.
+
+        Args:
+            file: the index.
+            rows: of it. Where two say different counts of one shard, neither is used.
+            unused: takes the rows that are not used.
+        """
+        unused = unused or Unused()
         folder = folder_of(file.key)
         found: dict[int, int] = {}
+        twice: dict[str, Sequence[int]] = {}
         for row in rows:
-            for number in self._at.get((file.root, folder + row.key), ()):
-                if (self._refs[number].size_bytes, self._refs[number].etag) == (row.size_bytes, row.etag):
-                    found[number] = row.sample_count
+            key = folder + row.key
+            numbers = self._at.get((file.root, key), ())
+            wanted = row.size_bytes, row.etag
+            fits = [n for n in numbers if (self._refs[n].size_bytes, self._refs[n].etag) == wanted]
+            if fits:
+                known = found.setdefault(fits[0], row.sample_count)
+                if known != row.sample_count and key not in twice:
+                    unused.add(key, "counted as {} samples and as {}", known, row.sample_count)
+                    twice[key] = fits
+                found.update(dict.fromkeys(fits, known))
+            elif numbers:
+                actual = self._refs[numbers[0]]
+                why = "counted as {} bytes with ETag {}, has {} with ETag {}"
+                unused.add(key, why, *wanted, actual.size_bytes, actual.etag)
+            else:
+                unused.add(key, "is not there")
+        for number in itertools.chain.from_iterable(twice.values()):
+            del found[number]
         return found
 
-    def believed(self, file: ObjectRef, claims: Iterable[Claim]) -> dict[int, int]:
+    def believed(self, file: ObjectRef, claims: Iterable[Claim], unused: Unused | None = None) -> dict[int, int]:
         """Return the counts of the shards that can be what a file claims they are, by their index.
+
+        Args:
+            file: it.
+            claims: of the file.
+            unused: takes the claims that are not used. What it has where this raises is worth nothing.
 
         Raises:
             ValueError: none is, or it says two counts of one, or no bytes and is not of the shards that lie beside it.
         """
+        unused = unused or Unused()
         folder = folder_of(file.key)
         found: dict[int, int] = {}
-        names = _Names()
+        names, shard = _Names(), _Shard()
         total = 0
-        for key, size_bytes, count, _ in claims:
+        for key, size_bytes, count, _, again in claims:
             total += 1
             numbers = self._at.get((file.root, folder + key), ())
+            if not again:
+                shard.close(unused)
+                shard = _Shard(folder + key)
             if size_bytes is None:
                 self._note(names, file.root, folder + key)
             for number in numbers:
                 actual_bytes = self._refs[number].size_bytes
                 if size_bytes is None and count and count >= actual_bytes:
                     raise ValueError(f"expected counts of samples, got {count} for the {actual_bytes} bytes of {key!r}")
-                if size_bytes in {None, actual_bytes} and found.setdefault(number, count) != count:
+                if size_bytes not in {None, actual_bytes}:
+                    shard.sizes = shard.sizes or (size_bytes or 0, actual_bytes)
+                    continue
+                shard.fits = True
+                if found.setdefault(number, count) != count:
                     raise ValueError(f"expected one count for {key!r:.80}, got two")
+        shard.close(unused)
         self._check(file.root, names)
         if not found:
             raise ValueError(f"expected objects that are there as it says, got none of {total}")

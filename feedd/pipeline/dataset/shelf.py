@@ -14,6 +14,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
+from feedd.notices import Amount, NoticeKind
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
 from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.dataset.indexes import Indexes
@@ -146,9 +147,10 @@ class Shelf:
         resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
         listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
         listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
-        listing.passed_over = resolved.passed_over
         listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.beside)
         told = await self._told(resolved, listing, claims=False)
+        files = told.unused.get(NoticeKind.UNUSED_SIDECARS, Amount())  # counts are about to be made anew
+        listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
         return listing
@@ -189,9 +191,9 @@ class Shelf:
         whole = replace(whole, refs=refs)
         listing = await CPU.run(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
         listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
-        listing.passed_over = whole.passed_over
         listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.beside)
         told = await self._told(whole, listing)
+        listing.passed_over = whole.passed_over.with_reasons(told.unused)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
         listing.formats = told.formats

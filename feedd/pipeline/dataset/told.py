@@ -11,12 +11,13 @@ import structlog
 from feedd.errors import FeeddError
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.plan.beside import CLAIMS_BYTES_MAX, Claims, Surroundings, is_claim, tells_bytes
+from feedd.notices import SIDECARS_EVENT, Amount, NoticeKind, summed
+from feedd.plan.beside import CLAIMS_BYTES_MAX, Claims, Surroundings, Unused, is_claim, tells_bytes
 from feedd.plan.counts import INDEX_BYTES_MAX, is_index, rows_of
 from feedd.plan.objects.packs import pack_counts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from feedd.source.sources import Resolved, Sources
     from feedd.values import ObjectRef
@@ -35,12 +36,14 @@ class Told:
         claimed: of others, where feedd's own says nothing: may turn out wrong.
         by: URLs of the files these are from.
         formats: how shards are to be read, where a file says so.
+        unused: files that cannot be used, and counts of others that are not.
     """
 
     exact: dict[int, int]
     claimed: dict[int, int]
     by: tuple[str, ...]
     formats: dict[int, str] = field(default_factory=dict)
+    unused: Mapping[NoticeKind, Amount] = field(default_factory=dict)
 
 
 async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> Told:
@@ -56,93 +59,140 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     if not indexes and not others and not resolved.packs:
         return Told({}, {}, ())
     around = await CPU.run(Surroundings, resolved.refs if indexes or others else ())
+    bad = _BadFiles()
     try:
-        counted = await _own(sources, around, indexes)
-        believed = await _others(sources, around, others)
+        counted = await _own(sources, around, indexes, bad)
+        believed = await _others(sources, around, others, bad)
     finally:
         await CPU.run(around.clear)
     told = await CPU.run(_weigh, resolved, counted, believed)
+    told = replace(told, unused=summed([{NoticeKind.UNUSED_SIDECARS: bad.amount}, told.unused]))
     if not claims:
         told = replace(told, claimed={}, by=tuple(ref.url for ref in counted))
     _log.info("sample counts known", shards=len(resolved.refs), known=len(told.exact), claimed=len(told.claimed))
     return told
 
 
+class _BadFiles:
+    """Files that cannot be used: in the log, and counted."""
+
+    def __init__(self) -> None:
+        self.amount = Amount()
+
+    def add(self, ref: ObjectRef, reason: str, count: int = 1) -> None:
+        """Pass over a file, or the first of several."""
+        _log.warning(SIDECARS_EVENT, object=ref.url, reason=reason, files=count)
+        self.amount = self.amount.plus(Amount(count, 0, (f"{ref.key}: {reason}",)))
+
+
+class _Counted(NamedTuple):
+    """The counts of one of feedd's own files, by the index of the shard."""
+
+    counts: dict[int, int]
+    unused: Amount
+
+
 class _Believed(NamedTuple):
-    """The claims of one file that are believed, by the index of the shard."""
+    """The claims of one file that are believed, by the index of the shard.
+
+    Attributes:
+        problem: why no count of it is; empty: some are.
+    """
 
     counts: dict[int, int]
     formats: dict[int, str]
+    unused: Amount = Amount()
+    problem: str = ""
 
 
-def _weigh(resolved: Resolved, counted: dict[ObjectRef, dict[int, int]], others: dict[ObjectRef, _Believed]) -> Told:
+def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[ObjectRef, _Believed]) -> Told:
+    unused = Unused()
     exact: dict[int, int] = {}
-    for counts in counted.values():
-        exact |= counts
+    for ref, own in counted.items():
+        _tell_others(resolved.refs, exact, own.counts, ref, unused)
+        exact |= own.counts
     exact |= pack_counts(resolved.refs, resolved.packs)
     by = [ref.url for ref in counted]
     claimed: dict[int, int] = {}
     formats: dict[int, str] = {}
     # those that know the bytes of what they counted go first
     for ref in sorted(others, key=lambda ref: not tells_bytes(ref.key)):
-        formats = others[ref].formats | formats
-        if others[ref].counts:
+        one = others[ref]
+        formats = one.formats | formats
+        if one.counts:
             by.append(ref.url)
-        claimed = others[ref].counts | claimed
-    return Told(exact, {shard: count for shard, count in claimed.items() if shard not in exact}, tuple(by), formats)
+        _tell_others(resolved.refs, {**claimed, **exact}, one.counts, ref, unused)
+        claimed = one.counts | claimed
+    claimed = {shard: count for shard, count in claimed.items() if shard not in exact}
+    amounts = [*(own.unused for own in counted.values()), *(one.unused for one in others.values()), unused.amount]
+    found = summed({NoticeKind.UNUSED_COUNTS: amount} for amount in amounts)
+    return Told(exact, claimed, tuple(by), formats, found)
 
 
-async def _own(sources: Sources, around: Surroundings, refs: Sequence[ObjectRef]) -> dict[ObjectRef, dict[int, int]]:
-    found: dict[ObjectRef, dict[int, int]] = {}
+def _tell_others(
+    refs: Sequence[ObjectRef], known: Mapping[int, int], counts: Mapping[int, int], file: ObjectRef, unused: Unused
+) -> None:
+    """Tell the counts of a file that are others than those known of the same shards."""
+    for shard, count in counts.items():
+        if known.get(shard, count) != count:
+            unused.add(refs[shard].key, "counted as {} samples, in {} as {}", known[shard], file.key, count)
+
+
+async def _own(
+    sources: Sources, around: Surroundings, refs: Sequence[ObjectRef], bad: _BadFiles
+) -> dict[ObjectRef, _Counted]:
+    found: dict[ObjectRef, _Counted] = {}
     for ref in refs:
         try:
             _check_size(ref, INDEX_BYTES_MAX)
             found[ref] = await sources.texts.parse(ref, partial(_counted, around, ref))
         except (FeeddError, ValueError) as error:
-            _pass_over(ref, error)
+            bad.add(ref, str(error))
     return found
 
 
-async def _others(sources: Sources, around: Surroundings, refs: Sequence[ObjectRef]) -> dict[ObjectRef, _Believed]:
+async def _others(
+    sources: Sources, around: Surroundings, refs: Sequence[ObjectRef], bad: _BadFiles
+) -> dict[ObjectRef, _Believed]:
     if len(refs) > _CLAIMS_MAX:
-        _log.warning("files of sample counts passed over", reason=f"expected at most {_CLAIMS_MAX}, got {len(refs)}")
+        bad.add(refs[0], f"expected at most {_CLAIMS_MAX} such files, got {len(refs)}", len(refs))
         return {}
 
-    async def one(ref: ObjectRef) -> _Believed | None:
+    async def one(ref: ObjectRef) -> _Believed:
         try:
             _check_size(ref, CLAIMS_BYTES_MAX)
             return await sources.texts.parse(ref, partial(_believed, around, ref))
         except (FeeddError, ValueError) as error:
-            _pass_over(ref, error)
-            return None
+            return _Believed({}, {}, problem=str(error))
 
-    found: list[_Believed | None] = []
+    found: list[_Believed] = []
     for at in range(0, len(refs), _AT_ONCE):
         found += await run_all(one(ref) for ref in refs[at : at + _AT_ONCE])
-    return {ref: believed for ref, believed in zip(refs, found, strict=True) if believed is not None}
+    for ref, believed in zip(refs, found, strict=True):
+        if believed.problem:
+            bad.add(ref, believed.problem)
+    return dict(zip(refs, found, strict=True))
 
 
-def _counted(around: Surroundings, ref: ObjectRef, data: memoryview) -> dict[int, int]:
-    return around.counted(ref, rows_of(data))
+def _counted(around: Surroundings, ref: ObjectRef, data: memoryview) -> _Counted:
+    unused = Unused()
+    return _Counted(around.counted(ref, rows_of(data), unused), unused.amount)
 
 
 def _believed(around: Surroundings, ref: ObjectRef, data: memoryview) -> _Believed:
-    claims = Claims(ref.key, data)
+    claims, unused = Claims(ref.key, data), Unused()
     counts: dict[int, int] = {}
+    problem = ""
     try:
-        counts = around.believed(ref, claims)
+        counts = around.believed(ref, claims, unused)
     except ValueError as error:
-        _pass_over(ref, error)
+        unused, problem = Unused(), str(error)
     try:
-        return _Believed(counts, around.formats(ref, claims, counts.keys()))
-    except ValueError:  # as was said: it is no such file
-        return _Believed({}, {})
+        return _Believed(counts, around.formats(ref, claims, counts.keys()), unused.amount, problem)
+    except ValueError as error:  # mostly as before: it is no such file
+        return _Believed({}, {}, problem=problem or str(error))
 
 
 def _check_size(ref: ObjectRef, bytes_max: int) -> None:
     if ref.size_bytes > bytes_max:
         raise ValueError(f"expected at most {bytes_max} bytes, got {ref.size_bytes}")
-
-
-def _pass_over(ref: ObjectRef, error: Exception) -> None:
-    _log.warning("sample counts beside the data are passed over", object=ref.url, reason=str(error))

@@ -9,7 +9,7 @@ refuse.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
@@ -60,7 +60,7 @@ class PassedOver:
     Attributes:
         count: of them.
         keys: of the first of them.
-        reasons: how many of them, and how large, for which reason.
+        reasons: how many of them, and how large, for which reason; and what else a listing tells of what it leaves out.
     """
 
     count: int = 0
@@ -71,6 +71,10 @@ class PassedOver:
         """Return both."""
         keys = (self.keys + other.keys)[:EXAMPLES_MAX]
         return PassedOver(self.count + other.count, keys, summed([self.reasons, other.reasons]))
+
+    def with_reasons(self, more: Mapping[NoticeKind, Amount]) -> PassedOver:
+        """Return the same with more that is told of the data."""
+        return replace(self, reasons=summed([self.reasons, more]))
 
 
 class Strays:

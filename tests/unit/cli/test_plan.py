@@ -176,6 +176,17 @@ def test_what_is_left_out_is_said_with_its_reason(feedd: Feedd, data: Path) -> N
     assert told.err == outcome.err
 
 
+def test_counts_that_are_not_used_are_said(feedd: Feedd, data: Path) -> None:
+    """A count of a shard that is not there any more is a warning, said once."""
+    (data / INDEX_NAME).write_bytes(render([Row("gone.tar", 1, "x", 1)]))
+    (said,) = feedd("plan", f"{data}/").err.splitlines()
+    assert said.startswith("feedd: warning: sample counts beside the data are not used")
+    assert "gone.tar: is not there" in said
+    (data / INDEX_NAME).write_bytes(b"no json")
+    (said,) = feedd("plan", f"{data}/").err.splitlines()
+    assert said.startswith("feedd: warning: files of sample counts beside the data are not used")
+
+
 def test_keys_are_lines(feedd: Feedd, data: Path) -> None:
     """Node and URL of every object, for other tools."""
     lines = feedd("plan", f"{data}/", "--nodes", "2", "--keys").out.splitlines()

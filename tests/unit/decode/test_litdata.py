@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feedd.decode.formats.registry import format_for, get
 from feedd.errors import BadShard, Unsupported
-from feedd.plan.beside import Claims, Surroundings
+from feedd.plan.beside import Claims, Surroundings, Unused
 from feedd.plan.litdata import leaves
 from feedd.values import ObjectRef
 from tests.budget import budget
@@ -61,7 +61,9 @@ def test_counts_hold_however_bytes_were_counted() -> None:
             with pytest.raises(ValueError, match="objects that are there"):
                 around.believed(file, claims)
         else:
-            assert around.believed(file, claims) == believed
+            unused = Unused()
+            assert around.believed(file, claims, unused) == believed
+            assert not unused.amount.count
         formats = around.formats(file, claims, ())
         assert read(data, formats[0]) == [{"t": "a"}, {"t": "bc"}]
 

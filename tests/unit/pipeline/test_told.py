@@ -182,3 +182,79 @@ async def test_counting_believes_only_its_own(tmp_path: Path) -> None:
         _write(rig, "_feedd_index.json", render([Row("01.tar", ref.size_bytes, ref.etag, 6)]))
         fresh = await rig.pipeline.shelf.fresh((URL,))
         assert (fresh.counts, fresh.indexed) == ({1: 6}, False)
+
+
+async def _told(rig: Feeding) -> dict[str, tuple[int, str]]:
+    """Return what an open tells of files beside the data: how many of each kind, and the first."""
+    await _listing(rig)
+    session = await rig.open()
+    found = {notice.kind.value: notice.amount for notice in session.info.notices}
+    return {kind: (amount.count, amount.examples[0]) for kind, amount in found.items()}
+
+
+async def test_files_that_are_not_used_are_told(tmp_path: Path) -> None:
+    """Each open answers how many there are, and of the first why; corrected, it answers nothing."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(5, 6)
+        _sizes(rig, 5)
+        _write(rig, "_feedd_index.json", b"no json")
+        count, first = (await _told(rig))["unused-sidecars"]
+        assert count == 2
+        assert first.startswith("train/_feedd_index.json: expected")
+        rig.store.delete("train/_feedd_index.json")
+        _sizes(rig, 5, 6)
+        assert await _told(rig) == {}
+
+
+async def test_more_files_than_are_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files beyond the bound count although none of them is read."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(5)
+        monkeypatch.setattr(told, "_CLAIMS_MAX", 1)
+        _sizes(rig, 5)
+        _write(rig, "index.json", b"small")
+        assert await _told(rig) == {"unused-sidecars": (2, "train/index.json: expected at most 1 such files, got 2")}
+
+
+async def test_counts_that_are_not_used_are_told(tmp_path: Path) -> None:
+    """Counts of replaced shards, and those that another file contradicts, are told until they are right."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(5, 6)
+        refs = (await _listing(rig)).refs
+        right = [Row("00.tar", refs[0].size_bytes, refs[0].etag, 5), Row("01.tar", refs[1].size_bytes, refs[1].etag, 6)]
+        _write(rig, "_feedd_index.json", render([right[0], Row("01.tar", refs[1].size_bytes, "other", 6)]))
+        first = f"train/01.tar: counted as {refs[1].size_bytes} bytes with ETag other, has {refs[1].size_bytes} with"
+        found = await _told(rig)
+        assert found == {"unused-counts": (1, f"{first} ETag {refs[1].etag}")}
+        _write(rig, "_feedd_index.json", render(right))
+        _sizes(rig, 5, 7)
+        assert await _told(rig) == {
+            "unused-counts": (1, "train/01.tar: counted as 6 samples, in train/sizes.json as 7")
+        }
+        _sizes(rig, 5, 6)
+        assert await _told(rig) == {}
+
+
+async def test_two_indexes_that_contradict_each_other_are_told(tmp_path: Path) -> None:
+    """Both count the very same object, one in its folder and one above, so one of them is not used."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(5)
+        rig.store.put("train/a/00.tar", b"\0" * 1024)
+        ref = next(ref for ref in (await _listing(rig)).refs if ref.key == "train/a/00.tar")
+        _write(rig, "_feedd_index.json", render([Row("a/00.tar", ref.size_bytes, ref.etag, 5)]))
+        _write(rig, "a/_feedd_index.json", render([Row("00.tar", ref.size_bytes, ref.etag, 6)]))
+        reasons = (await _listing(rig)).passed_over.reasons
+        first = "train/a/00.tar: counted as 5 samples, in train/a/_feedd_index.json as 6"
+        assert {kind.value: amount.examples for kind, amount in reasons.items()} == {"unused-counts": (first,)}
+
+
+async def test_counting_again_tells_no_counts_that_it_replaces(tmp_path: Path) -> None:
+    """What ``feedd index`` starts from tells files that are not used, and no counts: it makes those anew."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(5)
+        _write(rig, "_feedd_index.json", render([Row("00.tar", 1, "other", 5)]))
+        _write(rig, "sizes.json", b"no json")
+        fresh = await rig.pipeline.shelf.fresh((URL,))
+        assert {kind.value: amount.count for kind, amount in fresh.passed_over.reasons.items()} == {
+            "unused-sidecars": 1
+        }

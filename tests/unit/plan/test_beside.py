@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.plan.beside import Claim, Claims, Surroundings, is_beside, is_claim
+from feedd.notices import EXAMPLES_MAX, Amount
+from feedd.plan.beside import Claim, Claims, Surroundings, Unused, is_beside, is_claim
+from feedd.plan.counts import Row
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -64,11 +66,17 @@ def _believed(refs: list[ObjectRef], name: str, content: object) -> dict[int, in
     return Surroundings(refs).believed(_ref(f"train/{name}"), _claims(name, content))
 
 
+def _unused(refs: list[ObjectRef], name: str, content: object) -> Amount:
+    unused = Unused()
+    Surroundings(refs).believed(_ref(f"train/{name}"), _claims(name, content), unused)
+    return unused.amount
+
+
 def test_what_each_file_says() -> None:
     """Bytes where the file tells them; both forms of a compressed MDS shard; names below folders; columns."""
     assert _claims("index.json", MOSAIC) == [
         Claim("shard.00000.mds", 300, 7, 'mds:{"column_names":["x"],"column_encodings":["int"],"column_sizes":[8]}'),
-        Claim("shard.00000.mds.zstd", 120, 7),
+        Claim("shard.00000.mds.zstd", 120, 7, again=True),
         Claim("sub/shard.00001.mds", 310, 8),
     ]
     assert _claims("shardindex.json", WIDS) == [Claim("a.tar", 4096, 3), Claim("b.tar", 8192, 4)]
@@ -133,6 +141,46 @@ def test_bytes_that_are_told_must_agree() -> None:
     ]
     assert _believed(refs, "index.json", MOSAIC) == {0: 7, 2: 8}
     assert _believed([_ref("train/b.tar", 8192), _ref("train/a.tar", 4097)], "shardindex.json", WIDS) == {0: 4}
+
+
+def test_counts_that_are_not_used_are_told() -> None:
+    """A shard of other bytes and one that is not there are counted once each; either form of a shard will do."""
+    one_form = [_ref("train/shard.00000.mds.zstd", 120), _ref("train/sub/shard.00001.mds", 310)]
+    assert _unused(one_form, "index.json", MOSAIC) == Amount()
+    other = [_ref("train/shard.00000.mds", 301)]
+    assert _unused([*other, _ref("train/sub/shard.00001.mds", 310)], "index.json", MOSAIC) == Amount(
+        1, 0, ("train/shard.00000.mds: counted as 300 bytes, has 301",)
+    )
+    gone = _unused([one_form[1]], "index.json", MOSAIC)
+    assert gone == Amount(1, 0, ("train/shard.00000.mds: is not there",))
+    shards = [{"url": f"{n}.tar", "nsamples": 1, "filesize": 5} for n in range(9)]
+    many = _unused([_ref("train/0.tar", 5)], "shardindex.json", WIDS | {"shardlist": shards})
+    assert (many.count, len(many.examples)) == (8, EXAMPLES_MAX)
+
+
+def test_rows_that_are_not_used_are_told() -> None:
+    """Of feedd's own index: replaced shards, shards that are gone, and two counts of one, of which neither is used."""
+    refs = [_ref(f"train/{name}", 9) for name in ("a", "b", "c", "d")]
+    rows = [
+        Row("a", 9, "tag", 1),
+        Row("b", 9, "other", 2),
+        Row("c", 8, "tag", 3),
+        Row("d", 9, "tag", 4),
+        Row("d", 9, "tag", 5),
+        Row("d", 9, "tag", 4),
+        Row("e", 9, "tag", 6),
+    ]
+    unused = Unused()
+    assert Surroundings(refs).counted(_ref("train/_feedd_index.json"), rows, unused) == {0: 1}
+    assert unused.amount == Amount(
+        4,
+        0,
+        (
+            "train/b: counted as 9 bytes with ETag other, has 9 with ETag tag",
+            "train/c: counted as 8 bytes with ETag tag, has 9 with ETag tag",
+            "train/d: counted as 4 samples and as 5",
+        ),
+    )
 
 
 def test_without_bytes_the_names_must_agree() -> None:
