@@ -38,6 +38,8 @@ class NoticeKind(enum.Enum):
     SPLITS_TOGETHER = "splits-together"
     UNUSED_SIDECARS = "unused-sidecars"
     UNUSED_COUNTS = "unused-counts"
+    CUT_TAILS = "cut-tails"
+    SHORT_FILES = "short-files"
     UNREAD_COLUMNS = "unread-columns"
     PICKLED_COLUMNS = "pickled-columns"
     RESERVED_NAMES = "reserved-names"
@@ -85,6 +87,15 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
     NoticeKind.UNUSED_COUNTS: About(
         "sample counts beside the data are not used because they are of other objects or contradict each other",
         "run feedd index again, or correct or remove the files that they are from",
+    ),
+    NoticeKind.CUT_TAILS: About(
+        "files of tokens end behind their last whole window, and those tokens are in no sample",
+        '"last": "pad" in the recipe fills the last window',
+        warns=False,
+    ),
+    NoticeKind.SHORT_FILES: About(
+        "files of tokens are shorter than a window, and none of their tokens is in a sample",
+        'ask for fewer tokens, or for "last": "pad" in the recipe',
     ),
     NoticeKind.UNREAD_COLUMNS: About(
         "columns, arrays and members of tars that feedd cannot read are in no batch",

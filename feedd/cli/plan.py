@@ -253,7 +253,7 @@ def plan(
         fullest_node = _sizes(refs)[fullest], None if known is None else known[fullest]
         asked = (batch_size, window_shards, max(parse_size(sample_size), 1))
         report = replace(report, shuffle=shuffled(*fullest_node, *asked))
-    notices = notices_of(summed([found.passed_over.reasons, told.unused]))
+    notices = notices_of(summed([found.passed_over.reasons, told.left_out]))
     if json_:
         facts = {**asdict(report), "notices": notice_facts(notices)}
         if keys:

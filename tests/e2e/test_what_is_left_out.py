@@ -210,6 +210,19 @@ def test_validation_that_is_read_with_training_is_told(
         assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
 
 
+def test_tokens_behind_the_last_window_are_counted(
+    s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tails of files are in stats(); a file shorter than a window is a warning, too."""
+    for shard, count in enumerate((150, 129, 60)):
+        s3.put("data", f"k/{shard}.bin", np.arange(count, dtype=np.uint16).tobytes())
+    dataset, _ = read("s3://data/k/", daemons(), fields={"tokens": "tokens:uint16:65"})
+    (said,) = warned(caplog.records)
+    assert "k/2.bin: 60 tokens" in said
+    told = {kind: (one["count"], one["bytes"], one["warns"]) for kind, one in dataset.stats()["notices"].items()}
+    assert told == {"cut-tails": (1, 42, False), "short-files": (1, 120, True)}
+
+
 @pytest.mark.parametrize(("name", "write"), [("parquet", parquet), ("arrow", arrow)])
 def test_decimals_that_lose_their_point_are_told(
     name: str,

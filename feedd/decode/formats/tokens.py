@@ -67,6 +67,13 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         overlap = max(self.count - self.stride, 0) if whole else 0
         return whole + (self.last == "pad" and left > overlap)
 
+    def left(self, token_count: int) -> int:
+        """Return how many of that many tokens are behind the last window, and so in none."""
+        if self.last == "pad":
+            return 0
+        count = self.windows(token_count)
+        return token_count - ((count - 1) * self.stride + self.count if count else 0)
+
 
 def kind_of(named: str, url: str) -> str:
     """Return which of the formats above a file has, where it may be one of them; empty: it is none.
@@ -89,7 +96,12 @@ def with_cut(kind: str, cut: Cut) -> str:
 
 def window_count(kind: str, size_bytes: int, cut: Cut) -> int:
     """Return the samples of a file of that size."""
-    return cut.windows(max(size_bytes - _HEAD_BYTES[kind], 0) // cut.item_bytes)
+    return cut.windows(token_count(kind, size_bytes, cut))
+
+
+def token_count(kind: str, size_bytes: int, cut: Cut) -> int:
+    """Return the tokens of a file of that size."""
+    return max(size_bytes - _HEAD_BYTES[kind], 0) // cut.item_bytes
 
 
 class TokensFormat:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.decode.formats.tokens import RAW, Cut, kind_of, window_count, with_cut
+from feedd.decode.formats.tokens import RAW, Cut, kind_of, token_count, window_count, with_cut
 from feedd.decode.params import TokensParams, params_of
 from feedd.errors import BadRecipe, Unsupported
+from feedd.notices import Amount, NoticeKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,11 +44,25 @@ class CutFiles:
         readers: their formats, cut included.
         counts: samples of each.
         dtypes: of their tokens, where the files do not say so themselves.
+        left_out: files of which tokens are in no sample. Amounts count files, and the bytes of those tokens.
     """
 
     readers: dict[int, str]
     counts: dict[int, int]
     dtypes: dict[int, str]
+    left_out: dict[NoticeKind, Amount]
+
+    def add(self, number: int, kind: str, ref: ObjectRef, cut: Cut) -> None:
+        """Count a file's samples, and the tokens that are in none."""
+        self.counts[number] = window_count(kind, ref.size_bytes, cut)
+        if kind == RAW:
+            self.dtypes[number] = cut.dtype
+        left = cut.left(token_count(kind, ref.size_bytes, cut))
+        if left:
+            notice = NoticeKind.CUT_TAILS if self.counts[number] else NoticeKind.SHORT_FILES
+            amount = self.left_out.get(notice, Amount())
+            text = f"{ref.key}: {left} tokens"
+            self.left_out[notice] = amount.plus(Amount(1, left * cut.item_bytes, (text,)))
 
 
 def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, named: Mapping[int, str]) -> CutFiles:
@@ -59,7 +74,7 @@ def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, name
         cuts: of each source.
         named: formats that were named or told, by dataset index.
     """
-    files = CutFiles({}, {}, {})
+    files = CutFiles({}, {}, {}, {})
     for cut, first, end in zip(cuts, firsts, [*firsts[1:], len(refs)], strict=True):
         if cut is None:
             continue
@@ -73,7 +88,5 @@ def cut_files(refs: Sequence[ObjectRef], firsts: Sequence[int], cuts: Cuts, name
                 hint = "unpack it: its windows are counted by its size"
                 raise Unsupported("expected a file of tokens as it is, got a packed one", object=ref.url, hint=hint)
             files.readers[number] = names.setdefault(kind, with_cut(kind, cut))
-            files.counts[number] = window_count(kind, ref.size_bytes, cut)
-            if kind == RAW:
-                files.dtypes[number] = cut.dtype
+            files.add(number, kind, ref, cut)
     return files

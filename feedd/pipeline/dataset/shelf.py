@@ -14,7 +14,7 @@ from feedd.errors import ObjectChanged
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
-from feedd.notices import Amount, NoticeKind
+from feedd.notices import Amount, NoticeKind, summed
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
 from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.dataset.indexes import Indexes
@@ -149,7 +149,7 @@ class Shelf:
         listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
         listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.beside)
         told = await self._told(resolved, listing, claims=False)
-        files = told.unused.get(NoticeKind.UNUSED_SIDECARS, Amount())  # counts are about to be made anew
+        files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # counts are about to be made anew
         listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
         listing.formats = told.formats
@@ -193,10 +193,9 @@ class Shelf:
         listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
         listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.beside)
         told = await self._told(whole, listing)
-        listing.passed_over = whole.passed_over.with_reasons(told.unused)
         if any(cuts):
             told = await self._cut(whole, firsts, cuts, told)
-        listing.formats = told.formats
+        listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
         reader_of = partial(format_of, listing)
         listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
         await CPU.run(listing.tell, told.exact, told.claimed, told.by)
@@ -265,7 +264,8 @@ def _with_cuts(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told)
     files = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
     claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
     exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
-    return files, replace(told, exact=exact, claimed=claimed, formats=formats)
+    left_out = summed([told.left_out, files.left_out])
+    return files, replace(told, exact=exact, claimed=claimed, formats=formats, left_out=left_out)
 
 
 def _known_formats(resolved: Resolved) -> Mapping[int, str]:

@@ -36,14 +36,14 @@ class Told:
         claimed: of others, where feedd's own says nothing: may turn out wrong.
         by: URLs of the files these are from.
         formats: how shards are to be read, where a file says so.
-        unused: files that cannot be used, and counts of others that are not.
+        left_out: files that cannot be used, counts of others that are not used, and tokens that are in no window.
     """
 
     exact: dict[int, int]
     claimed: dict[int, int]
     by: tuple[str, ...]
     formats: dict[int, str] = field(default_factory=dict)
-    unused: Mapping[NoticeKind, Amount] = field(default_factory=dict)
+    left_out: Mapping[NoticeKind, Amount] = field(default_factory=dict)
 
 
 async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> Told:
@@ -66,7 +66,7 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     finally:
         await CPU.run(around.clear)
     told = await CPU.run(_weigh, resolved, counted, believed)
-    told = replace(told, unused=summed([{NoticeKind.UNUSED_SIDECARS: bad.amount}, told.unused]))
+    told = replace(told, left_out=summed([{NoticeKind.UNUSED_SIDECARS: bad.amount}, told.left_out]))
     if not claims:
         told = replace(told, claimed={}, by=tuple(ref.url for ref in counted))
     _log.info("sample counts known", shards=len(resolved.refs), known=len(told.exact), claimed=len(told.claimed))
