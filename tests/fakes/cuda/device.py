@@ -82,7 +82,7 @@ class Cuda:
             "default_stream": lambda device=None: machine.defaults[machine.index_of(device)],
             "synchronize": machine.synchronize,
             "Stream": machine.stream,
-            "Event": lambda **_options: SimEvent(machine),
+            "Event": lambda *, blocking=False, **_options: SimEvent(machine, blocking=blocking),
             "graph": machine.capturing,
             "CUDAGraph": object,
             "cudart": lambda: self.host,

@@ -124,8 +124,9 @@ class SimStream:
 class SimEvent:
     """``torch.cuda.Event``; waiting for it captures what it was last recorded after."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, blocking: bool = False) -> None:
         self.marker: Marker | None = None
+        self.blocking = blocking
         self.machine = machine
         machine.calls["cudaEventCreate"] += 1
 
@@ -148,6 +149,7 @@ class SimEvent:
     def synchronize(self) -> None:
         """Run what the event was recorded after."""
         self.machine.note("cudaEventSynchronize")
+        self.machine.calls["waits that spin"] += not self.blocking
         marker = self.marker
         if marker is not None:
             self.machine.run_until(lambda: marker.done, marker.stream)

@@ -204,6 +204,15 @@ def test_events_are_used_again(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize("cuda", ["random-0"], indirect=True)
+def test_the_host_waits_for_copies_without_spinning(cuda: Cuda) -> None:
+    """Threads that wait for a copy sleep in the driver: a spinning one takes a core that decode workers need."""
+    for _ in DeviceLoader([{"x": torch.zeros(8)} for _ in range(50)], "cuda", device_prefetch=3):
+        pass
+    assert cuda.machine.calls["cudaEventSynchronize"] > 0
+    assert cuda.machine.calls["waits that spin"] == 0
+
+
+@pytest.mark.parametrize("cuda", ["random-0"], indirect=True)
 def test_the_arena_is_unregistered_on_the_device_that_registered_it(bench: Bench, cuda: Cuda) -> None:
     """Whichever thread drops the last view, no context is made on another device."""
     devices = []

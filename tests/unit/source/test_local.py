@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable
+from feedd.flow.mapping import FileMapping
 from feedd.source.local import LocalStore, write_file
 from feedd.values import ByteRange, ObjectRef
 
@@ -115,3 +116,29 @@ def test_only_the_version_that_was_meant_is_replaced(tmp_path: Path) -> None:
     write_file(path, b"whatever")
     with pytest.raises(NotFound):
         write_file(str(tmp_path / "nowhere" / "file"), b"x", "")
+
+
+async def test_each_piece_is_told_where_it_landed(store: LocalStore, tmp_path: Path) -> None:
+    """A file read into a mapping comes in pieces of 256 KiB; each is told by its place in the mapping.
+
+    Pieces are summed as they land: with another place, a sound block would look damaged and be fetched again.
+    """
+    at, data = 4096, os.urandom(600_000)
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    told: list[tuple[int, bytes, bool]] = []
+    file = os.memfd_create("test")
+    os.posix_fallocate(file, 0, at + len(data))
+    mapping = FileMapping(file, at + len(data))
+    os.close(file)
+    mapping.landed = lambda start, piece, *, begins=False: told.append((start, bytes(piece), begins))
+    status = source.stat()
+    ref = (await anext(store.list(str(source), "")))[0]
+    assert ref.size_bytes == status.st_size
+    with memoryview(mapping) as whole, whole[at:] as target:
+        await store.read_into(ref, ByteRange(0, len(data)), target)
+    assert bytes(mapping[at:]) == data
+    mapping.close()
+    assert [begins for *_, begins in told] == [True, False, False]
+    assert [start for start, *_ in told] == [at, at + (256 << 10), at + (512 << 10)]
+    assert b"".join(piece for _, piece, _ in told) == data
