@@ -19,6 +19,7 @@ from tests.fakes.host_copier import LateCopier
 
 if TYPE_CHECKING:
     from feedd_client import FeedDataset
+    from feedd_client.transforms import TransformContext
     from tests.fakes.feed_client import Bench
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -62,6 +63,29 @@ def test_any_iterable_of_batches_will_do(bench: Bench) -> None:
     batches = [ids(batch) for batch in loader]
     assert batches[0][0] == 200_000_000
     assert len(batches) == 3
+
+
+def test_the_batch_size_is_the_sources_or_its_datasets(bench: Bench) -> None:
+    """Training libraries ask a loader for its batch size, whatever it is made of; None where nothing tells it."""
+    dataset = bench.dataset(bench.server(steps=1))
+    assert DeviceLoader(dataset, device="cpu").batch_size == 4
+    assert DeviceLoader(DataLoader(dataset, batch_size=None), device="cpu").batch_size == 4
+    assert DeviceLoader(DataLoader(range(12), batch_size=3), device="cpu").batch_size == 3
+    assert DeviceLoader([torch.zeros(2)], device="cpu").batch_size is None
+
+
+def test_passes_over_a_source_without_epochs_are_counted() -> None:
+    """Each pass over a plain list is the next epoch for its transforms."""
+    epochs: list[int] = []
+
+    def note(batch: torch.Tensor, context: TransformContext) -> torch.Tensor:
+        epochs.append(context.epoch)
+        return batch
+
+    loader = DeviceLoader([torch.zeros(2)], device="cpu", transforms=note)
+    for _ in range(3):
+        list(loader)
+    assert epochs == [0, 1, 2]
 
 
 def _lane(dataset: FeedDataset, copier: LateCopier, prefetch: int) -> CopyLane:
