@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from feedd_client import BadOptionError, BadSampleError, DeviceLoader, Normalize, Ragged
 from feedd_client.iterator import FeedIterator
@@ -70,7 +70,7 @@ def test_the_batch_size_is_the_sources_or_its_datasets(bench: Bench) -> None:
     dataset = bench.dataset(bench.server(steps=1))
     assert DeviceLoader(dataset, device="cpu").batch_size == 4
     assert DeviceLoader(DataLoader(dataset, batch_size=None), device="cpu").batch_size == 4
-    assert DeviceLoader(DataLoader(range(12), batch_size=3), device="cpu").batch_size == 3
+    assert DeviceLoader(DataLoader(TensorDataset(torch.zeros(12)), batch_size=3), device="cpu").batch_size == 3
     assert DeviceLoader([torch.zeros(2)], device="cpu").batch_size is None
 
 
