@@ -51,7 +51,7 @@ class TurnLimit:
             return
         turn_s = sorted(self._lates_s)[-2]
         if turn_s > _LONG_S:
-            # what is in flight is what made the turn; a limit far above it would have to fall many times first
+            # Fall from the number in flight, which made the turn long, and not from a limit far above that number.
             made_by = min(self._limit, max(in_flight_count, _LEAST))
             self._limit = max(min(_LEAST, self._limit_max), int(made_by * max(_FALL_MIN, _LONG_S / turn_s)))
         elif turn_s < _SHORT_S and self._full:
