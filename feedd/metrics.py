@@ -113,7 +113,7 @@ PIPELINE_NOTICES = Metric(
     "feedd_pipeline_notices_total",
     _C,
     "",
-    "objects and columns that sessions were told at their opening are left out or changed",
+    "objects, sample counts and columns that sessions were told are left out, not used or changed",
     ("kind",),
 )
 DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the state the daemon is in", ("state",))

@@ -43,6 +43,7 @@ class NoticeKind(enum.Enum):
     UNREAD_COLUMNS = "unread-columns"
     PICKLED_COLUMNS = "pickled-columns"
     RESERVED_NAMES = "reserved-names"
+    LATE_FIELDS = "late-fields"
     UNDECODED_FIELDS = "undecoded-fields"
     UNSCALED_DECIMALS = "unscaled-decimals"
     NARROWED_NUMBERS = "narrowed-numbers"
@@ -108,6 +109,10 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
     NoticeKind.RESERVED_NAMES: About(
         "fields whose names are reserved are in no batch",
         "rename them, or read them under another name: fields={'NAME': {'decode': ..., 'from': 'THEIRS'}}",
+    ),
+    NoticeKind.LATE_FIELDS: About(
+        "fields that only later shards have are in no batch because the first shard tells which fields there are",
+        "name the fields you need in fields=",
     ),
     NoticeKind.UNDECODED_FIELDS: About(
         "fields come as bytes because the library that decodes them is not installed where the daemon runs",

@@ -235,8 +235,7 @@ class Feeder:
         self._unproven = not session.fresh
         if session.fresh and session.granted.HasField("steps"):
             self.known_steps = session.granted.steps
-        log = self._consumer.index == 0 and self._consumer.topology.local_rank == 0
-        self._stats.take_notices(session.granted.notices, log=log)
+        self._stats.take_notices(session.notices, log=self._consumer.logs, grown=not session.fresh)
         self._stats.transport = "inline" if session.mapping is None else "slot"
         self._stream = Stream(session, self._next, self._consumer.count, heartbeat_s(self._options.stall_timeout_s))
 
@@ -266,6 +265,9 @@ class Feeder:
             stream.ready.clear()
         if stream.known_steps is not None:
             self.known_steps = stream.known_steps
+        if stream.notices:
+            self._stats.take_notices(stream.notices, log=self._consumer.logs, grown=True)
+            stream.notices = ()
         if stream.end is not None:
             self.ended = stream.end
             self.known_steps = stream.end.steps

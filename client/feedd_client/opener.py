@@ -44,6 +44,11 @@ class Consumer:
     count: int = 1
     index: int = 0
 
+    @property
+    def logs(self) -> bool:
+        """Whether this process is the one of its node that logs what all of them are told."""
+        return self.index == 0 and self.topology.local_rank == 0
+
     def first_step(self, step: int) -> int:
         """Return the first step at or after ``step`` that is this consumer's."""
         return step + (self.index - step) % self.count

@@ -86,6 +86,7 @@ class Session:
         self.pid = os.getpid()
         self.id = granted.session_id
         self.granted = granted
+        self.notices = tuple(granted.notices)  # the latest: streams may say more
         self.slot_count = granted.slot_count
         self.places = granted.arena.places
         self.decoder = BatchDecoder(granted.specs)
@@ -160,6 +161,7 @@ class Stream:
         self.ready: list[Lease] = []
         self.end: pb.EndOfEpoch | None = None
         self.known_steps: int | None = None
+        self.notices: tuple[pb.Notice, ...] = ()  # of the latest message that had any
         self.received_bytes = 0
         self.message_count = 0
         self.waiting_for = ""  # what the latest heartbeat said
@@ -228,6 +230,8 @@ class Stream:
             raise from_message(response.error)
         if response.HasField("known_steps"):
             self.known_steps = response.known_steps
+        if response.notices:
+            self.notices = self._session.notices = tuple(response.notices)
         for batch in response.batches:
             self._take(batch)
         if response.HasField("chunk"):

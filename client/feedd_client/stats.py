@@ -54,22 +54,26 @@ class LoaderStats:
     leftover_samples: int = 0
     transport: str = ""
     notices: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _logged: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def take_notices(self, notices: Iterable[pb.Notice], *, log: bool) -> None:
-        """Take what the daemon said at Open; what it said before is not logged again.
+    def take_notices(self, notices: Iterable[pb.Notice], *, log: bool, grown: bool = False) -> None:
+        """Take what the daemon said; what it said before is not logged again.
 
         Args:
             notices: all that are true of the session: others are so no longer.
             log: whether this process is the one of its node that logs them.
+            grown: said while batches come: of a kind that is in the log already, only ``notices`` have the new count.
         """
-        known, self.notices = self.notices, {}
+        self.notices = {}
         for notice in tuple(notices)[:_NOTICES_MAX]:
             kind, text = notice.kind[:_KIND_CHARS_MAX], notice.text[:_TEXT_CHARS_MAX]
             told = {"text": text, "count": notice.count, "bytes": notice.size_bytes, "warns": notice.warns}
-            if log and notice.warns and known.get(kind) != told:
+            known = self._logged.get(kind)
+            if log and notice.warns and (known is None if grown else known != told):
                 _log.warning("%s", text)
+                self._logged[kind] = told
             self.notices[kind] = told
 
     def as_dict(self) -> dict[str, Any]:
         """Return a plain, JSON-able dict."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "_logged"}

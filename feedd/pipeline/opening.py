@@ -14,7 +14,7 @@ from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.open_progress import enter_stage
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import both
-from feedd.notices import notices_of, summed
+from feedd.notices import NoticeKind, notices_of, summed
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.batches.packing import packing_of
@@ -23,6 +23,7 @@ from feedd.pipeline.batches.remedy import RemedyOptions
 from feedd.pipeline.batches.together import are_plain, slots_together
 from feedd.pipeline.dataset.foresight import Foresight
 from feedd.pipeline.dataset.labels import Labelling, forget, with_tables
+from feedd.pipeline.dataset.late import LateFields
 from feedd.pipeline.dataset.learned import Learned
 from feedd.pipeline.dataset.shelf import Shelf
 from feedd.pipeline.derived.columnar import narrowed
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
-    from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.dataset.labels import Tables
     from feedd.pipeline.derived.cache import MadeCache
@@ -161,7 +161,11 @@ class Pipeline:
             memory, arena, classes = await self._slots(one)
             within = arena.group.arena if isinstance(arena, Tickets) else arena
             assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
-            notices = notices_of(summed([listing.passed_over.reasons, *memory.left_out]))
+            tell_late = partial(self._notice_log.tell_more, request.spec.urls, NoticeKind.LATE_FIELDS)
+            late = LateFields(listing, [source.fields for source in memory.found], tell_late)
+            left_out = [source.left_out for source in memory.found]
+            reasons = summed([listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
+            notices = notices_of(reasons)
             self._notice_log.tell(request.spec.urls, notices)
             info = replace(
                 one.info(memory.recipes),
@@ -171,7 +175,7 @@ class Pipeline:
                 classes=classes,
             )
             filling = Filling(listing, self.shelf, cache, assembler)
-            parts = SessionParts(info, filling, one.reader, outlook, arena, leave_windows=leave_windows)
+            parts = SessionParts(info, filling, one.reader, outlook, arena, leave_windows=leave_windows, late=late)
             session = Session(parts, self.stages)
             if request.spec.share:
                 await self._take_part(one, session, arena, memory)
@@ -191,7 +195,7 @@ class Pipeline:
         else:
             recipes, found, classes = await self._resolved(one)
             size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
-        memory = _Memory(self, size, one.request, recipes, [source.left_out for source in found])
+        memory = _Memory(self, size, one.request, recipes, found)
         if spec.share and spec.shared_arena:
             arena = await self._tickets(one, memory)
         if arena is None:
@@ -334,7 +338,7 @@ class _Memory:
     slot_bytes: int
     request: Request
     recipes: Recipes
-    left_out: Sequence[Mapping[NoticeKind, Amount]]
+    found: Sequence[Resolved]
 
     async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
         """For jobs that share."""

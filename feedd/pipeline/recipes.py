@@ -103,11 +103,13 @@ class Resolved:
     Attributes:
         index: of the shard that was looked at; None: there was no need.
         left_out: what of the data is in no field, or changed, where nobody named any.
+        fields: of the shard that told which fields there are; None: the user named them.
     """
 
     recipe: Recipe
     index: ShardIndex | None
     left_out: Mapping[NoticeKind, Amount]
+    fields: frozenset[str] | None = None
 
 
 def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
@@ -240,7 +242,7 @@ async def _resolve(
         return Resolved(wanted, None, {})  # nothing is read here
     settled = schema.settled(wanted, lambda recipe: _beside(request, recipe))
     recipe, index = await both(settled, _own(shelf, listing, order))
-    return Resolved(recipe, index, schema.left_out)
+    return Resolved(recipe, index, schema.left_out, schema.fields)
 
 
 async def _own(shelf: Shelf, listing: Listing, order: Sequence[int]) -> ShardIndex | None:

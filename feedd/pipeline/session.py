@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.errors import FeeddError, NotFound, ObjectChanged
+from feedd.notices import NoticeKind, notices_of
 from feedd.pipeline.sharing import Tickets
 from feedd.values import Cursor, EpochEnd
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
+    from feedd.pipeline.dataset.late import LateFields
     from feedd.pipeline.filling import Filling
     from feedd.pipeline.future import Outlook
     from feedd.pipeline.planning import AnyReader
@@ -37,6 +39,7 @@ class SessionParts:
         leave: gives that up.
         ahead: decodes the next epoch's first batches, and is then whose slots they are.
         leave_windows: gives up the windows that it sorted with other ranks.
+        late: fields that its user is told of while they are found.
     """
 
     info: SessionInfo
@@ -48,6 +51,7 @@ class SessionParts:
     leave: Callable[[object], Awaitable[None]] | None = None
     ahead: Ahead | None = None
     leave_windows: Callable[[], None] = lambda: None
+    late: LateFields | None = None
 
 
 class Session:
@@ -72,7 +76,13 @@ class Session:
 
     @property
     def info(self) -> SessionInfo:
-        """What Open answers."""
+        """What Open answers; its notices grow while shards are read."""
+        late = self._parts.late
+        if late is not None and late.refresh():
+            info = self._parts.info
+            amounts = {notice.kind: notice.amount for notice in info.notices}
+            notices = notices_of({**amounts, NoticeKind.LATE_FIELDS: late.amount})
+            self._parts = replace(self._parts, info=replace(info, notices=notices))
         return self._parts.info
 
     @property

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from feedd import metrics
+from feedd.notices import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.notices import Notice
+    from feedd.notices import Amount, NoticeKind
     from feedd.protocols import Recorder
 
 _TOLD_MAX: Final = 256  # datasets
@@ -37,14 +38,37 @@ class NoticeLog:
         known = self._told.pop(urls, frozenset())
         for notice in notices:
             if notice.warns and notice not in known:
-                _log.warning(
-                    "data is left out or changed",
-                    kind=notice.kind.value,
-                    count=notice.amount.count,
-                    size_bytes=notice.amount.size_bytes,
-                    text=notice.text,
-                    urls=list(urls[:_URLS_SHOWN]),
-                )
-        self._told[urls] = frozenset(notices)
+                _warn(urls, notice)
+        self._keep(urls, frozenset(notices))
+
+    def tell_more(self, urls: tuple[str, ...], kind: NoticeKind, amount: Amount, more_count: int) -> None:
+        """Take what grew while a session was read; the log has each kind once.
+
+        Args:
+            urls: of the session.
+            kind: what grew.
+            amount: all of it.
+            more_count: by how much it grew.
+        """
+        notice = Notice(kind, amount)
+        self._recorder.count(metrics.PIPELINE_NOTICES, more_count, kind=kind.value)
+        known = self._told.pop(urls, frozenset())
+        if notice.warns and all(one.kind is not kind for one in known):
+            _warn(urls, notice)
+        self._keep(urls, frozenset(one for one in known if one.kind is not kind) | {notice})
+
+    def _keep(self, urls: tuple[str, ...], notices: frozenset[Notice]) -> None:
+        self._told[urls] = notices
         if len(self._told) > _TOLD_MAX:
             del self._told[next(iter(self._told))]
+
+
+def _warn(urls: tuple[str, ...], notice: Notice) -> None:
+    _log.warning(
+        "data is left out or changed",
+        kind=notice.kind.value,
+        count=notice.amount.count,
+        size_bytes=notice.amount.size_bytes,
+        text=notice.text,
+        urls=list(urls[:_URLS_SHOWN]),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from feedd.errors import ObjectChanged
 from feedd.plan.counts import folder_of
+from feedd.plan.field_names import FieldNames
 from feedd.plan.fingerprint import fingerprint, listing_digest, runs_of
 from feedd.plan.objects.strays import PassedOver
 from feedd.plan.sharding import balance
@@ -53,6 +55,8 @@ class Listing:
         idx_bytes: of MXNet's ``.idx`` beside shards of records, by dataset index.
         learned: shards whose counts an index has told: they need not be learned again.
         read_as: the format by which a shard is indexed, by dataset index, once it was worked out.
+        field_names: those of the shards whose counts an index has told.
+        view_names: likewise of its views, by what tells one from another.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -75,6 +79,8 @@ class Listing:
     idx_bytes: Mapping[int, int] = field(default_factory=dict)
     learned: set[int] = field(default_factory=set, repr=False)
     read_as: dict[int, str] = field(default_factory=dict, repr=False)
+    field_names: FieldNames = field(default_factory=FieldNames, repr=False)
+    view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
     _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
     _named: tuple[Mapping[int, str], Runs] | None = field(default=None, repr=False)
 
@@ -84,6 +90,10 @@ class Listing:
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
         twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
+
+    def source_of(self, shard: int) -> int:
+        """Return the source of a shard."""
+        return bisect.bisect_right(self.firsts, shard) - 1
 
     def shards_of(self, source: int) -> range:
         """Return the dataset indices of one source."""
@@ -261,7 +271,10 @@ def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...]
         while len(listing.apart) >= _APART_MAX and view not in listing.apart:
             del listing.apart[next(iter(listing.apart))]
         counts = listing.apart.setdefault(view, dict(counts))
-    own: dict[str, Any] = {"learned": set(), "read_as": {}}
+    while len(listing.view_names) >= _APART_MAX and view not in listing.view_names:
+        del listing.view_names[next(iter(listing.view_names))]
+    names = listing.view_names.setdefault(view, FieldNames())
+    own: dict[str, Any] = {"learned": set(), "read_as": {}, "field_names": names}
     return replace(listing, refs=refs, twins=twins, counts=counts, base=listing.base or listing, view=view, **own)
 
 

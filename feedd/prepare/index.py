@@ -13,7 +13,8 @@ import structlog
 from feedd.decode.left_out import LeftOutFields
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
-from feedd.notices import notices_of, summed
+from feedd.notices import Amount, NoticeKind, notices_of, summed
+from feedd.pipeline.dataset.late import fields_told, late_fields
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
 from feedd.plan.objects.layout import is_pack
 from feedd.plan.objects.strays import PassedOver
@@ -47,6 +48,7 @@ class Counting:
         failures: one per shard that could not be counted.
         passed_over: objects there that are no data.
         fields: those that nobody gets who names none, of the shards that were read.
+        late: fields that shards behind the first have, as far as both were read.
     """
 
     shard_count: int = 0
@@ -58,11 +60,13 @@ class Counting:
     failures: list[FeeddError] = field(default_factory=list)
     passed_over: PassedOver = field(default_factory=PassedOver)
     fields: LeftOutFields = field(default_factory=LeftOutFields)
+    late: Amount = field(default_factory=Amount)
 
     @property
     def notices(self) -> tuple[Notice, ...]:
         """What of the data is left out or changed, as far as it was listed and read."""
-        return notices_of(summed([self.passed_over.reasons, self.fields.amounts]))
+        late = {NoticeKind.LATE_FIELDS: self.late}
+        return notices_of(summed([self.passed_over.reasons, self.fields.amounts, late]))
 
 
 def index_url(url: str) -> str:
@@ -105,6 +109,7 @@ class Counter:
         self._root = parse_url(url).root
         self._listing: Listing | None = None
         self._done: set[int] = set()
+        self._first: tuple[int, frozenset[str]] | None = None  # of the shards read that have samples, with its fields
 
     @property
     def is_open(self) -> bool:
@@ -149,6 +154,8 @@ class Counter:
         async with asyncio.TaskGroup() as group:
             for _ in range(at_once):
                 group.create_task(self._work(listing, todo, saving))
+        if self._first is not None and not any(listing.counts.get(shard) for shard in range(self._first[0])):
+            self.progress.late = late_fields(listing, [self._first[1]], unread=False)
 
     async def save(self) -> None:
         """Write what is known, and take over what others have written.
@@ -181,6 +188,8 @@ class Counter:
                 self.progress.failures.append(error)
             else:
                 self.progress.fields.add(found)
+                if found.sample_count and (self._first is None or shard < self._first[0]):
+                    self._first = shard, fields_told(found)
                 self._count_done(shard)
             self._tell(self.progress)
             if saving.due():

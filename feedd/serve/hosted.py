@@ -30,6 +30,7 @@ class HostedSession:
         id: 128 random bits in hex: who knows it may stream.
         token: 128 random bits: who knows it may map the arena.
         feed: the backend's session.
+        notices: those that the client has been told.
         machine: the decisions.
         call: the Stream call under way.
         lifelines: connections of processes that map the arena.
@@ -51,6 +52,7 @@ class HostedSession:
         self.id = secrets.token_hex(16)
         self.token = secrets.token_bytes(16)
         self.feed = feed
+        self.notices = feed.info.notices
         self.recorder = recorder
         self.clock = clock
         self.machine = SessionMachine(feed.slots, spec.consumer_count, spec.consumer_index)

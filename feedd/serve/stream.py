@@ -15,7 +15,7 @@ from feedd.serve.silence import Silence
 from feedd.serve.status import as_feedd_error
 from feedd.serve.transport import InlineTransport, SlotTransport
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import error_message, slots_from
+from feedd.wire.convert import error_message, notice_messages, slots_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -219,6 +219,7 @@ class StreamCall:
     async def _write_all(self) -> None:
         while True:
             await self._say_steps()
+            await self._say_notices()
             while not self._outbox:
                 self._wake.clear()
                 await self._wake.wait()
@@ -241,6 +242,13 @@ class StreamCall:
             return
         self._steps_said = True
         await self._write_message(pb.StreamResponse(known_steps=steps))
+
+    async def _say_notices(self) -> None:
+        """Say what is left out of the data, where shards that were read meanwhile tell more than the client knows."""
+        notices = self._hosted.feed.info.notices
+        if notices != self._hosted.notices:
+            self._hosted.notices = notices
+            await self._write_message(pb.StreamResponse(notices=notice_messages(notices)))
 
     async def _say_alive(self) -> None:
         """Tell a client that waits what its batch waits for."""

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from feedd.errors import FeeddError
+    from feedd.notices import Notice
     from feedd.values import BatchReady, Region, SessionInfo, TensorSpec
 
 PROTOCOL_MAJOR = 1
 # 1: uneven is answered; 2: sources to be mixed; 3: padded fields, filters, policies, buckets; 4: arenas of a group;
-# 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices
-PROTOCOL_MINOR = 7
+# 5: names of classes; 6: what an Open waits for, heartbeats; 7: notices;
+# 8: notices while a stream runs
+PROTOCOL_MINOR = 8
 
 _INT64_MAX = (1 << 63) - 1
 _VERSION_CHARACTERS = 64
@@ -261,6 +263,20 @@ def spec_message(spec: TensorSpec) -> pb.TensorSpec:
     return pb.TensorSpec(name=spec.name, kind=_KINDS[spec.kind], dtype=spec.dtype, shape=spec.shape, ndim=spec.ndim)
 
 
+def notice_messages(notices: Sequence[Notice]) -> list[pb.Notice]:
+    """Return what a client is told of data that is left out or changed."""
+    return [
+        pb.Notice(
+            kind=notice.kind.value,
+            text=said(notice.text),
+            count=notice.amount.count,
+            size_bytes=notice.amount.size_bytes,
+            warns=notice.warns,
+        )
+        for notice in notices[:NOTICES_MAX]
+    ]
+
+
 def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id: str) -> pb.OpenResponse:
     """Return the answer to Open, without the arena."""
     response = pb.OpenResponse(
@@ -274,16 +290,8 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
         slot_count=slot_count,
         daemon_id=daemon_id,
         uneven=info.uneven,
+        notices=notice_messages(info.notices),
     )
-    for notice in info.notices[:NOTICES_MAX]:
-        amount = notice.amount
-        response.notices.add(
-            kind=notice.kind.value,
-            text=said(notice.text),
-            count=amount.count,
-            size_bytes=amount.size_bytes,
-            warns=notice.warns,
-        )
     if info.steps is not None:
         response.steps = info.steps
     if info.left_out is not None:

@@ -368,20 +368,22 @@ class EndOfEpoch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., bad_samples: _Optional[int] = ...) -> None: ...
 
 class StreamResponse(_message.Message):
-    __slots__ = ("batches", "chunk", "end", "error", "known_steps", "heartbeat")
+    __slots__ = ("batches", "chunk", "end", "error", "known_steps", "heartbeat", "notices")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     KNOWN_STEPS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    NOTICES_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[Batch]
     chunk: Chunk
     end: EndOfEpoch
     error: Error
     known_steps: int
     heartbeat: Heartbeat
-    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[EndOfEpoch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., known_steps: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    notices: _containers.RepeatedCompositeFieldContainer[Notice]
+    def __init__(self, batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., end: _Optional[_Union[EndOfEpoch, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., known_steps: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., notices: _Optional[_Iterable[_Union[Notice, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("waiting_for",)

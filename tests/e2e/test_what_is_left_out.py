@@ -210,6 +210,24 @@ def test_validation_that_is_read_with_training_is_told(
         assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
 
 
+def test_fields_that_only_later_shards_have_are_told(
+    s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client warns once when a shard with another field is read; stats() has it from then on, in each pass."""
+    for shard in range(40):
+        more = {"txt": b"x"} if shard >= 30 else {}
+        s3.put("data", f"v/{shard:02d}.tar", tar_bytes([("0", {"cls": b"1", **more})]))
+    daemon = daemons()
+    dataset = FeedDataset("s3://data/v/", batch_size=1, address=daemon.address, copy=True)
+    for _ in range(2):
+        assert {name for batch in dataset for name in batch} == {"cls"}
+        assert dataset.stats()["notices"]["late-fields"]["count"] == 1
+    (said,) = warned(caplog.records)
+    assert "(txt, first in v/30.tar)" in said
+    (line,) = left_out(daemon)
+    assert (line["kind"], line["count"], line["level"]) == ("late-fields", 1, "warning")
+
+
 def test_tokens_behind_the_last_window_are_counted(
     s3: S3Server, daemons: Callable[..., Daemon], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.notices import Notice
+
 ALIGN_BYTES = 64
 Arrays = dict[str, "NDArray[np.generic]"]
 
@@ -67,6 +69,7 @@ class FakeScript:
     at_once: int = 1
     alone: set[int] = field(default_factory=set)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
 
 
 def expected_arrays(epoch: int, step: int, rank: int, rows: int) -> Arrays:
@@ -149,6 +152,7 @@ class FakeSession:
             steps=self.script.steps if self.script.steps_known else None,
             at_once=self.script.at_once,
             classes=self.script.classes,
+            notices=self.script.notices,
         )
 
     @property

@@ -53,6 +53,7 @@ class Script:
     uneven: str = ""
     again: dict[int, bytes] = field(default_factory=dict)
     notices: tuple[dict[str, Any], ...] = ()
+    later_notices: dict[int, tuple[dict[str, Any], ...]] = field(default_factory=dict)  # by the step of the first epoch
 
     def fingerprint_of(self, rank: int) -> bytes:
         """Fingerprint one rank is told."""

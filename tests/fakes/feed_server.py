@@ -198,6 +198,8 @@ class FakeFeed(stubs.FeedServicer):
             if composed is None:
                 return False
             batch, chunks = composed
+            if not epoch and step in script.later_notices:
+                yield pb.StreamResponse(notices=[pb.Notice(**notice) for notice in script.later_notices[step]])
             samples += batch.rows
             response.batches.append(batch)
             if chunks or len(response.batches) >= script.coalesce:

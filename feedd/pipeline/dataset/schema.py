@@ -35,6 +35,7 @@ from feedd.decode.ready import PIXELS, RowsParams
 from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
+from feedd.pipeline.dataset.late import fields_told
 from feedd.pipeline.pinned import with_pinned
 from feedd.plan.listing import format_of
 from feedd.plan.objects.layout import is_pack
@@ -106,12 +107,14 @@ class Schema:
 
     Attributes:
         left_out: what of the data ``settled`` chose no field for, or changes, where nobody named any.
+        fields: of the shard that told ``settled`` which fields there are; None: the user named them.
     """
 
     def __init__(self, stages: Stages, shelf: Shelf, listing: Listing, source: int, *, strict: bool) -> None:
         self._stages, self._shelf, self._listing = stages, shelf, listing
         self._shards = listing.shards_of(source)
         self.left_out: dict[NoticeKind, Amount] = {}
+        self.fields: frozenset[str] | None = None
         self._tries = 1 if strict else _SAMPLES_MAX
 
     def told(self, fields: Sequence[FieldRecipe]) -> tuple[FieldRecipe, ...] | None:
@@ -165,7 +168,10 @@ class Schema:
             await self._ask(first, search)
             await self._refuse(first, search)
         settled = tuple(search.found.get(place, one) for place, one in enumerate(wanted))
-        self.left_out = left_out(looked[0].index, settled, named=named) if looked else {}
+        if looked:
+            index = looked[0].index
+            self.left_out = left_out(index, settled, named=named)
+            self.fields = None if named else fields_told(index)
         return settled
 
     async def _ask(self, one: _Looked, search: _Search) -> None:

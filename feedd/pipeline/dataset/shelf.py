@@ -229,6 +229,7 @@ class Shelf:
         """Take note of a count, once, for this listing and for later daemons: an index may be read by nobody."""
         if shard in listing.learned:
             return
+        listing.field_names.add(listing.source_of(shard), shard, index.fields, index.unread)
         self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
         try:
             listing.learn(shard, index.sample_count)

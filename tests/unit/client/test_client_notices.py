@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.fakes.feed_client import Bench
 
 LOST = {"kind": "hidden-shards", "text": "2 shards are hidden", "count": 2, "size_bytes": 9, "warns": True}
+LATE = {"kind": "late-fields", "size_bytes": 0, "warns": True}
 QUIET = {"kind": "side-files", "text": "notes", "count": 1, "size_bytes": 4, "warns": False}
 
 
@@ -62,6 +63,18 @@ def test_what_a_daemon_says_is_bounded(bench: Bench, caplog: pytest.LogCaptureFi
     assert sum(1 for _ in dataset) == 1
     assert len(said(caplog)) == len(dataset.stats()["notices"]) == 64
     assert max(map(len, said(caplog))) == 2000
+
+
+def test_what_is_told_while_batches_come_is_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The first warning of a kind is in the log, what it grows to in stats(), and the next pass says nothing again."""
+    grown = [{**LATE, "count": count, "text": f"{count} fields of shards"} for count in (1, 2)]
+    server = bench.server(steps=3, notices=(QUIET,), later_notices={0: (grown[0], QUIET), 2: (grown[1], QUIET)})
+    dataset = bench.dataset(server)
+    for _ in range(2):
+        assert sum(1 for _ in dataset) == 3
+        notices = dataset.stats()["notices"]
+        assert {kind: notice["count"] for kind, notice in notices.items()} == {"late-fields": 2, "side-files": 1}
+    assert said(caplog) == ["1 fields of shards"]
 
 
 def test_an_old_daemon_says_nothing(bench: Bench) -> None:

@@ -130,11 +130,28 @@ async def test_what_shards_leave_out_is_told_once_for_all(tmp_path: Path) -> Non
         assert [notice.kind.value for notice in again.notices] == ["hidden-shards"], "nothing is read again"
 
 
+async def test_fields_that_later_shards_have_are_told_by_who_counts(tmp_path: Path) -> None:
+    """All shards are read, so all such fields are known; a run that does not read the first shard tells none."""
+    async with feeding(tmp_path) as rig:
+        rig.store.shard(0, [])
+        rig.store.shard(1, [{"cls": b"1"}])
+        for shard in (2, 3):
+            rig.store.shard(shard, [{"cls": b"1", "txt": b"x"}])
+        progress = await _counted(rig, tmp_path / "out.json")
+        told = {notice.kind.value: notice.amount for notice in progress.notices}
+        assert set(told) == {"late-fields"}
+        assert told["late-fields"].count == 1
+        rig.store.shard(2, [{"cls": b"2", "txt": b"y"}])
+        rig.store.shard(3, [{"cls": b"2", "json": b"{}"}])
+        assert (await _counted(rig, tmp_path / "out.json")).notices == ()
+
+
 async def test_columns_of_parquet_are_told_without_being_read(tmp_path: Path) -> None:
     """Rows are counted by the footer, which also names the columns that no field can have."""
     async with feeding(tmp_path) as rig:
         rig.store.put("train/0.parquet", parquet(pa.table({"n": [1], "meta": [{"a": 1, "b": "x"}]})))
+        rig.store.put("train/1.parquet", parquet(pa.table({"n": [1], "chat": [{"a": 1, "b": "x"}]})))
         progress = await _counted(rig, tmp_path / "out.json")
         (notice,) = progress.notices
-        assert (notice.kind.value, notice.amount.count) == ("unread-columns", 1)
-        assert notice.amount.examples[0].startswith("meta: struct<")
+        assert (notice.kind.value, notice.amount.count) == ("unread-columns", 2), "one notice for both"
+        assert any(name.startswith("meta: struct<") for name in notice.amount.examples)

@@ -88,6 +88,7 @@ class Stream:
     error: pb.Error | None = None
     known_steps: int | None = None
     heartbeats: list[str] = field(default_factory=list)
+    notices: list[list[pb.Notice]] = field(default_factory=list)
 
     async def send(self, **fields: Any) -> None:
         """Send one request."""
@@ -111,6 +112,8 @@ class Stream:
             self.known_steps = message.known_steps
         if message.HasField("heartbeat"):
             self.heartbeats.append(message.heartbeat.waiting_for)
+        if message.notices:
+            self.notices.append(list(message.notices))
         return True
 
     async def until(self, count: int) -> list[pb.Batch]:
