@@ -39,6 +39,7 @@ _CACHE_VARIABLE: Final = "FEEDD_CACHE__DIR"
 EPHEMERAL_VARIABLE: Final = "FEEDD_EPHEMERAL_ADDRESS"  # set beside the other: "that one we started ourselves"
 START_TIMEOUT_S: Final = 60.0
 STALE_AFTER_S: Final = 3600.0
+_CACHE_FILE: Final = "cache-dir"
 _LOG_LINES: Final = 15
 
 _children: list[subprocess.Popen[bytes]] = []  # kept, so that an ended daemon is reaped and none is warned about
@@ -118,9 +119,10 @@ def _ephemeral(named: str | None, reason: OSError | None = None) -> str:
                 log_path = _start(address, socket_path)
                 _log.log(
                     logging.INFO if _log.isEnabledFor(logging.INFO) else logging.WARNING,  # said in any case, once
-                    "started a feedd daemon for this job%s; it ends with the job%s. Log: %s",
+                    "started a feedd daemon for this job%s; it ends with the job%s. Cache: %s. Log: %s",
                     "" if reason else ", because the former one ended",
                     "" if _CACHE_VARIABLE in os.environ else f", its cache too unless {_CACHE_VARIABLE} is set",
+                    _cache_of(socket_path),
                     log_path,
                 )
     os.environ[ADDRESS_VARIABLE] = os.environ[EPHEMERAL_VARIABLE] = address
@@ -169,6 +171,14 @@ def _start(address: str, socket_path: Path) -> Path:
     _children.append(child)
     _await_ready(child, command, socket_path, log_path)
     return log_path
+
+
+def _cache_of(socket_path: Path) -> str:
+    """Return the directory of a daemon's cache, as the daemon has written it beside its socket."""
+    try:
+        return socket_path.with_name(_CACHE_FILE).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return "see the log"
 
 
 def _await_ready(child: subprocess.Popen[bytes], command: Sequence[str], socket_path: Path, log_path: Path) -> None:

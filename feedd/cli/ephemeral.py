@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from feedd.cli.flags import Flags
-    from feedd.config import Effective
+    from feedd.config import Config, Effective
 
 ORIGIN = "process tree"
+CACHE_FILE = "cache-dir"
+"""Beside the socket: where the cache is. The client that started the daemon says it."""
 _YOUNG_S = 60.0  # between making a directory and owning it
 
 
@@ -46,6 +48,14 @@ def of_its_own(flags: Flags) -> Iterator[Effective]:
     with tempfile.TemporaryDirectory(prefix=prefix(), ignore_cleanup_errors=True) as home:
         unsaid["cache.dir"] = (home, ORIGIN)
         yield flags.load(unsaid)
+
+
+def tell_cache(config: Config) -> None:
+    """Write down where the cache is."""
+    for address in config.listen:
+        scheme, _, path = address.partition("://")
+        if scheme == "unix":
+            Path(path).with_name(CACHE_FILE).write_text(str(config.cache.dir), encoding="utf-8")
 
 
 def sweep(parent: Path) -> None:

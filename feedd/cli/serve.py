@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedd import __version__
-from feedd.cli.ephemeral import of_its_own
+from feedd.cli.ephemeral import of_its_own, tell_cache
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -51,6 +51,8 @@ def serve(
     """Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once."""
     flags = Flags(config, listen, cache_dir, cache_size, status, workers, log, log_level, set_)
     with of_its_own(flags) if ephemeral else nullcontext(flags.load()) as effective:
+        if ephemeral:
+            tell_cache(effective.config)
         code = _run(effective, ephemeral=ephemeral, standby=standby)
     raise typer.Exit(code)
 

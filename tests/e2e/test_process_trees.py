@@ -50,11 +50,14 @@ def test_two_trees_at_once(short_dir: Path) -> None:
     ]
     try:
         firsts = [trainer.stdout.readline() if trainer.stdout else b"" for trainer in trainers]
-        assert len(_caches(short_dir)) == 2
+        caches = {str(path) for path in _caches(short_dir)}
+        assert len(caches) == 2
     finally:
         told = [trainer.communicate(timeout=30) for trainer in trainers]
     assert firsts == [b"got\n"] * 2, told
     assert [trainer.returncode for trainer in trainers] == [0, 0], told
+    lines = [line for _, text in told for line in text.decode().splitlines() if "started a feedd daemon" in line]
+    assert {line.partition(" Cache: ")[2].partition(". Log: ")[0] for line in lines} == caches, "each says its own"
     deadline_s = time.monotonic() + 20
     while _caches(short_dir):
         assert time.monotonic() < deadline_s, "a cache outlived its process tree"
