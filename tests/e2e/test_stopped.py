@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,11 +76,28 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]
         path = root / "data" / "train" / f"{shard}.tar"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(numbered(shard, PER_SHARD, pad_bytes=8000))
+    with _served(root) as (endpoint, pid):
+        yield endpoint, pid
+
+
+@contextmanager
+def _served(root: Path) -> Iterator[tuple[str, int]]:
+    """Serve a folder; the server ends with the block, however that ends, and even if the server is stopped."""
     command = [sys.executable, "-m", "feedd.bench.server.server", "--root", str(root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        yield server.stdout.readline().strip(), server.pid
-        server.terminate()
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().strip(), server.pid
+        finally:
+            server.kill()
+
+
+def test_a_store_that_is_stopped_ends_with_an_interrupted_test(tmp_path: Path) -> None:
+    """Nothing is left of the server, and nobody waits for one that cannot end by itself."""
+    with pytest.raises(KeyboardInterrupt), _served(tmp_path) as (_, pid):  # noqa: PT012 - one block, one interrupt
+        os.kill(pid, signal.SIGSTOP)
+        raise KeyboardInterrupt
+    assert not psutil.pid_exists(pid)
 
 
 def _daemon(home: Path, endpoint: str, task_deadline: str, *, forked: bool = True) -> Daemon:
@@ -127,8 +144,8 @@ def test_a_stopped_part_is_named_and_costs_no_sample(
     assert daemon.process is not None
     stopped = {"daemon": daemon.process.pid, "decode worker": daemon.crew()[0].pid, "store": store_pid}[victim]
     stopped_at_s = time.monotonic()
-    os.kill(stopped, signal.SIGSTOP)
     stack.callback(_let_go_on, stopped)
+    os.kill(stopped, signal.SIGSTOP)
     run.trainer.run_until(lambda: f"waiting for the daemon at {daemon.address}" in run.trainer.complaints)
     assert time.monotonic() - stopped_at_s < limits.said_s
     assert VICTIMS[victim] in run.trainer.complaints

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+import psutil
 import pytest
 
 from feedd_client import DaemonStartError, FeedDataset
 from feedd_client.autostart import base_dir, launch_key, resolve_address
 from tests.fakes.feed_process import environment
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_T = TypeVar("_T")
 _TORCHRUN = {"TORCHELASTIC_RUN_ID": "one", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
@@ -25,33 +32,63 @@ def _fake_package(folder: Path) -> Path:
     return package.parent
 
 
-def _wait_for(what: Path) -> None:
+def _until(found: Callable[[], _T]) -> _T:
+    """Wait until something is there, and return it."""
     deadline_s = time.monotonic() + 20
-    while not what.exists():
-        assert time.monotonic() < deadline_s, f"{what} did not appear"
+    while not (value := found()):
+        assert time.monotonic() < deadline_s, "it did not come to that"
         time.sleep(0.02)
+    return value
 
 
-def _trainer(short_dir: Path, site: Path, **more: str) -> subprocess.Popen[str]:
-    env = environment()
-    env.update({"XDG_RUNTIME_DIR": str(short_dir), "PYTHONPATH": f"{site}:{env['PYTHONPATH']}", **more})
-    command = [sys.executable, "-m", "tests.unit.client.autostart_probe"]
-    return subprocess.Popen(
-        command,
-        env=env,
-        cwd=short_dir,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+class _Trainers:
+    """Processes that train without an address, and what they start."""
+
+    def __init__(self, home: Path) -> None:
+        self.site = _fake_package(home)
+        self._home = home
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, **more: str) -> subprocess.Popen[str]:
+        """Start one, with more in its environment."""
+        env = environment()
+        env.update({"XDG_RUNTIME_DIR": str(self._home), "PYTHONPATH": f"{self.site}:{env['PYTHONPATH']}", **more})
+        command = [sys.executable, "-m", "tests.unit.client.autostart_probe"]
+        pipe = subprocess.PIPE
+        trainer = subprocess.Popen(command, env=env, cwd=self._home, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self._started.append(trainer)
+        return trainer
+
+    def daemons(self) -> list[psutil.Process]:
+        """Return the daemons that run, stopped ones included."""
+        pids = [int(pid) for starts in self._home.rglob("starts") for pid in starts.read_text().split()]
+        found = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE and str(self._home) in str(one.cmdline())]
+
+    def end(self) -> None:
+        """Kill all of them."""
+        for trainer in self._started:
+            trainer.kill()
+            trainer.communicate()
+        for daemon in self.daemons():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                daemon.kill()
+
+
+@pytest.fixture
+def trainers(short_dir: Path) -> Iterator[_Trainers]:
+    """Trainers, gone with the test together with their daemons, however the test ends."""
+    found = _Trainers(short_dir)
+    try:
+        yield found
+    finally:
+        found.end()
 
 
 @pytest.mark.slow
-def test_ranks_share_one_daemon_that_ends_with_them(short_dir: Path) -> None:
+def test_ranks_share_one_daemon_that_ends_with_them(trainers: _Trainers) -> None:
     """Two ranks of one launch start exactly one daemon; it survives the first kill -9 and ends after the second."""
-    site = _fake_package(short_dir)
-    ranks = [_trainer(short_dir, site, **_TORCHRUN) for _ in range(2)]
+    ranks = [trainers.start(**_TORCHRUN) for _ in range(2)]
     try:
         said = []
         for rank in ranks:
@@ -67,7 +104,7 @@ def test_ranks_share_one_daemon_that_ends_with_them(short_dir: Path) -> None:
         time.sleep(0.3)
         assert not (home / "ended").exists()
         ranks[1].kill()
-        _wait_for(home / "ended")
+        _until((home / "ended").exists)
     finally:
         for rank in ranks:
             rank.kill()
@@ -78,10 +115,22 @@ def test_ranks_share_one_daemon_that_ends_with_them(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_daemon_of_this_tree_that_hangs_is_killed_and_replaced(short_dir: Path) -> None:
+def test_what_a_test_leaves_is_ended(short_dir: Path) -> None:
+    """A daemon that is stopped ends with its trainer, although it could never notice that the trainer is gone."""
+    trainers = _Trainers(short_dir)
+    try:
+        trainers.start(FAKE_FEEDD_WEDGES="1")
+        stopped = _until(lambda: [one for one in trainers.daemons() if one.status() == psutil.STATUS_STOPPED])
+    finally:
+        trainers.end()
+    assert len(stopped) == 1
+    _until(lambda: not trainers.daemons())
+
+
+@pytest.mark.slow
+def test_a_daemon_of_this_tree_that_hangs_is_killed_and_replaced(trainers: _Trainers) -> None:
     """A daemon that was started for the trainer and stops answering is killed; another one serves the epoch."""
-    site = _fake_package(short_dir)
-    trainer = _trainer(short_dir, site, FAKE_FEEDD_WEDGES="1", PROBE_STALL_S="1")
+    trainer = trainers.start(FAKE_FEEDD_WEDGES="1", PROBE_STALL_S="1")
     try:
         assert trainer.stdout is not None
         count, address = trainer.stdout.readline().split()
@@ -94,7 +143,7 @@ def test_a_daemon_of_this_tree_that_hangs_is_killed_and_replaced(short_dir: Path
         trainer.kill()
         said = trainer.communicate()[1]
     assert "killing the daemon of this process tree" in said
-    _wait_for(home / "ended")
+    _until((home / "ended").exists)
 
 
 def test_a_daemon_that_does_not_start_is_told_with_its_last_words(
