@@ -67,8 +67,9 @@ def test_a_daemon_at_work_is_waited_for(bench: Bench, caplog: pytest.LogCaptureF
     dataset = bench.dataset(server, stall_timeout_s=STALL_S)
     assert [number for batch in dataset for number in ids(batch)] == list(range(4 * BATCH_SIZE))
     assert dataset.stats()["reconnects"] == 0
-    assert _said(caplog, "it is fetching data") == 1
-    assert len(caplog.messages) == 2
+    assert _said(caplog, "it is fetching data") == _said(caplog, "goes on after") == 1
+    # A heartbeat may be late on a busy machine, which is rightly said, once.
+    assert _said(caplog, "no heartbeat") == len(caplog.messages) - 2 <= 1
 
 
 def test_a_trainer_that_holds_everything_blames_nobody(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
