@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -363,9 +364,8 @@ class FeedSession(BatchMaker, Protocol):
     def slots(self) -> Slots:
         """The session's arena."""
 
-    @property
-    def arena_fd(self) -> int:
-        """The arena's memfd; owned by the session, or its group, duplicated by whoever keeps it."""
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Hand the arena's memfd to one client. The memory counts until the exit, even if the session closes first."""
 
     def steps(self, epoch: int) -> int | None:
         """Return the steps of an epoch of the session's rank; None: not known yet."""

@@ -12,8 +12,10 @@ import fcntl
 import mmap
 import os
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from feedd import metrics
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.memory import available_bytes
 from feedd.flow.pools import CPU
@@ -22,9 +24,11 @@ from feedd.units import format_size
 from feedd.values import SlotRef
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
+    from feedd.protocols import Recorder
     from feedd.values import Cursor
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -32,15 +36,20 @@ _HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the 
 
 
 class ArenaBudget:
-    """Bound on the bytes of all arenas together. Thread-safe: arenas are allocated off the event loop."""
+    """Bound on the bytes of all arenas together. Thread-safe: arenas are allocated off the event loop.
 
-    def __init__(self, limit_bytes: int) -> None:
+    A closed arena counts until the last client has let go of the memory.
+    """
+
+    def __init__(self, limit_bytes: int, recorder: Recorder | None = None) -> None:
         """Start empty.
 
         Args:
             limit_bytes: most that may be reserved at any time.
+            recorder: where the gauge of arena bytes is; it always shows what is reserved here.
         """
         self._limit_bytes = limit_bytes
+        self._recorder = recorder
         self._reserved_bytes = 0
         self._guard = threading.Lock()
 
@@ -51,7 +60,7 @@ class ArenaBudget:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all living arenas."""
+        """Bytes of all arenas that the daemon or a client maps."""
         return self._reserved_bytes
 
     def reserve(self, size_bytes: int) -> None:
@@ -77,13 +86,18 @@ class ArenaBudget:
                     hint=_HINT,
                     stage="serve",
                 )
-            self._reserved_bytes += size_bytes
+            self._move(size_bytes)
 
     def release(self, size_bytes: int) -> None:
         """Return a claim."""
         with self._guard:
-            self._reserved_bytes -= size_bytes
+            self._move(-size_bytes)
             assert self._reserved_bytes >= 0, "more arena bytes released than reserved"
+
+    def _move(self, delta_bytes: int) -> None:
+        self._reserved_bytes += delta_bytes
+        if self._recorder is not None:
+            self._recorder.move(metrics.SERVE_ARENA_BYTES, delta_bytes)
 
 
 def _round_up(size_bytes: int) -> int:
@@ -128,7 +142,7 @@ class Arena:
         Args:
             slot_count: slots, at least 1.
             slot_bytes: wanted size of each, rounded up to whole pages.
-            budget: bound shared with other arenas; the claim is returned by ``close``.
+            budget: bound shared with other arenas. The claim is returned when neither daemon nor client maps it.
 
         Raises:
             ResourceExhausted: the budget, the machine or the control group has not that much left.
@@ -138,6 +152,7 @@ class Arena:
         self._slot_bytes = _round_up(slot_bytes)
         self._size_bytes = self._slot_bytes * slot_count
         self._budget = budget
+        self._client_count = 0
         self._fd = -1
         if budget is not None:
             budget.reserve(self._size_bytes)
@@ -239,8 +254,24 @@ class Arena:
             )
         return self._views[slot.index]
 
+    @contextmanager
+    def client_mapping(self) -> Iterator[int]:
+        """Yield the memfd for one client to map. The arena's bytes count until the exit, also when it is closed."""
+        assert self._fd >= 0, "an arena for a client was closed"
+        self._client_count += 1
+        try:
+            yield self._fd
+        finally:
+            self._client_count -= 1
+            self._settle_budget()
+
+    def _settle_budget(self) -> None:
+        """Return the claim if nobody maps the memory."""
+        if self._fd < 0 and not self._client_count and self._budget is not None:
+            self._budget.release(self._size_bytes)
+
     def close(self) -> None:
-        """Close the memfd and unmap; idempotent. Other processes' mappings live on until they unmap.
+        """Close the memfd and unmap; idempotent. Clients' mappings live on, and count, until they let go.
 
         A buffer somebody made of a view (a numpy array, a slice) keeps the mapping alive until it is collected.
         """
@@ -248,8 +279,7 @@ class Arena:
             return
         os.close(self._fd)
         self._fd = -1
-        if self._budget is not None:
-            self._budget.release(self._size_bytes)
+        self._settle_budget()
         for view in self._views:
             with contextlib.suppress(BufferError):
                 view.release()

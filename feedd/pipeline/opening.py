@@ -79,7 +79,7 @@ class Pipeline:
         self.shelf = Shelf(stages, group, learned or Learned())
         self._options = options
         self._quarantine = quarantine
-        self._budget = ArenaBudget(options.arena_bytes)
+        self._budget = ArenaBudget(options.arena_bytes, stages.recorder)
         self.windows = SortedWindows(_WINDOWS_BYTES)
         self._crowd = Crowd()
         self._labelling = Labelling(stages.sources)

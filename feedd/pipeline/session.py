@@ -15,6 +15,7 @@ from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.ahead import Ahead
@@ -90,10 +91,9 @@ class Session:
         """The session's arena."""
         return self._parts.arena if self._parts.ahead is None else self._parts.ahead
 
-    @property
-    def arena_fd(self) -> int:
-        """The arena's memfd, owned by the session or its group."""
-        return self._parts.arena.fd
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Hand the memfd of the session's, or its group's, arena to one client; it counts until the exit."""
+        return self._parts.arena.client_mapping()
 
     @property
     def stage(self) -> str:

@@ -28,6 +28,7 @@ from feedd.values import SlotRef
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
+    from contextlib import AbstractContextManager
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.batches.assemble import Assembler
@@ -241,10 +242,9 @@ class Tickets:
         """Size of each of the group's slots."""
         return self.group.arena.slot_bytes
 
-    @property
-    def fd(self) -> int:
-        """The group's memfd."""
-        return self.group.arena.fd
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Hand the group's memfd to one client; the group's memory counts until the exit."""
+        return self.group.arena.client_mapping()
 
     @property
     def taken_count(self) -> int:

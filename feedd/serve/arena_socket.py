@@ -5,8 +5,11 @@ A client sends 21 bytes and gets one byte back:
     b"ARENA" + token (16 bytes)   0x01 with the arena's memfd (SCM_RIGHTS), or 0x00 for an unknown token
     b"HOLD!" + 16 zero bytes      0x01
 
-The connection then stays open, silent. The kernel ends it when the client's process dies, however it dies: the end of
-an ARENA connection frees the slots that process held, the end of the last HOLD lets an ephemeral daemon go.
+The connection then stays open, silent. The kernel ends it when the client's process dies, however it dies. The end of
+an ARENA connection frees the slots that process held; the end of the last HOLD lets an ephemeral daemon go.
+
+A session that closes shuts the daemon's direction only. The arena's memory counts against the limit until the client
+ends its direction: a trainer may hold batches after the close.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from feedd.protocols import Clock
     from feedd.serve.hosted import Lifeline
@@ -39,11 +43,8 @@ _log = structlog.get_logger(__name__)
 class ArenaDirectory(Protocol):
     """Who knows the arenas."""
 
-    def attach(self, token: bytes, lifeline: Lifeline) -> int | None:
-        """Take in a lifeline; return its arena's memfd, or None for an unknown token."""
-
-    def detach(self, token: bytes, lifeline: Lifeline) -> None:
-        """Hear that it has ended."""
+    def attached(self, token: bytes, lifeline: Lifeline) -> AbstractContextManager[int | None]:
+        """Keep a lifeline until the exit; yield its arena's memfd, or None for an unknown token."""
 
 
 class _Connection:
@@ -52,10 +53,10 @@ class _Connection:
     def __init__(self, conn: socket.socket) -> None:
         self.conn = conn
 
-    def cut(self) -> None:
-        """Make the reader see the end."""
+    def say_closed(self) -> None:
+        """Make the client read the end. We read on: only the client's end tells that the memory is free."""
         with contextlib.suppress(OSError):
-            self.conn.shutdown(socket.SHUT_RDWR)
+            self.conn.shutdown(socket.SHUT_WR)
 
 
 def peer_credentials(conn: socket.socket) -> tuple[int, int]:
@@ -141,16 +142,12 @@ class ArenaSocket:
             conn.close()
 
     async def _lend(self, conn: socket.socket, token: bytes) -> None:
-        lifeline = _Connection(conn)
-        fd = self._directory.attach(token, lifeline)
-        if fd is None:
-            conn.send(_NO)
-            return
-        try:
+        with self._directory.attached(token, _Connection(conn)) as fd:
+            if fd is None:
+                conn.send(_NO)
+                return
             socket.send_fds(conn, [_YES], [fd])  # one byte into an empty buffer never blocks
             await _read_end(conn)
-        finally:
-            self._directory.detach(token, lifeline)
 
     async def _hold(self, conn: socket.socket) -> None:
         self._move_holders(1)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Lifeline(Protocol):
     """A client's connection that stays open as long as it maps the arena."""
 
-    def cut(self) -> None:
-        """End it from our side; idempotent."""
+    def say_closed(self) -> None:
+        """Tell the client that the session has ended; idempotent. The client alone ends the connection."""
 
 
 class HostedSession:
@@ -64,11 +64,6 @@ class HostedSession:
         self.grace: asyncio.TimerHandle | None = None
         self._counted_leases = 0
         self._counted_stale = 0
-
-    @property
-    def arena_bytes(self) -> int:
-        """Size of the session's arena."""
-        return self.feed.slots.slot_count * self.feed.slots.slot_bytes
 
     @property
     def reads_on(self) -> bool:

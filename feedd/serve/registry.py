@@ -97,7 +97,6 @@ class Sessions:
         self._by_id[hosted.id] = hosted
         self._by_token[hosted.token] = hosted
         self._recorder.move(metrics.SERVE_SESSIONS, 1)
-        self._recorder.move(metrics.SERVE_ARENA_BYTES, hosted.arena_bytes)
         self._settle(hosted)
         return hosted
 
@@ -151,19 +150,28 @@ class Sessions:
 
     # ------------------------------------------------------------------ lifelines
 
-    def attach(self, token: bytes, lifeline: Lifeline) -> int | None:
-        """Take in a lifeline; return the arena's memfd (still the session's), or None for an unknown token."""
+    @contextmanager
+    def attached(self, token: bytes, lifeline: Lifeline) -> Iterator[int | None]:
+        """Keep a lifeline; yield the memfd of the session's arena, or None for an unknown token.
+
+        The session may close before the exit. The arena's memory counts until then.
+        """
         hosted = self._by_token.get(token)
         if hosted is None or hosted.closing:
-            return None
-        hosted.lifelines.add(lifeline)
-        hosted.had_lifeline = True
-        hosted.cancel_grace()
-        hosted.machine.lifeline_came()
-        return hosted.feed.arena_fd
+            yield None
+            return
+        with hosted.feed.client_mapping() as fd:
+            hosted.lifelines.add(lifeline)
+            hosted.had_lifeline = True
+            hosted.cancel_grace()
+            hosted.machine.lifeline_came()
+            del hosted  # the client may hold the memory long after the session: nothing else may live that long
+            try:
+                yield fd
+            finally:
+                self._detach(token, lifeline)
 
-    def detach(self, token: bytes, lifeline: Lifeline) -> None:
-        """A lifeline has ended."""
+    def _detach(self, token: bytes, lifeline: Lifeline) -> None:
         hosted = self._by_token.get(token)
         if hosted is None:
             return
@@ -210,12 +218,11 @@ class Sessions:
         await self._finish(hosted)
 
     async def _finish(self, hosted: HostedSession) -> None:
-        arena_bytes = hosted.arena_bytes
         if hosted.lifelines:
             hosted.feed.keep_lent()
         hosted.carry_out(hosted.machine.close())
         for lifeline in list(hosted.lifelines):
-            lifeline.cut()
+            lifeline.say_closed()
         del self._by_id[hosted.id]
         del self._by_token[hosted.token]
         try:
@@ -224,5 +231,4 @@ class Sessions:
             _log.exception("a session could not be closed cleanly", session=hosted.id[:8])
         finally:
             self._recorder.move(metrics.SERVE_SESSIONS, -1)
-            self._recorder.move(metrics.SERVE_ARENA_BYTES, -arena_bytes)
             hosted.closed.set()

@@ -15,10 +15,12 @@ from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Regi
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
     from feedd.notices import Notice
+    from feedd.protocols import Recorder
 
 ALIGN_BYTES = 64
 Arrays = dict[str, "NDArray[np.generic]"]
@@ -47,7 +49,6 @@ class FakeScript:
         faults: producing that step raises.
         stubborn: a cancelled production goes on until its gate opens, as a decoder in native code does.
         oversize: steps whose batch comes as a private buffer instead of in its slot.
-        budget: bound on all arenas.
         at_once: batches that are asked for together; where one of them fails, all do.
         alone: steps that are not made together with those before them.
         classes: names of classes, by field.
@@ -65,7 +66,6 @@ class FakeScript:
     faults: dict[int, BaseException] = field(default_factory=dict)
     stubborn: bool = False
     oversize: set[int] = field(default_factory=set)
-    budget: ArenaBudget | None = None
     at_once: int = 1
     alone: set[int] = field(default_factory=set)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -160,10 +160,9 @@ class FakeSession:
         """The arena."""
         return self.arena
 
-    @property
-    def arena_fd(self) -> int:
-        """The arena's memfd."""
-        return self.arena.fd
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Of the arena."""
+        return self.arena.client_mapping()
 
     @property
     def stage(self) -> str:
@@ -240,10 +239,11 @@ _BLANK_REGIONS = (Region(0, 2048), Region(2048, 1024), Region(3072, 512, 3584))
 
 
 class FakeBackend:
-    """Opens ``FakeSession``s as ``script`` says."""
+    """Opens ``FakeSession``s as ``script`` says; ``budget`` counts their arenas."""
 
-    def __init__(self, script: FakeScript | None = None) -> None:
+    def __init__(self, script: FakeScript | None = None, recorder: Recorder | None = None) -> None:
         self.script = script or FakeScript()
+        self.budget = ArenaBudget(1 << 40, recorder)
         self.specs: list[OpenSpec] = []
         self.sessions: list[FakeSession] = []
 
@@ -260,7 +260,7 @@ class FakeBackend:
         if self.script.open_error is not None:
             raise self.script.open_error
         slot_count = max(1, min(spec.prefetch_batches or 4, self.script.slot_count_max))
-        arena = await Arena.create(slot_count, self.script.slot_bytes, self.script.budget)
+        arena = await Arena.create(slot_count, self.script.slot_bytes, self.budget)
         session = FakeSession(spec, self.script, arena)
         self.sessions.append(session)
         return session

@@ -24,6 +24,7 @@ from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Regi
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
 
 @dataclass(slots=True)
@@ -45,10 +46,9 @@ class ReadySession:
         """The arena."""
         return self.arena
 
-    @property
-    def arena_fd(self) -> int:
-        """The arena's memfd."""
-        return self.arena.fd
+    def client_mapping(self) -> AbstractContextManager[int]:
+        """Of the arena."""
+        return self.arena.client_mapping()
 
     def keep_lent(self) -> None:
         """Nobody else writes to the arena."""

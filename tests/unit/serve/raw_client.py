@@ -198,8 +198,8 @@ async def serving(
     hooks: ServeHooks | None = None,
 ) -> AsyncIterator[Rig]:
     """Serve a fake backend on a Unix socket; afterwards every gauge must be at zero and every session closed."""
-    backend = FakeBackend(script)
     recorder = TallyRecorder()
+    backend = FakeBackend(script, recorder)
     chosen = options or ServeOptions(listen=(f"unix://{folder}/feedd.sock",))
     async with FeedServer(backend, chosen, recorder, SystemClock(), hooks) as server:
         target = server.addresses[0]

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
+import sys
+import time
+import weakref
+from asyncio.subprocess import PIPE
 from typing import TYPE_CHECKING
 
 from feedd import metrics
@@ -10,12 +15,27 @@ from feedd.serve.arena_socket import HOLD
 from feedd.serve.options import ServeHooks, ServeOptions
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.backend import FakeScript
-from tests.unit.serve.raw_client import attach, serving
+from tests.unit.serve.raw_client import WAIT_S, attach, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from tests.unit.serve.raw_client import Rig
+
+STOP_S = 3.0
+HOLDER = """
+import mmap, socket, sys
+lifeline = socket.socket(socket.AF_UNIX)
+lifeline.connect(sys.argv[1])
+lifeline.sendall(b"ARENA" + bytes.fromhex(sys.argv[2]))
+memory = mmap.mmap(socket.recv_fds(lifeline, 1, 1)[1][0], 4096)
+print("mapped", flush=True)
+assert lifeline.recv(1) == b""
+print("closed", flush=True)
+sys.stdin.readline()
+"""
 
 
 async def _say(path: Path, hello: bytes) -> tuple[socket.socket, bytes]:
@@ -155,8 +175,94 @@ async def test_a_lent_descriptor_is_a_copy(short_dir: Path) -> None:
         await asyncio.to_thread(conn.connect, opened.arena.socket_path)
         conn.sendall(b"ARENA" + opened.arena.token)
         _, fds, _, _ = await asyncio.to_thread(socket.recv_fds, conn, 1, 1)
-        assert os.fstat(fds[0]).st_ino == os.fstat(rig.backend.sessions[0].arena_fd).st_ino
+        assert os.fstat(fds[0]).st_ino == os.fstat(rig.backend.sessions[0].arena.fd).st_ino
         await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
         assert os.fstat(fds[0]).st_size == opened.arena.size_bytes
         os.close(fds[0])
         conn.close()
+
+
+def _counted(rig: Rig) -> tuple[int, float]:
+    """Return the arena bytes that the budget counts, and those that the gauge shows."""
+    return rig.backend.budget.reserved_bytes, rig.recorder.total(metrics.SERVE_ARENA_BYTES)
+
+
+async def test_an_arena_counts_until_its_last_client_lets_go(short_dir: Path) -> None:
+    """Budget and gauge keep the memory of a closed session as long as any client maps it, and no longer."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        size_bytes = opened.arena.size_bytes
+        first, second = await attach(opened.arena), await attach(opened.arena)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
+        assert rig.server.sessions.count == 0
+        await asyncio.sleep(0.1)
+        assert _counted(rig) == (size_bytes, size_bytes)
+        first.close()
+        await rig.until(lambda: rig.server._arena_socket.connection_count == 1)
+        assert _counted(rig) == (size_bytes, size_bytes)
+        second.close()
+        await rig.until(lambda: rig.server._arena_socket.connection_count == 0)
+        assert _counted(rig) == (0, 0)
+
+
+async def test_an_arena_that_no_client_maps_counts_until_the_session_ends(short_dir: Path) -> None:
+    """A client that lets go first, or never mapped the arena, leaves the memory to its session."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        size_bytes = opened.arena.size_bytes
+        assert _counted(rig) == (size_bytes, size_bytes)
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
+        assert _counted(rig) == (0, 0)
+        arena = await attach((await rig.open()).arena)
+        arena.close()
+        await rig.until(lambda: rig.server.sessions.count == 0)
+        assert _counted(rig) == (0, 0)
+
+
+async def test_a_killed_client_of_a_closed_session_frees_its_memory(short_dir: Path) -> None:
+    """The kernel ends the connection of a process that is killed, and the daemon counts the arena no longer."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        trainer = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", HOLDER, opened.arena.socket_path, opened.arena.token.hex()), stdin=PIPE, stdout=PIPE
+        )
+        try:
+            assert trainer.stdout is not None
+            async with asyncio.timeout(WAIT_S):
+                assert await trainer.stdout.readline() == b"mapped\n"
+                await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
+                assert await trainer.stdout.readline() == b"closed\n"
+            assert _counted(rig) == (opened.arena.size_bytes, opened.arena.size_bytes)
+        finally:
+            trainer.kill()
+            await trainer.communicate()
+        await rig.until(lambda: _counted(rig) == (0, 0))
+
+
+async def test_a_client_that_holds_memory_keeps_nothing_else(short_dir: Path) -> None:
+    """Of a session that has closed, the daemon keeps the count of bytes alone, however long a client maps the arena."""
+    async with serving(short_dir) as rig:
+        opened = await rig.open()
+        arena = await attach(opened.arena)
+        hosted = weakref.ref(rig.server.sessions.find(opened.session_id))
+        await rig.feed.Close(pb.CloseRequest(session_id=opened.session_id))
+        gc.collect()
+        assert hosted() is None
+        assert _counted(rig) == (opened.arena.size_bytes, opened.arena.size_bytes)
+        arena.close()
+        await rig.until(lambda: _counted(rig) == (0, 0))
+
+
+async def test_stop_does_not_wait_for_clients_that_hold_memory(short_dir: Path) -> None:
+    """A server that stops abandons the memory that clients still map; what they hold stays readable."""
+    async with serving(short_dir) as rig:
+        closed, opened = await rig.open(), await rig.open()
+        arenas = [await attach(closed.arena), await attach(opened.arena)]
+        await rig.feed.Close(pb.CloseRequest(session_id=closed.session_id))
+        started_s = time.monotonic()
+        await rig.server.stop()
+        assert time.monotonic() - started_s < STOP_S
+        assert _counted(rig) == (0, 0)
+    for arena in arenas:
+        assert arena.map[0] == 0
+        arena.close()
