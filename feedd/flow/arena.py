@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _HINT = "ask for fewer prefetched batches or a smaller batch size, or raise the arena limit"
+_HELD_HINT = f"{_HINT}; the memory of a closed dataset counts until its batches are dropped"
 
 
 class ArenaBudget:
@@ -83,7 +84,7 @@ class ArenaBudget:
                     f"expected an arena of at most {format_size(self._limit_bytes - self._reserved_bytes)} "
                     f"(limit {format_size(self._limit_bytes)}, in use {format_size(self._reserved_bytes)}), "
                     f"got {format_size(size_bytes)}",
-                    hint=_HINT,
+                    hint=_HELD_HINT,
                     stage="serve",
                 )
             self._move(size_bytes)

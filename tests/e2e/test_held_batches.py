@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from feedd_client import BatchesHeldError, FeedDataset, Ragged
+from feedd_client import BatchesHeldError, FeedDataset, Ragged, ResourceError
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:
@@ -22,6 +25,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SLOTS = 4
+STOP_S = 3.0
+HOLDER = """
+import sys
+from feedd_client import FeedDataset
+dataset = FeedDataset("s3://data/d/", batch_size=8, fields={"jpg": "image:32x32"}, address=sys.argv[1])
+batch = next(iter(dataset))
+dataset.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
 
 
 def _tars(s3: S3Server) -> dict[str, Any]:
@@ -91,3 +104,70 @@ def test_held_batches_have_a_limit(s3: S3Server, daemons: Callable[..., Daemon])
     )
     with pytest.raises(BatchesHeldError, match="beside 3 in slots"):
         list(dataset)
+
+
+@pytest.mark.parametrize("share", [None, "group"])
+def test_memory_that_is_held_counts(s3: S3Server, daemons: Callable[..., Daemon], share: str | None) -> None:
+    """A trainer closes its dataset and keeps a batch: the arena counts until the batch is dropped."""
+    options = _tars(s3)
+    daemon = daemons(workers=1)
+    dataset = FeedDataset("s3://data/d/", batch_size=8, share=share, address=daemon.address, **options)
+    batch = next(iter(dataset))
+    images = batch["jpg"]
+    wanted, before = images.clone(), daemon.metrics()
+    del batch
+    dataset.close()
+    time.sleep(0.3)  # a daemon that forgot the trainer would have done so by now
+    after = daemon.metrics()
+    assert after["feedd_serve_arena_bytes"] == before["feedd_serve_arena_bytes"] > images.nbytes
+    assert after["feedd_serve_sessions"] == (0 if share is None else 1)  # others write to the arena of a group
+    assert torch.equal(images, wanted)
+    del images
+    daemon.wait_idle(sessions=0)
+
+
+def test_a_killed_trainer_frees_what_it_held(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """The memory of a trainer that is killed behind the close of its dataset counts no longer, at once."""
+    _tars(s3)
+    daemon = daemons(workers=1)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, daemon.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        try:
+            assert trainer.stdout is not None
+            assert trainer.stdout.readline() == "closed\n"
+            held = daemon.metrics()
+            assert (held["feedd_serve_sessions"], held["feedd_serve_arena_bytes"] > 0) == (0, True)
+        finally:
+            trainer.kill()
+    daemon.wait_idle(sessions=0, timeout_s=2)
+
+
+def test_memory_that_is_held_bounds_what_opens(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """With no room beside what a trainer holds, the next open says so; it succeeds once the batch is dropped."""
+    for shard in range(2):
+        s3.put("data", f"d/{shard}.tar", numbered(shard, 64))
+    daemon = daemons(workers=1, settings=("arena.size=40MiB",))
+    options = {"fields": {"jpg": "image:256x256"}, "batch_size": 32, "prefetch": SLOTS, "address": daemon.address}
+    first = FeedDataset("s3://data/d/", **options)
+    batch = next(iter(first))
+    first.close()
+    second = FeedDataset("s3://data/d/", open_timeout_s=4.0, **options)
+    with pytest.raises(ResourceError, match="until its batches are dropped"):
+        next(iter(second))
+    del batch
+    assert len([None for _ in FeedDataset("s3://data/d/", **options)]) == SLOTS
+
+
+def test_a_daemon_stops_in_time_beside_held_memory(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
+    """A daemon that is told to stop abandons what closed sessions' trainers still map; the batch stays readable."""
+    options = _tars(s3)
+    daemon = daemons(workers=1)
+    dataset = FeedDataset("s3://data/d/", batch_size=8, address=daemon.address, **options)
+    batch = next(iter(dataset))
+    wanted = batch["jpg"].clone()
+    dataset.close()
+    started_s = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - started_s < STOP_S
+    assert torch.equal(batch["jpg"], wanted)

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import mmap
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ import pytest
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.arena import Arena, ArenaBudget
 from feedd.flow.memory import available_bytes
+from feedd.metrics import SERVE_ARENA_BYTES
 from feedd.values import SlotRef
+from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from feedd.protocols import Slots
@@ -138,6 +141,40 @@ def test_the_budget_bounds_all_arenas_together() -> None:
     assert budget.reserved_bytes == budget.limit_bytes == 10 * PAGE
     second.close()
     assert budget.reserved_bytes == 0
+
+
+def test_a_closed_arena_counts_until_its_last_client_lets_go() -> None:
+    """The gauge shows what the budget counts, and both keep a closed arena as long as a client maps the memory."""
+    recorder = TallyRecorder()
+    budget = ArenaBudget(10 * PAGE, recorder)
+    arena = Arena(6, PAGE, budget)
+    with ExitStack() as one, ExitStack() as other:
+        for client in (one, other):
+            assert client.enter_context(arena.client_mapping()) == arena.fd
+        arena.close()
+        arena.close()
+        one.close()
+        assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 6 * PAGE
+        with pytest.raises(ResourceExhausted, match="in use 24KiB") as caught:
+            Arena(5, PAGE, budget)
+        assert "until its batches are dropped" in caught.value.hint
+        other.close()
+        assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 0
+    Arena(10, PAGE, budget).close()
+    assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 0
+
+
+def test_a_client_that_lets_go_leaves_the_memory_to_the_daemon() -> None:
+    """An arena in use counts though no client maps it, and goes with its close; what failed counts nothing."""
+    recorder = TallyRecorder()
+    budget = ArenaBudget(10 * PAGE, recorder)
+    with Arena(6, PAGE, budget) as arena:
+        with arena.client_mapping():
+            pass
+        with pytest.raises(ResourceExhausted):
+            Arena(5, PAGE, budget)
+        assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 6 * PAGE
+    assert budget.reserved_bytes == recorder.total(SERVE_ARENA_BYTES) == 0
 
 
 def test_what_can_never_fit_is_not_worth_waiting_for() -> None:

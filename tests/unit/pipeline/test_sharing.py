@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+import os
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from feedd.errors import BadSample, ResourceExhausted
-from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED
+from feedd.metrics import DECODE_SAMPLES, PIPELINE_SHARED, SERVE_ARENA_BYTES
 from feedd.pipeline.keeping import WINDOW_BATCHES
 from feedd.pipeline.sharing import Sharing
 from feedd.values import BatchReady, Cursor
@@ -171,6 +172,26 @@ async def test_jobs_that_open_at_once_make_one_memory(tmp_path: Path) -> None:
         jobs = await asyncio.gather(*[rig.open(share="a", shared_arena=True) for _ in range(4)])
         assert rig.pipeline._sharing.group_count == 1
         assert all(job._parts.shared is jobs[0]._parts.shared for job in jobs)
+
+
+@pytest.mark.parametrize("share", [{}, {"share": "a", "shared_arena": True}], ids=["alone", "lent"])
+async def test_memory_counts_until_clients_let_go(tmp_path: Path, share: dict[str, Any]) -> None:
+    """The arena of a closed session, and that of a group, is in the budget as long as one of its clients maps it."""
+    async with feeding(tmp_path) as rig:
+        rig.store.numbers(*[8] * 6)
+        budget = rig.pipeline._budget
+        one, other = [await rig.open(**share) for _ in range(2)]
+        with one.client_mapping() as fd:
+            size_bytes = os.fstat(fd).st_size
+            for session in (one, other):
+                await rig.close(session)
+            assert budget.reserved_bytes == rig.recorder.total(SERVE_ARENA_BYTES) == size_bytes
+            budget._limit_bytes = size_bytes
+            with pytest.raises(ResourceExhausted):
+                await rig.open(**share)
+        assert budget.reserved_bytes == rig.recorder.total(SERVE_ARENA_BYTES) == 0
+        await rig.open(**share)
+        assert budget.reserved_bytes == rig.recorder.total(SERVE_ARENA_BYTES) == size_bytes
 
 
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "failed"])
