@@ -148,7 +148,12 @@ def test_memory_that_is_held_bounds_what_opens(s3: S3Server, daemons: Callable[.
     for shard in range(2):
         s3.put("data", f"d/{shard}.tar", numbered(shard, 64))
     daemon = daemons(workers=1, settings=("arena.size=40MiB",))
-    options = {"fields": {"jpg": "image:256x256"}, "batch_size": 32, "prefetch": SLOTS, "address": daemon.address}
+    options: dict[str, Any] = {
+        "fields": {"jpg": "image:256x256"},
+        "batch_size": 32,
+        "prefetch": SLOTS,
+        "address": daemon.address,
+    }
     first = FeedDataset("s3://data/d/", **options)
     batch = next(iter(first))
     first.close()

@@ -93,6 +93,7 @@ def test_killed_worker(nothing_shared: None, data: None, daemons: Callable[..., 
         if step in {2, 20}:
             daemon.crew()[0].kill()
     assert got == expected
+    del batch
     daemon.wait_idle()
     assert daemon.metrics()["feedd_decode_worker_restarts_total"] >= 1
     assert daemon.stop() == 0
