@@ -174,9 +174,9 @@ class Daemon:
         return self.start()
 
     def settle(self) -> None:
-        """Wait until it holds nothing for anybody, datasets that nobody refers to any more included."""
-        if self.metrics()["feedd_serve_sessions"]:
-            gc.collect()  # an error that a test caught holds its frames, and the datasets in them
+        """Wait until it holds nothing for anybody; datasets and batches without a reference are collected first."""
+        if self.metrics()["feedd_serve_arena_bytes"]:
+            gc.collect()  # an error that a test caught holds its frames, and the datasets and batches in them
         self.wait_idle()
 
     def leave(self) -> None:

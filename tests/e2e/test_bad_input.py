@@ -104,7 +104,7 @@ def test_bad_samples_and_the_failure_budget(s3: S3Server, daemon: Daemon) -> Non
     _fails(daemon, "k5", url="s3://data/bad/", max_bad_samples=1)
     assert _read(daemon, url="s3://data/bad/", max_bad_samples=2) == [0, 1, 2, 4, 6, 7]
     assert daemon.metrics()["feedd_decode_bad_samples_total"] >= 2
-    daemon.wait_idle()
+    daemon.settle()
 
 
 def test_object_replaced_under_us(s3: S3Server, daemon: Daemon) -> None:

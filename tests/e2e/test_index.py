@@ -97,6 +97,7 @@ def test_steps_are_known_where_there_is_an_index(filled: S3Server, daemons: Call
     assert sum(len(labels) for labels, _ in marks) == 42
     for dataset in (*datasets, *padded):
         dataset.close()
+    del marks
     daemon.wait_idle()
 
 

@@ -99,6 +99,7 @@ def test_weights_are_realised_and_every_state_resumes(filled: S3Server, daemons:
     with pytest.raises(StateError, match="weights of source 0"):
         _dataset(daemon, 0.6, 0.3).load_state_dict(states[5])
     dataset.close()
+    del batch, picture
     for one in (daemon, fresh):
         one.wait_idle()
 
