@@ -13,7 +13,7 @@ _FALL_MIN: Final = 0.5
 
 
 class TurnLimit:
-    """The number of small objects in flight, led by how late timers of the loop run. Has no clock.
+    """The number of small objects in flight, led by how late the loop's own work makes its timers. Has no clock.
 
     A loop that is never idle handles in one turn all objects that arrived during the turn before. More of them in
     flight then bring nothing but longer turns, and everything else on the loop waits for a turn's end.
@@ -42,7 +42,7 @@ class TurnLimit:
         """Take note of a timer that ran.
 
         Args:
-            late_s: how much later than asked.
+            late_s: how much later than asked, because the loop was at work.
             in_flight_count: small objects in flight at that time.
         """
         self._lates_s.append(late_s)

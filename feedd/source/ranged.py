@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ObjectRef
 
-_LOOK_S: Final = 0.01  # between two looks at how late the loop wakes
+_LOOK_S: Final = 0.01  # between two looks at how long the loop's turns are
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,16 @@ class RangeFetcher:
             self._look_later(loop)
 
     def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.call_later(_LOOK_S, self._look, loop, time.monotonic() + _LOOK_S)
+        loop.call_later(_LOOK_S, self._look, loop, time.thread_time())
 
-    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        """Note how late this ran, for as long as small objects are in flight; then see who may begin."""
-        self._turns.woke(time.monotonic() - due_s, self._line.small_count)
+    def _look(self, loop: asyncio.AbstractEventLoop, used_s: float) -> None:
+        """Note how late the loop's own work made this, while small objects are in flight; then see who may begin.
+
+        The processor's time is asked: waiting for a core, which decode workers may use, is no long turn. Objects given
+        up for that made epochs on two cores 5 to 18 % longer.
+        """
+        late_s = max(0.0, time.thread_time() - used_s - _LOOK_S)
+        self._turns.woke(late_s, self._line.small_count)
         if self._line.small_count:
             self._look_later(loop)
             self._advance()
