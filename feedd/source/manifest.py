@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import json
 import re
 from array import array
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+import numpy as np
+
 from feedd.errors import BadRequest, FeeddError
+from feedd.source.urls import parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
     from feedd.plan.json_pieces import Octets
 
@@ -22,9 +24,12 @@ MANIFEST_BYTES_MAX = 256 << 20
 MANIFEST_NAMES_MAX = 2_000_000
 """Names of a manifest: each is asked for by a request of its own."""
 
+_PIECE_BYTES: Final = 16 << 10  # of the shortest names thousands: whoever reads it keeps the interpreter to itself
 _ELEMENT_BYTES_MAX: Final = 64 << 10  # far above any name: none is longer than 1,024 bytes where objects are
 _SPACE: Final = re.compile(rb"[ \t\n\r]*+")
 _STRING: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]++|\\.)*+)"')
+_NAMES: Final = re.compile(rb'(?:[ \t\n\r]*+,[ \t\n\r]*+"(?:[^"\\\x00-\x1f]++|\\.)*+")++')
+_BUCKET: Final = re.compile(r"s3://(?!arn:)[^/]+/")
 _SHOWN_BYTES: Final = 80
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _SHAPE = 'a manifest is [{"prefix": "s3://bucket/some/prefix/"}, "name-1", "name-2", ...]'
@@ -49,6 +54,14 @@ class Names:
             self._ends.append(len(self._keys))
             self._root_of.append(self._roots.setdefault(root, len(self._roots)))
 
+    def add(self, root: str, keys: Sequence[str]) -> None:
+        """Put objects of one store behind the others."""
+        octets = [key.encode("utf-8", "surrogatepass") for key in keys]
+        ends = len(self._keys) + np.cumsum([len(one) for one in octets], dtype=np.int64)
+        self._keys += b"".join(octets)
+        self._ends.frombytes(ends.tobytes())
+        self._root_of.extend([self._roots.setdefault(root, len(self._roots))] * len(octets))
+
     def __len__(self) -> int:
         return len(self._ends)
 
@@ -63,11 +76,31 @@ class Names:
             start = end
 
 
-def parse_manifest(data: Octets, url: str) -> Iterator[str]:
-    """Yield the URLs a manifest names, in its order; duplicates stay, names are appended verbatim.
+def names_in(data: Octets, url: str) -> Names:
+    """Return stores and keys of what a manifest names, in its order; duplicates stay.
 
-    One name after another is read: whatever the manifest holds, no more than that is held of it, and nothing takes
-    long at a time.
+    Names are appended to the prefix verbatim. Those of a prefix that holds the bucket are not looked at one by one: two
+    millions of them would take a core for seconds.
+
+    Raises:
+        BadRequest: not JSON, or not of the manifest's shape, or no names in it, or too many, or one that makes no URL.
+        Unsupported: see ``parse_url``.
+    """
+    found = Names()
+    for prefix, names in parse_manifest(data, url):
+        if _BUCKET.match(prefix):
+            place = parse_url(prefix)
+            found.add(place.root, [place.key + name for name in names])
+        else:
+            for place in map(parse_url, [prefix + name for name in names]):
+                found.add(place.root, [place.key])
+    return found
+
+
+def parse_manifest(data: Octets, url: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield a manifest's prefix, each time with the next names, in its order.
+
+    Whatever the manifest holds, no more than a piece of it is held at a time, and no call takes long.
 
     Raises:
         BadRequest: not JSON, or not of the manifest's shape, or no names in it, or too many.
@@ -76,11 +109,11 @@ def parse_manifest(data: Octets, url: str) -> Iterator[str]:
     reader.take(b"[", "a json array")
     prefix = reader.prefix()
     count = 0
-    while reader.takes(b","):
-        count += 1
+    while names := reader.names(count):
+        count += len(names)
         if count > MANIFEST_NAMES_MAX:
             raise _bad(f"expected at most {MANIFEST_NAMES_MAX} names, got more", url)
-        yield prefix + reader.name(count)
+        yield prefix, names
     reader.take(b"]", "a comma, or the end of the json array,")
     reader.end()
     if not count:
@@ -121,30 +154,44 @@ class _Reader:
         self._skip_space()
         expected = "a prefix like s3://bucket/ as first element"
         try:
-            text = _utf8(bytes(self._data[self._at : self._at + _ELEMENT_BYTES_MAX]))
+            text = bytes(self._data[self._at : self._at + _ELEMENT_BYTES_MAX]).decode(errors="surrogateescape")
             head, end = json.JSONDecoder().raw_decode(text)
+            size_bytes = len(text[:end].encode())
         except (ValueError, RecursionError):
             raise self._unexpected(expected) from None
         prefix = head.get("prefix") if isinstance(head, dict) else None
         if not isinstance(prefix, str) or "://" not in prefix:
             raise self._unexpected(expected)
-        self._at += len(text[:end].encode())
+        self._at += size_bytes
         return prefix
 
-    def name(self, number: int) -> str:
-        """Return the name that is next.
+    def names(self, before_count: int) -> list[str]:
+        """Return the names that are next, as many as one piece of the text holds; none: no comma is next.
 
         Raises:
-            BadRequest: none is.
+            BadRequest: one of them is none.
         """
+        found = _NAMES.match(self._data, self._at, self._at + _PIECE_BYTES)
+        if found is None:
+            return [self._name(before_count + 1)] if self.takes(b",") else []
+        try:
+            names: list[str] = json.loads("[" + found[0].decode().lstrip(" \t\n\r")[1:] + "]")
+        except ValueError:  # which of them is it?
+            names = []
+            while self._at < found.end() and self.takes(b","):
+                names.append(self._name(before_count + len(names) + 1))
+        self._at = found.end()
+        return names
+
+    def _name(self, number: int) -> str:
+        """Return the name that is next."""
         self._skip_space()
         found = _STRING.match(self._data, self._at, self._at + _ELEMENT_BYTES_MAX)
         if found is None:
             raise self._unexpected(f"a name as element {number}")
         self._at = found.end()
-        raw = found[1]
         try:
-            name: str = json.loads(found[0]) if b"\\" in raw else raw.decode()
+            name: str = json.loads(found[0].decode())
         except ValueError as error:
             raise _bad(f"expected a name as element {number}, got {error}", self._url) from error
         return name
@@ -167,15 +214,6 @@ class _Reader:
         got = bytes(self._data[self._at : self._at + _SHOWN_BYTES]).decode(errors="replace")
         hint = f"{_SHAPE}; {_AUGMENTED}" if bytes(self._data[:1]) == b"{" else _SHAPE
         return _bad(f"expected {expected} at byte {self._at}, got {got!r}", self._url, hint)
-
-
-def _utf8(data: bytes) -> str:
-    """Return a text that may end in the middle of a character, without that one.
-
-    Raises:
-        ValueError: it is not UTF-8.
-    """
-    return codecs.getincrementaldecoder("utf-8")("strict").decode(data)
 
 
 def _bad(message: str, url: str, hint: str = _SHAPE) -> BadRequest:

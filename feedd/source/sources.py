@@ -21,7 +21,7 @@ from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.lists import UrlList, lists_of, runs_of
 from feedd.source.local import LocalStore, write_file
-from feedd.source.manifest import MANIFEST_BYTES_MAX, Names, head_all, parse_manifest
+from feedd.source.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.source.metered import MeteredStore
 from feedd.source.packed import ObjectsFetcher, PackBook
 from feedd.source.pages import closing_pages
@@ -39,7 +39,6 @@ from feedd.source.urls import FILE_ROOT, Location, likely_bucket, parse_url
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.plan.json_pieces import Octets
     from feedd.plan.objects.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.braces import Allowance
@@ -343,7 +342,7 @@ class Sources:
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
-        names = await self.texts.parse(ref, functools.partial(_names, url=location.url))
+        names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
         refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
 
@@ -353,11 +352,6 @@ def _nothing(url: str) -> NotFound:
     if set(url) & set("*?["):
         hint = "globs are not expanded: write the prefix before the first of * ? [, or a range like {000..127}"
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
-
-
-def _names(data: Octets, url: str) -> Names:
-    places = map(parse_url, parse_manifest(data, url))
-    return Names((place.root, place.key) for place in places)
 
 
 async def _directory_or_file(store: ObjectStore, location: Location) -> Location:

@@ -21,7 +21,7 @@ from feedd.plan.beside import Claims
 from feedd.plan.counts import parse
 from feedd.plan.objects.labels import parse_table
 from feedd.source.braces import expand, split
-from feedd.source.manifest import MANIFEST_NAMES_MAX, parse_manifest
+from feedd.source.manifest import MANIFEST_NAMES_MAX, names_in, parse_manifest
 from feedd.source.urls import parse_url
 from feedd.units import parse_duration_s, parse_size
 from feedd.wire import feedd_pb2 as pb
@@ -51,8 +51,7 @@ def _version(text: str) -> None:
 
 
 def _manifest(text: str, head: str = "") -> None:
-    for _ in parse_manifest((head + text).encode(), "manifest+s3://b/x"):
-        pass
+    names_in((head + text).encode(), "manifest+s3://b/x")
 
 
 def _field(text: str, before: str = "") -> None:
@@ -173,9 +172,9 @@ def test_a_manifest_has_only_so_many_names(monkeypatch: pytest.MonkeyPatch) -> N
     assert MANIFEST_NAMES_MAX <= 10_000_000
     monkeypatch.setattr("feedd.source.manifest.MANIFEST_NAMES_MAX", 3)
     fits, more = (b'[{"prefix": "s3://b/"}' + b',"a"' * count + b"]" for count in (3, 4))
-    assert len(list(parse_manifest(fits, "u"))) == 3
+    assert len(names_in(fits, "u")) == 3
     with pytest.raises(FeeddError, match="at most 3 names"):
-        list(parse_manifest(more, "u"))
+        names_in(more, "u")
 
 
 def test_a_line_of_a_label_table_is_bounded() -> None:

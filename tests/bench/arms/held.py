@@ -20,7 +20,7 @@ from feedd.plan.beside import Claims, Surroundings
 from feedd.plan.counts import rows_of
 from feedd.plan.objects.labels import parse_table
 from feedd.source.lists import lists_of
-from feedd.source.sources import _names
+from feedd.source.manifest import names_in
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _labelled(data: bytes) -> None:
 
 
 def _names_of(data: bytearray) -> None:
-    _names(data, "manifest+s3://bucket/x")
+    names_in(data, "manifest+s3://bucket/x")
 
 
 def _logged(text: str) -> None:

@@ -8,15 +8,50 @@ import json
 import pytest
 
 from feedd.errors import BadRequest, NotFound
-from feedd.source.manifest import head_all, parse_manifest
+from feedd.source.manifest import head_all, names_in
 from feedd.source.memory import MemoryStore
+from feedd.source.urls import parse_url
 from feedd.values import ObjectRef
 
 
 def test_names_are_appended_verbatim() -> None:
     """Prefix plus name, no separator, order and duplicates kept, byte order mark ignored."""
     data = b"\xef\xbb\xbf" + json.dumps([{"prefix": "s3://b/p"}, "/x", "ü", "/x", ""]).encode()
-    assert list(parse_manifest(data, "u")) == ["s3://b/p/x", "s3://b/pü", "s3://b/p/x", "s3://b/p"]
+    assert list(names_in(data, "u")) == [("s3://b", "p/x"), ("s3://b", "pü"), ("s3://b", "p/x"), ("s3://b", "p")]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"),
+    [
+        ("s3://", ["b/x", "c/y/", "b/z"]),
+        ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/mine/", ["x", "y"]),
+        ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/mi", ["ne/x", "nd/y"]),
+        ("file:///", ["a", "b/c"]),
+        ("tfrecord+s3://b/", ["x"]),
+        ("s3://b/dir", ["/x", "", "\ud800"]),
+    ],
+)
+def test_a_prefix_may_end_anywhere(prefix: str, names: list[str]) -> None:
+    """Whatever a prefix holds of a URL, store and key are those of the URL that it makes with the name."""
+    found = names_in(json.dumps([{"prefix": prefix}, *names]).encode(), "u")
+    assert list(found) == [(place.root, place.key) for place in map(parse_url, [prefix + name for name in names])]
+
+
+def test_many_names_are_read_piece_by_piece() -> None:
+    """Names of many pieces, with escapes, long ones and spaces between them, are those that JSON says."""
+    names = [f'{"ä" * (number % 50)}"\\{number}' + "x" * (40_000 if number == 7_000 else 0) for number in range(20_000)]
+    for separators in ((",", ":"), (" ,\n\t", ": ")):
+        data = json.dumps([{"prefix": "s3://b/"}, *names], separators=separators).encode()
+        assert [key for _, key in names_in(data, "u")] == names
+
+
+@pytest.mark.parametrize("bad", [b'"\xff"', b'"\\x"', b'"\t"', b"7", b'"' + b"x" * 70_000 + b'"', b""])
+def test_a_bad_name_among_many_is_told_by_its_number(bad: bytes) -> None:
+    """Which element it is, is said; so is that a comma was followed by nothing."""
+    good = b'"name"'
+    data = b'[{"prefix": "s3://b/"},' + b",".join([*[good] * 9_000, bad, *[good] * 50]) + b"]"
+    with pytest.raises(BadRequest, match="element 9001"):
+        names_in(data, "u")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +74,7 @@ def test_names_are_appended_verbatim() -> None:
 def test_malformed_manifest_shows_the_shape(text: str) -> None:
     """Whatever is wrong, the error names the manifest and shows what one looks like."""
     with pytest.raises(BadRequest, match="a manifest is") as caught:
-        list(parse_manifest(text.encode(errors="surrogateescape"), "manifest+s3://b/x"))
+        names_in(text.encode(errors="surrogateescape"), "manifest+s3://b/x")
     assert caught.value.object == "manifest+s3://b/x"
 
 
@@ -79,6 +114,6 @@ async def test_no_names_no_lookups() -> None:
 def test_an_augmented_manifest_is_named_as_that() -> None:
     """It is an object on each line: the hint says what to write in its place."""
     with pytest.raises(BadRequest) as caught:
-        list(parse_manifest(b'{"source-ref": "s3://b/1.jpg", "label": 1}\n', "s3://b/m"))
+        names_in(b'{"source-ref": "s3://b/1.jpg", "label": 1}\n', "s3://b/m")
     assert "augmented" in caught.value.hint
     assert "prefix" in caught.value.hint
