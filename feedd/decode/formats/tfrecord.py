@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from awscrt import checksums
 
 from feedd.decode.absent import Why, place_of
 from feedd.decode.formats.framing import NamedCells, field_names, numbered
@@ -46,6 +45,8 @@ _LENGTHS: Final = "lengths[][]"
 
 def masked_crc(data: bytes | memoryview) -> int:
     """Return TensorFlow's masked CRC-32C."""
+    from awscrt import checksums  # noqa: PLC0415 - a quarter of a decode worker's start, and few read TFRecord
+
     crc: int = checksums.crc32c(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
