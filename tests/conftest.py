@@ -57,6 +57,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
+@pytest.fixture(scope="session")
+def forks() -> None:
+    """Start what processes are forked from, before a test that forks one takes stock of its descriptors."""
+    from tests.fakes.forks import warm_up  # noqa: PLC0415 - only the tests with such processes pay for it
+
+    warm_up()
+
+
 @pytest.fixture
 def aws_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dummy credentials, for tests that talk to an S3 server of their own."""

@@ -13,19 +13,18 @@ import pytest
 
 from feedd.bench.server.server import S3Server
 from tests.conftest import FAILED
-from tests.e2e import forks
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
 from tests.fakes.cuda.fixture import cuda  # noqa: F401 - a fixture
+from tests.fakes.forks import keep_no_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forks() -> None:
-    """Start what daemons and trainers are forked from, before any test takes stock of its descriptors."""
-    forks.warm_up()
+def _forks(forks: None) -> None:
+    """Daemons and trainers are forked."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def one_daemon(request: pytest.FixtureRequest) -> Iterator[Standing]:
     with (
         TemporaryDirectory(prefix="fd-", dir="/tmp") as home,
         S3Server() as server,
-        Daemon(Path(home), server.url, before=forks.keep_no_listing, **options) as daemon,
+        Daemon(Path(home), server.url, before=keep_no_listing, **options) as daemon,
     ):
         yield Standing(server, daemon, options)
 

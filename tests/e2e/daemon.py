@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.forks import Command
+from tests.fakes.forks import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ import pytest
 
 from feedd.bench.server import faults
 from feedd_client import AccessDenied, BadConfigError, CacheError, DaemonUnreachable, DaemonVersionError, FeedDataset
-from tests.e2e import forks
 from tests.e2e.shards import numbered
+from tests.fakes import forks
 from tests.fakes.nobody import let_permissions_bind
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from pyarrow import csv, ipc
 
 from feedd_client import BadRequestError, FeedDataset, FeedError
-from tests.e2e import forks
+from tests.fakes import forks
 from tests.unit.decode.test_strided import npy, safetensors
 
 if TYPE_CHECKING:

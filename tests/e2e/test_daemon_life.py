@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e import forks
 from tests.e2e.daemon import STOP_S, Daemon
 from tests.e2e.shards import numbered
+from tests.fakes import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

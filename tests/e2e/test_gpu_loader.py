@@ -14,6 +14,7 @@ from feedd_client import copier as copiers
 from tests.fakes.cuda.fixture import REAL_PARAM as REAL
 from tests.fakes.feed_client import BATCH_SIZE, Bench, check_rich, ids
 from tests.fakes.feed_process import FeedProcess
+from tests.fakes.forks import FORKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -169,7 +170,7 @@ def test_batches_from_workers_go_through_pinned_buffers(short_dir: Path) -> None
     """Over a DataLoader with workers, whose memory nobody registered, the same batches arrive, each once."""
     with FeedProcess(short_dir / "feed.sock", steps=30) as server, Bench(short_dir) as bench:
         workers = DataLoader(
-            bench.dataset(server.address), batch_size=None, num_workers=2, multiprocessing_context="spawn"
+            bench.dataset(server.address), batch_size=None, num_workers=2, multiprocessing_context=FORKS
         )
         seen = [number for batch in DeviceLoader(workers, device="cuda") for number in ids(_on_host(batch))]
     assert sorted(seen) == list(range(120))

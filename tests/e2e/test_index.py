@@ -14,8 +14,8 @@ import pytest
 
 from feedd.bench.server import faults as fault
 from feedd_client import FeedDataset, FeedError, Topology
-from tests.e2e import forks
 from tests.e2e.shards import numbered
+from tests.fakes import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

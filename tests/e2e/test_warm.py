@@ -16,7 +16,7 @@ import pytest
 
 from feedd.bench.server import faults
 from feedd.cache.ondisk.inspect import scan
-from tests.e2e import forks
+from tests.fakes import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,8 @@ import zstandard
 from pyarrow import ipc
 
 from feedd_client import BadRequestError, FeedDataset, FeedError
-from tests.e2e import forks
 from tests.e2e.shards import jpeg
+from tests.fakes import forks
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from feedd_client import DaemonUnreachable, FeedDataset, Topology
-from tests.e2e.forks import FORKS
+from tests.fakes.forks import FORKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

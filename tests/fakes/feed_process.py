@@ -6,8 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.fakes.forks import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,12 +31,9 @@ class FeedProcess:
     def __init__(self, socket_path: Path, **script: Any) -> None:
         self.address = f"unix://{socket_path}"
         self.report: dict[str, Any] = {}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.feed_server", str(socket_path), json.dumps(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment(),
-        )
+        self._log = socket_path.with_suffix(".log")
+        arguments = [str(socket_path), json.dumps(script)]
+        self._process = Module("tests.fakes.feed_server", arguments, environment(), self._log)
 
     @property
     def pid(self) -> int:
@@ -37,32 +41,39 @@ class FeedProcess:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"ready\n"
+        with ExitStack() as stack:
+            stack.enter_context(self._process)
+            assert self._process.stdout.readline() == b"ready\n", self._log.read_text()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        try:
-            out, _ = self._process.communicate(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            raise
+        with self._stack:
+            out = self._process.communicate(timeout=20)
         if exc[0] is None:
             self.report = json.loads(out)
             assert not self.report["violations"], self.report
 
 
-def run_probe(module: str, *arguments: str, timeout_s: float = 90.0, **variables: str) -> dict[str, Any]:
-    """Run a probe module to its end in a clean process; return the JSON object it prints last."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        env={**environment(), **variables},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def run_probe(
+    module: str, *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 90.0, forked: bool = True
+) -> dict[str, Any]:
+    """Run a probe module to its end in a process of its own; return the JSON object it prints last.
+
+    ``env``: what is added to its environment. ``forked``: from a process that has imported everything; else as a user
+    would run it, with an interpreter's end.
+    """
+    env = {**environment(), **(env or {})}
+    if forked:
+        with tempfile.TemporaryDirectory(prefix="feedd-said-") as folder:
+            log = Path(folder) / "err"
+            with Module(module, arguments, env, log) as process:
+                out = process.communicate(timeout_s).decode()
+                code, complaints = process.poll(), log.read_text()
+    else:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+        out, code, complaints = done.stdout, done.returncode, done.stderr
+    assert code == 0, complaints[-4000:]
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found

@@ -83,6 +83,7 @@ def test_a_trainer_that_holds_everything_blames_nobody(bench: Bench, caplog: pyt
     assert not caplog.messages
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_stopped_daemon_is_given_up_and_taken_up_again(
     bench: Bench, short_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

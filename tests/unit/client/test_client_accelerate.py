@@ -13,7 +13,7 @@ from tests.fakes.feed_process import FeedProcess, run_probe
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks"), pytest.mark.timeout(400)]
 STEPS = 4
 BATCH = 8
 EPOCH = 100_000_000
@@ -42,7 +42,7 @@ def _probe(short_dir: Path, count: int) -> list[dict[str, Any]]:
             "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         } if count > 1 else {"OMP_NUM_THREADS": "1"}  # fmt: skip
-        found[rank] = run_probe("tests.unit.client.accelerate_probe", *arguments, timeout_s=300.0, **variables)
+        found[rank] = run_probe("tests.unit.client.accelerate_probe", *arguments, env=variables, timeout_s=300.0)
 
     with (
         FeedProcess(short_dir / "a.sock", steps=STEPS, specs="ids", tell_steps=True, uneven="drop") as known,

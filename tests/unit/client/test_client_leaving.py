@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_ranks_leave_passes(short_dir: Path) -> None:
     """After a break on all ranks the next pass is whole whatever was in flight; a rank left alone hears why."""
     found: dict[int, dict[str, Any]] = {}
@@ -22,11 +23,13 @@ def test_ranks_leave_passes(short_dir: Path) -> None:
         found[number] = run_probe(
             "tests.unit.client.leave_probe",
             *addresses,
-            RANK=str(number),
-            WORLD_SIZE="2",
-            LOCAL_RANK=str(number),
-            LOCAL_WORLD_SIZE="2",
-            MEETING=str(short_dir / "meeting"),
+            env={
+                "RANK": str(number),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(number),
+                "LOCAL_WORLD_SIZE": "2",
+                "MEETING": str(short_dir / "meeting"),
+            },
         )
 
     with (

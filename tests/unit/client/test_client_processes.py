@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
     """A fork in mid-pass, DataLoader workers over several epochs and a resumed StatefulDataLoader lose nothing."""
     with FeedProcess(short_dir / "feed.sock", steps=7, last_rows=2) as server:
@@ -35,6 +36,7 @@ def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("what", "rounds"),
     [
@@ -47,11 +49,12 @@ def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
 def test_forks_right_after_grpc_was_used(short_dir: Path, what: tuple[str, ...], rounds: int) -> None:
     """Neither the process that forks nor its children hang in a gRPC that is shutting down, or ending a stream."""
     with FeedProcess(short_dir / "feed.sock", steps=1) as server:
-        found = run_probe("tests.unit.client.fork_storm", server.address, str(rounds), *what)
+        found = run_probe("tests.unit.client.fork_storm", server.address, str(rounds), *what, forked=False)
     assert found["well"] == rounds * 3
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
     """With join both ranks take the steps of the shorter one, epoch after epoch, and differing data is an error."""
     found: dict[int, dict[str, Any]] = {}
@@ -60,11 +63,13 @@ def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
         found[number] = run_probe(
             "tests.unit.client.join_probe",
             *addresses,
-            RANK=str(number),
-            WORLD_SIZE="2",
-            LOCAL_RANK=str(number),
-            LOCAL_WORLD_SIZE="2",
-            MEETING=str(short_dir / "meeting"),
+            env={
+                "RANK": str(number),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(number),
+                "LOCAL_WORLD_SIZE": "2",
+                "MEETING": str(short_dir / "meeting"),
+            },
         )
 
     uneven = {"steps": {0: 9, 1: 6}, "last_rows": 2}

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 # Blocks its loop in the way that the argument names, after half a second of healthy life.
 _PROCESS = """
 import asyncio, re, signal, sys, time
+from feedd.daemon import watchdog
 from feedd.clock import SystemClock
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.observe.recorder import MemoryRecorder
+
+watchdog._CPU_PER_CORE_S = 0.5  # else the one that computes does so for ten seconds
 
 async def main():
     with Watchdog(WatchdogOptions(0.5, 1.5)) as watchdog:

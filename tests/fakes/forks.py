@@ -5,27 +5,33 @@ What a process does before its first line runs is tested where a test starts the
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from multiprocessing.connection import Connection
 
 _PRELOADED: Final = (
     "tests.e2e.trainer",
+    "tests.fakes.feed_server",
     "feedd.cli.app",
     "feedd.daemon.life",
     "feedd.source.s3.client",
     "aiobotocore.httpsession",
     "grpc.aio",
     "uvloop",
+    "tests.fakes.warmed",  # the last
 )
 
 FORKS: Final = multiprocessing.get_context("forkserver")
@@ -37,27 +43,16 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
-class Command:
-    """``feedd ARGUMENTS`` with an environment of its own: what tests use of a ``Popen``.
-
-    What it writes is appended to ``log``; its standard output to ``out`` where that is given. ``before`` is called in
-    the process.
+class _Fork:
+    """A process of a fork: what tests use of a ``Popen``.
 
     Attributes:
         pid: of the process.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        out: Path | None = None,
-        *,
-        before: Callable[[], object] | None = None,
-    ) -> None:
-        places = (str(out or log), str(log))
-        self._process = FORKS.Process(target=_feedd, args=(tuple(arguments), dict(env), places, before), daemon=True)
+    def __init__(self, name: str, body: Callable[..., object], *arguments: object, may_fork: bool) -> None:
+        self._name = name
+        self._process = FORKS.Process(target=body, args=arguments, daemon=not may_fork)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -80,7 +75,7 @@ class Command:
             self._process.join(timeout)
         code = self.poll()
         if code is None:
-            raise subprocess.TimeoutExpired(f"feedd, pid {self.pid}", timeout or 0.0)
+            raise subprocess.TimeoutExpired(f"{self._name}, pid {self.pid}", timeout or 0.0)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -95,6 +90,75 @@ class Command:
     def kill(self) -> None:
         """SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+
+class Command(_Fork):
+    """``feedd ARGUMENTS`` with an environment of its own.
+
+    What it writes is appended to ``log``; its standard output to ``out`` where that is given. ``before`` is called in
+    the process.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        out: Path | None = None,
+        *,
+        before: Callable[[], object] | None = None,
+    ) -> None:
+        places = (str(out or log), str(log))
+        super().__init__("feedd", _feedd, tuple(arguments), dict(env), places, before, may_fork=False)
+
+
+class Module(_Fork):
+    """``python -m MODULE ARGUMENTS`` with an environment of its own; it may have children.
+
+    Its standard input and output are pipes, what it writes to its standard error is appended to ``log``. A context
+    manager that ends it whatever happened.
+
+    Attributes:
+        stdin, stdout: the ends of this process.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        its_input, given = FORKS.Pipe(duplex=False)
+        said, its_output = FORKS.Pipe(duplex=False)
+        with its_input, its_output, given, said:
+            ends = (its_input, its_output)
+            super().__init__(module, _module, module, tuple(arguments), dict(env), ends, str(log), may_fork=True)
+            self.stdin = os.fdopen(os.dup(given.fileno()), "wb")
+            self.stdout = os.fdopen(os.dup(said.fileno()), "rb")
+
+    def communicate(self, timeout: float) -> bytes:
+        """Close its standard input and wait for its end; return what it wrote to its standard output since.
+
+        Raises:
+            TimeoutExpired: it goes on; what it wrote last may be in nobody's hands.
+        """
+        self.stdin.close()
+        found: list[bytes] = []
+        reader = threading.Thread(target=lambda: found.append(self.stdout.read()))
+        reader.start()
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
+            raise
+        finally:
+            reader.join()
+        return found[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+        self.wait()
+        self.stdin.close()
+        self.stdout.close()
 
 
 class Running:
@@ -167,15 +231,38 @@ def _feedd(
     arguments: tuple[str, ...], env: dict[str, str], places: tuple[str, str], before: Callable[[], object] | None
 ) -> None:
     for standard, place in zip((1, 2), places, strict=True):
-        fd = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        os.dup2(fd, standard)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = ["feedd", *arguments]
+        _append(standard, place)
+    _become("feedd", arguments, env)
     if before is not None:
         before()
 
     from feedd.cli import main  # noqa: PLC0415 - imported already, but not where tests import this module
 
     main()
+
+
+def _module(
+    module: str, arguments: tuple[str, ...], env: dict[str, str], ends: tuple[Connection, Connection], log: str
+) -> None:
+    for standard, end in enumerate(ends):
+        os.dup2(end.fileno(), standard)
+        end.close()
+    _append(2, log)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
+    _become(module, arguments, env)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # as at the end of any process that is not multiprocessing's
+
+
+def _append(standard: int, place: str) -> None:
+    fd = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(fd, standard)
+    os.close(fd)
+
+
+def _become(name: str, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [name, *arguments]

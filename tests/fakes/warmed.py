@@ -1,0 +1,17 @@
+"""Imported last by the process that tests fork from: what each of its children would do first is done here, once."""
+
+from __future__ import annotations
+
+import gc
+
+from feedd.source.s3 import client
+
+
+async def _rehearsed() -> None:
+    """Do nothing: this was done before the process was forked."""
+
+
+client.warm()
+client._rehearse = _rehearsed
+gc.collect()
+gc.freeze()  # the collector of a child need not walk, and so copy, what all of them share
