@@ -1,4 +1,4 @@
-"""How many small objects may be in flight, so that one turn of the event loop stays short."""
+"""How many small requests may be in flight, so that one turn of the event loop stays short."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from typing import Final
 _LOOKS: Final = 8  # a period; one look that was late for another reason (a collection of garbage) decides nothing
 _LONG_S: Final = 0.005
 _SHORT_S: Final = 0.0025
-_LEAST: Final = 16
+_TOO_LONG_S: Final = 0.02  # two such looks end a period: of turns that long, a whole period would be most of a second
 _RISE: Final = 8  # an eighth more each period
 _FALL_MIN: Final = 0.5
 
 
 class TurnLimit:
-    """The number of small objects in flight, led by how late the loop's own work makes its timers. Has no clock.
+    """The number of small requests in flight, led by how late the loop's own work makes its timers. Has no clock.
 
-    A loop that is never idle handles in one turn all objects that arrived during the turn before. More of them in
+    A loop that is never idle handles in one turn all answers that arrived during the turn before. More of them in
     flight then bring nothing but longer turns, and everything else on the loop waits for a turn's end.
 
     Args:
-        limit_max: never more; also where it starts.
+        limit_max: never more.
+        least: never fewer, unless ``limit_max`` is.
+        first: where it starts, and it doubles until a turn was long; 0: at ``limit_max``.
     """
 
-    def __init__(self, limit_max: int) -> None:
+    def __init__(self, limit_max: int, least: int = 16, first: int = 0) -> None:
         if limit_max < 1:
-            raise ValueError(f"expected room for 1 or more objects, got {limit_max}")
+            raise ValueError(f"expected room for 1 or more requests, got {limit_max}")
         self._limit_max = limit_max
-        self._limit = limit_max
+        self._least = min(least, limit_max)
+        self._limit = min(first or limit_max, limit_max)
+        self._doubles = bool(first)
         self._lates_s: list[float] = []
         self._full = False
 
@@ -35,7 +39,7 @@ class TurnLimit:
 
     @property
     def limit(self) -> int:
-        """Small objects that may be in flight."""
+        """Small requests that may be in flight."""
         return self._limit
 
     def woke(self, late_s: float, in_flight_count: int) -> None:
@@ -43,18 +47,20 @@ class TurnLimit:
 
         Args:
             late_s: how much later than asked, because the loop was at work.
-            in_flight_count: small objects in flight at that time.
+            in_flight_count: small requests in flight at that time.
         """
         self._lates_s.append(late_s)
         self._full |= in_flight_count >= self._limit
-        if len(self._lates_s) < _LOOKS:
+        turn_s = sorted(self._lates_s)[-2:][0]
+        if len(self._lates_s) < _LOOKS and (turn_s <= _TOO_LONG_S or len(self._lates_s) == 1):
             return
-        turn_s = sorted(self._lates_s)[-2]
         if turn_s > _LONG_S:
             # Fall from the number in flight, which made the turn long, and not from a limit far above that number.
-            made_by = min(self._limit, max(in_flight_count, _LEAST))
-            self._limit = max(min(_LEAST, self._limit_max), int(made_by * max(_FALL_MIN, _LONG_S / turn_s)))
+            made_by = min(self._limit, max(in_flight_count, self._least))
+            self._limit = max(self._least, int(made_by * max(_FALL_MIN, _LONG_S / turn_s)))
+            self._doubles = False
         elif turn_s < _SHORT_S and self._full:
-            self._limit = min(self._limit_max, self._limit + max(1, self._limit // _RISE))
+            rise = self._limit if self._doubles else max(1, self._limit // _RISE)
+            self._limit = min(self._limit_max, self._limit + rise)
         self._lates_s.clear()
         self._full = False

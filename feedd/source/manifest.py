@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from array import array
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -88,6 +89,7 @@ def names_in(data: Octets, url: str) -> Names:
     """
     found = Names()
     for prefix, names in parse_manifest(data, url):
+        time.sleep(0)  # gives the interpreter away: else the event loop waited for it up to 0.9 s where cores are busy
         if _BUCKET.match(prefix):
             place = parse_url(prefix)
             found.add(place.root, [place.key + name for name in names])

@@ -7,12 +7,13 @@ import contextvars
 import functools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
 from feedd.flow.line import PARTS_PER_PLACE, Line, Standing
 from feedd.flow.pace import Pace
 from feedd.flow.parts import PartSize
+from feedd.flow.turn_gate import TurnWatch
 from feedd.flow.turns import TurnLimit
 from feedd.flow.writing import write_over
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from feedd.flow.budget import ByteBudget
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ObjectRef
-
-_LOOK_S: Final = 0.01  # between two looks at how long the loop's turns are
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class RangeFetcher:
         fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
         self._sizes_of = sizes_of or (lambda _: fixed)
         self._turns = TurnLimit(limits.parts_in_flight * PARTS_PER_PLACE)
-        self._looking = False
+        self._watch = TurnWatch(self._turns, lambda: self._line.small_count, self._advance)
         self._line: Line[_Parts] = Line(
             limits.parts_in_flight,
             budget,
@@ -171,26 +170,8 @@ class RangeFetcher:
             self._recorder.move(FETCH_BYTES, size_bytes)
         if count:  # mostly one took the place of another
             self._recorder.move(FETCH_PARTS, count)
-        if self._line.small_count and not self._looking:
-            self._looking = True
-            self._look_later(loop)
-
-    def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.call_later(_LOOK_S, self._look, loop, time.thread_time())
-
-    def _look(self, loop: asyncio.AbstractEventLoop, used_s: float) -> None:
-        """Note how late the loop's own work made this, while small objects are in flight; then see who may begin.
-
-        The processor's time is asked: waiting for a core, which decode workers may use, is no long turn. Objects given
-        up for that made epochs on two cores 5 to 18 % longer.
-        """
-        late_s = max(0.0, time.thread_time() - used_s - _LOOK_S)
-        self._turns.woke(late_s, self._line.small_count)
         if self._line.small_count:
-            self._look_later(loop)
-            self._advance()
-        else:
-            self._looking = False
+            self._watch.begin()
 
     def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
         """Hand the place of a part on; of a fetch that failed nothing more begins."""

@@ -15,6 +15,7 @@ from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.flow.retry import RetryPolicy
+from feedd.flow.turn_gate import TurnGate
 from feedd.notices import OBJECTS_EVENT, notices_of
 from feedd.plan.objects.strays import PassedOver
 from feedd.source.hedge import HedgeStore
@@ -108,6 +109,7 @@ class Sources:
         self._stores: dict[str, ObjectStore] = {}
         self._tempos: dict[str, Tempo] = {}
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
+        self._heads = TurnGate(options.heads_in_flight)
         self._closed = False
         self._teller = _Teller()
         plain = RangeFetcher(
@@ -247,10 +249,15 @@ class Sources:
             raise
         return taking
 
-    async def _head_if_there(self, root: str, key: str) -> ObjectRef | None:
-        """Return an object; None: there is none, so that it may be a prefix."""
-        try:
+    async def _head(self, root: str, key: str) -> ObjectRef:
+        """Return one of very many objects."""
+        async with self._heads:
             return await self.store(root).head(key)
+
+    async def _head_if_there(self, root: str, key: str) -> ObjectRef | None:
+        """Return one of very many objects; None: there is none, so that it may be a prefix."""
+        try:
+            return await self._head(root, key)
         except NotFound:
             return None
 
@@ -343,7 +350,7 @@ class Sources:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"
             raise BadRequest(message, object=location.url, stage="source")
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
-        refs = await head_all(names, lambda root, key: self.store(root).head(key), self._options.heads_in_flight)
+        refs = await head_all(names, self._head, self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
 
 

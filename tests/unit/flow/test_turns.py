@@ -35,6 +35,16 @@ def test_one_late_look_is_not_a_long_turn() -> None:
     assert looks(turns, 0.2, 0.2, *[0.001] * 6) == 64
 
 
+def test_turns_that_are_far_too_long_are_not_waited_for() -> None:
+    """Two looks of more than 20 ms lower the limit before the period is over; one does not."""
+    turns = TurnLimit(128)
+    turns.woke(0.1, 128)
+    assert turns.limit == 128
+    turns.woke(0.021, 128)
+    assert turns.limit == 64
+    assert looks(turns, 0.001) == 72, "a period begins anew"
+
+
 def test_what_is_not_used_does_not_rise() -> None:
     """Short turns earn no rise where fewer objects are in flight than may be."""
     turns = TurnLimit(128)
@@ -54,7 +64,7 @@ def test_a_small_limit_stays() -> None:
     turns = TurnLimit(8)
     assert looks(turns, 0.1, periods=5) == 8
     assert looks(turns, 0.001, periods=5) == 8
-    with pytest.raises(ValueError, match="expected room for 1 or more objects, got 0"):
+    with pytest.raises(ValueError, match="expected room for 1 or more requests, got 0"):
         TurnLimit(0)
 
 
@@ -66,3 +76,14 @@ def test_turns_of_a_busy_loop_become_short(cost_s: float) -> None:
         looks(turns, turns.limit * cost_s)
     assert turns.limit * cost_s <= max(0.005, 16 * cost_s)
     assert turns.limit * cost_s >= 0.002
+
+
+def test_it_doubles_until_a_turn_was_long() -> None:
+    """A limit that starts low is soon where it may be, and rises slowly behind the first long turn."""
+    turns = TurnLimit(64, least=2, first=8)
+    assert [turns.limit, *(looks(turns, 0.001) for _ in range(4))] == [8, 16, 32, 64, 64]
+    assert looks(turns, 0.02) == 32
+    assert looks(turns, 0.001) == 36
+    assert looks(turns, 0.02, periods=20) == 2
+    assert looks(turns, 0.001) == 3
+    assert TurnLimit(4, least=8, first=16).limit == 4
