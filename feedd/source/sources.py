@@ -330,19 +330,9 @@ class Sources:
         except PermissionDenied as denied:
             if taking.count:
                 raise
-            taking.take(await self._without_listing(store, location, denied))
+            taking.take(await _without_listing(store, location, denied))
         if not taking.count:
             raise _nothing(location.url)
-
-    @staticmethod
-    async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:
-        """Serve a single object to credentials that may read but not list."""
-        if location.key[-1:] in {"", "/"}:
-            raise denied
-        try:
-            return [await store.head(location.key)]
-        except FeeddError:
-            raise denied from None
 
     async def _manifest(self, location: Location, taking: Taking) -> None:
         ref = await self.store(location.root).head(location.key)
@@ -359,6 +349,16 @@ def _nothing(url: str) -> NotFound:
     if set(url) & set("*?["):
         hint = "globs are not expanded: write the prefix before the first of * ? [, or a range like {000..127}"
     return NotFound("expected at least one object, got none", object=url, hint=hint, stage="source")
+
+
+async def _without_listing(store: ObjectStore, location: Location, denied: PermissionDenied) -> list[ObjectRef]:
+    """Serve a single object to credentials that may read but not list."""
+    if location.key[-1:] in {"", "/"}:
+        raise denied
+    try:
+        return [await store.head(location.key)]
+    except FeeddError:
+        raise denied from None
 
 
 async def _directory_or_file(store: ObjectStore, location: Location) -> Location:
