@@ -6,9 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytorch_lightning as pl
-import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
 
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.lightning import Seen
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,25 +30,6 @@ pytestmark = [
 ]
 
 STEPS = 16  # 126 samples in batches of 8
-Seen = list[tuple[int, list[int]]]
-
-
-class Labels(pl.LightningModule):
-    """A model that remembers what it was trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Seen = []
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
-        """Take note of the batch."""
-        self.seen.append((self.trainer.current_epoch, batch["cls"].tolist()))
-        return self.weight.sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return some optimizer."""
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 @pytest.fixture
@@ -71,22 +50,10 @@ def _dataset(daemon: Daemon) -> FeedDataset:
     )
 
 
-def _fit(data: Any, folder: Path, *, save: bool = False, resume: Path | None = None) -> Seen:
-    """Train for two epochs, from a checkpoint on if one is given; return what was trained on."""
-    every_step = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=save,
-        callbacks=[every_step] if save else [],
-        default_root_dir=folder,
-    )
-    model = Labels()
-    trainer.fit(model, data, ckpt_path=None if resume is None else str(resume))
-    return model.seen
+def _fit(data: Any, folder: Path, **options: Any) -> Seen:
+    from tests.fakes.lightning import fit  # noqa: PLC0415 - else whoever collects these tests imports all of Lightning
+
+    return fit(data, folder, **options)
 
 
 @pytest.mark.parametrize("workers", [None, 0, 2], ids=["dataset", "loader", "loader-with-workers"])
