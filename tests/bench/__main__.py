@@ -75,7 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help=f"counted rounds per arm; {_DEFAULT_ROUNDS} unless --quick")
     parser.add_argument("--quick", action="store_true", help="small data, one round: to see that all arms run")
     parser.add_argument("--peers", choices=("auto", "on", "off"), default="auto", help="on: fail where they are absent")
-    parser.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="of jpeg and objects: only these rows")
+    parser.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="only these rows, named as in the table")
     parser.add_argument("--json", type=Path, help="where every round goes; bench-results/<time>.json")
     return parser.parse_args()
 

@@ -79,8 +79,16 @@ class Plan:
         return self._server
 
     def chosen(self, arms: list[Arm]) -> list[Arm]:
-        """Return the arms that are to run."""
-        return [arm for arm in arms if not self.arms or arm.name in self.arms]
+        """Return the arms that are to run.
+
+        Raises:
+            SystemExit: none of them is among those asked for; its text names them all.
+        """
+        found = [arm for arm in arms if not self.arms or arm.name in self.arms]
+        if arms and not found:
+            names = ", ".join(repr(arm.name) for arm in arms)
+            raise SystemExit(f"expected --arms to name one of {names}, got {', '.join(map(repr, self.arms))}")
+        return found
 
     def close(self) -> None:
         """Stop the server."""

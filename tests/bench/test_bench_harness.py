@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from feedd.bench.harness import Arm, ArmFailed, Outcome, Row, Spread, interleave
 from feedd.bench.procs import memory_of, tree_cpu_s
 from feedd.bench.report import Column, Verdict
 from tests.bench.pictures import HEIGHT, WIDTH, jpeg
+from tests.bench.plan import Plan
 
 _BURN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
 
@@ -32,6 +34,15 @@ def test_arms_take_turns() -> None:
     assert order == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
     assert [outcome.warmup for outcome in outcomes] == [{"value": 0}] * 2
     assert [outcome.spread("value") for outcome in outcomes] == [Spread(1.0, 1.5, 2.0)] * 2
+
+
+def test_an_arm_that_no_bench_has_is_told() -> None:
+    """Asked for rows that are not there, a bench ends and names those that are; else it has only those asked for."""
+    arms = [Arm(name, "m", Path(sys.executable), {}, {}) for name in ("one row", "another")]
+    plan = Plan(1, quick=True, peers=None, say=print, arms=("another", "of another bench"))
+    assert [arm.name for arm in plan.chosen(arms)] == ["another"]
+    with pytest.raises(SystemExit, match="one of 'one row', 'another', got 'third'"):
+        replace(plan, arms=("third",)).chosen(arms)
 
 
 def test_a_failed_arm_drops_out_and_says_why() -> None:
