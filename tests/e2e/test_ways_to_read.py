@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(180)]
 
 FIELDS = {"jpg": "image:32x32", "cls": "int"}
 IDS = [shard * 1000 + ordinal for shard in range(4) for ordinal in range(21)]
