@@ -1,4 +1,4 @@
-"""Lets so many in that the event loop's turns stay short: for work whose cost is the loop's own."""
+"""Bounds how many requests run at a time, so that the turns of the event loop stay short."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ class TurnLimit:
         """
         self._lates_s.append(late_s)
         self._full |= in_flight_count >= self._limit
-        turn_s = sorted(self._lates_s)[-2:][0]
-        if len(self._lates_s) < _LOOKS and (turn_s <= _TOO_LONG_S or len(self._lates_s) == 1):
+        turn_s = sorted(self._lates_s)[-2] if len(self._lates_s) > 1 else 0.0
+        if len(self._lates_s) < _LOOKS and turn_s <= _TOO_LONG_S:
             return
         if turn_s > _LONG_S:
             # Fall from the number in flight, which made the turn long, and not from a limit far above that number.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import time
@@ -25,7 +26,7 @@ MANIFEST_BYTES_MAX = 256 << 20
 MANIFEST_NAMES_MAX = 2_000_000
 """Names of a manifest: each is asked for by a request of its own."""
 
-_PIECE_BYTES: Final = 16 << 10  # of the shortest names thousands: whoever reads it keeps the interpreter to itself
+_PIECE_BYTES: Final = 16 << 10  # the event loop waits while a piece is read, which may hold thousands of names
 _ELEMENT_BYTES_MAX: Final = 64 << 10  # far above any name: none is longer than 1,024 bytes where objects are
 _SPACE: Final = re.compile(rb"[ \t\n\r]*+")
 _STRING: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]++|\\.)*+)"')
@@ -94,8 +95,9 @@ def names_in(data: Octets, url: str) -> Names:
             place = parse_url(prefix)
             found.add(place.root, [place.key + name for name in names])
         else:
-            for place in map(parse_url, [prefix + name for name in names]):
-                found.add(place.root, [place.key])
+            places = map(parse_url, [prefix + name for name in names])
+            for root, together in itertools.groupby(places, lambda place: place.root):
+                found.add(root, [place.key for place in together])
     return found
 
 
@@ -168,7 +170,7 @@ class _Reader:
         return prefix
 
     def names(self, before_count: int) -> list[str]:
-        """Return the names that are next, as many as one piece of the text holds; none: no comma is next.
+        """Return the names that one piece of the text holds. There are none where no comma is next.
 
         Raises:
             BadRequest: one of them is none.

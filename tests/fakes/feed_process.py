@@ -25,6 +25,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
+def rank_environment(rank: int, count: int) -> dict[str, str]:
+    """Return what a launcher tells one of ``count`` ranks on one node."""
+    return {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count)}
+
+
 class FeedProcess:
     """A server process; a context manager. ``report`` says at the end what it saw."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.feed_process import FeedProcess, run_probe
+from tests.fakes.feed_process import FeedProcess, rank_environment, run_probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,10 +38,10 @@ def _probe(short_dir: Path, count: int) -> list[dict[str, Any]]:
     found: list[Any] = [None] * count
 
     def run(rank: int, *arguments: str) -> None:
-        variables = {
-            "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(count),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
-        } if count > 1 else {"OMP_NUM_THREADS": "1"}  # fmt: skip
+        variables = {"OMP_NUM_THREADS": "1"}
+        if count > 1:
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+            variables |= rank_environment(rank, count)
         found[rank] = run_probe("tests.unit.client.accelerate_probe", *arguments, env=variables, timeout_s=300.0)
 
     with (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.feed_process import FeedProcess, run_probe
+from tests.fakes.feed_process import FeedProcess, rank_environment, run_probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,13 +23,7 @@ def test_ranks_leave_passes(short_dir: Path) -> None:
         found[number] = run_probe(
             "tests.unit.client.leave_probe",
             *addresses,
-            env={
-                "RANK": str(number),
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": str(number),
-                "LOCAL_WORLD_SIZE": "2",
-                "MEETING": str(short_dir / "meeting"),
-            },
+            env=rank_environment(number, 2) | {"MEETING": str(short_dir / "meeting")},
         )
 
     with (

@@ -10,7 +10,7 @@ import pytest
 
 from feedd_client import BadOptionError, FeedDataset, Topology
 from tests.fakes.feed_client import ids
-from tests.fakes.feed_process import FeedProcess, run_probe
+from tests.fakes.feed_process import FeedProcess, rank_environment, run_probe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,13 +63,7 @@ def test_ranks_of_unequal_length_end_together(short_dir: Path) -> None:
         found[number] = run_probe(
             "tests.unit.client.join_probe",
             *addresses,
-            env={
-                "RANK": str(number),
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": str(number),
-                "LOCAL_WORLD_SIZE": "2",
-                "MEETING": str(short_dir / "meeting"),
-            },
+            env=rank_environment(number, 2) | {"MEETING": str(short_dir / "meeting")},
         )
 
     uneven = {"steps": {0: 9, 1: 6}, "last_rows": 2}
