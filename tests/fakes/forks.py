@@ -263,6 +263,7 @@ def _append(standard: int, place: str) -> None:
 
 
 def _become(name: str, arguments: tuple[str, ...], env: dict[str, str]) -> None:
+    multiprocessing.set_start_method(None, force=True)  # its children start as those of any process do
     os.environ.clear()
     os.environ.update(env)
     sys.argv = [name, *arguments]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from multiprocessing import get_start_method
 
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -39,7 +40,7 @@ def main() -> None:
     dataset = FeedDataset("s3://b/", batch_size=4, address=address)
     running = iter(dataset)
     first = ids(next(running))
-    found: dict[str, object] = {"child": _in_child(address, dataset, running)}
+    found: dict[str, object] = {"child": _in_child(address, dataset, running), "start": get_start_method()}
     found["parent"] = first + [number for batch in running for number in ids(batch)]
     for workers in (2, 3):
         fresh = FeedDataset("s3://b/", batch_size=4, address=address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ def test_forks_and_workers_see_every_sample_once(short_dir: Path) -> None:
     with FeedProcess(short_dir / "feed.sock", steps=7, last_rows=2) as server:
         found = run_probe("tests.unit.client.fork_probe", server.address)
     epoch = list(range(26))
+    assert found["start"] == multiprocessing.get_start_method(), "workers started otherwise than a user's"
     assert found["child"] == {"refused": True, "ids": epoch}
     assert found["parent"] == epoch
     for workers in (2, 3):
