@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import psutil
@@ -63,27 +62,19 @@ def home(short_dir: Path) -> Path:
 
 
 @pytest.fixture
-def reader(home: Path) -> Iterator[Callable[[Daemon], subprocess.Popen[bytes]]]:
+def reader(home: Path) -> Iterator[Callable[[Daemon], forks.Script]]:
     """Start a trainer process that took one batch and holds it."""
     (home / "data").mkdir()
     (home / "data" / "0.tar").write_bytes(numbered(0, 100))
-    started: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as started:
 
-    def start(daemon: Daemon) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _READER, daemon.address, f"file://{home}/data/"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"got\n"
-        return process
+        def start(daemon: Daemon) -> forks.Script:
+            arguments = [daemon.address, f"file://{home}/data/"]
+            process = started.enter_context(forks.Script(_READER, arguments, home / "reader.log"))
+            assert process.stdout.readline() == b"got\n"
+            return process
 
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+        yield start
 
 
 def _messages(manager: socket.socket, until: bytes) -> list[bytes]:
@@ -119,7 +110,7 @@ def test_service_manager_and_log_hear_the_whole_life(home: Path, monkeypatch: py
 
 
 def test_open_streams_get_their_grace_and_a_second_signal_ends_it(
-    home: Path, reader: Callable[[Daemon], subprocess.Popen[bytes]]
+    home: Path, reader: Callable[[Daemon], forks.Script]
 ) -> None:
     """After one signal the daemon drains, says 503 and waits for the trainer; after another it ends at once."""
     with Daemon(home, "http://127.0.0.1:9", forked=False, settings=("drain.grace=10m",)) as daemon:
@@ -136,9 +127,9 @@ def test_open_streams_get_their_grace_and_a_second_signal_ends_it(
     assert int(str(totals["samples"])) >= 4
 
 
-def test_drain_ends_with_the_last_stream(home: Path, reader: Callable[[Daemon], subprocess.Popen[bytes]]) -> None:
+def test_drain_ends_with_the_last_stream(home: Path, reader: Callable[[Daemon], forks.Script]) -> None:
     """A daemon that drains does not wait for its grace once the trainer has gone."""
-    with Daemon(home, "http://127.0.0.1:9", forked=False, settings=("drain.grace=10m",)) as daemon:
+    with Daemon(home, "http://127.0.0.1:9", settings=("drain.grace=10m",)) as daemon:
         trainer = reader(daemon)
         assert daemon.process is not None
         daemon.process.terminate()
@@ -157,7 +148,7 @@ def _fails(home: Path, *more: str) -> tuple[int, list[str]]:
 
 def test_every_failing_phase_unwinds_and_says_one_thing(home: Path) -> None:
     """Status port taken, cache owned, socket taken: exit code, one error with a hint, and no process or socket left."""
-    with Daemon(home, "http://127.0.0.1:9", forked=False) as daemon:
+    with Daemon(home, "http://127.0.0.1:9") as daemon:
         taken = f"127.0.0.1:{daemon.status_port}"
         cases = {
             ("--status", taken): (2, taken),
@@ -178,7 +169,7 @@ def test_every_failing_phase_unwinds_and_says_one_thing(home: Path) -> None:
 
 def test_an_ephemeral_daemon_ends_with_its_last_holder(home: Path) -> None:
     """Two processes hold it: it stays for the second one and goes by itself, cleanly, when that one has gone."""
-    with Daemon(home, "http://127.0.0.1:9", forked=False, flags=("--ephemeral",)) as daemon:
+    with Daemon(home, "http://127.0.0.1:9", flags=("--ephemeral",)) as daemon:
         assert daemon.process is not None
         holders = [socket.socket(socket.AF_UNIX) for _ in range(2)]
         for holder in holders:
@@ -196,7 +187,7 @@ def test_an_ephemeral_daemon_ends_with_its_last_holder(home: Path) -> None:
 
 def test_a_killed_daemon_leaves_no_child(home: Path) -> None:
     """Kill -9 of the daemon takes its workers with it, and its successor starts in the same place."""
-    with Daemon(home, "http://127.0.0.1:9", forked=False) as daemon:
+    with Daemon(home, "http://127.0.0.1:9") as daemon:
         assert daemon.process is not None
         children = psutil.Process(daemon.process.pid).children(recursive=True)
         assert children

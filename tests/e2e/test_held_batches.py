@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ import torch
 
 from feedd_client import BatchesHeldError, FeedDataset, Ragged, ResourceError
 from tests.e2e.shards import numbered
+from tests.fakes.forks import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,16 +129,11 @@ def test_a_killed_trainer_frees_what_it_held(s3: S3Server, daemons: Callable[...
     """The memory of a trainer that is killed behind the close of its dataset counts no longer, at once."""
     _tars(s3)
     daemon = daemons(workers=1)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, daemon.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as trainer:
-        try:
-            assert trainer.stdout is not None
-            assert trainer.stdout.readline() == "closed\n"
-            held = daemon.metrics()
-            assert (held["feedd_serve_sessions"], held["feedd_serve_arena_bytes"] > 0) == (0, True)
-        finally:
-            trainer.kill()
+    with Script(HOLDER, [daemon.address], daemon.home / "trainer.log") as trainer:
+        assert trainer.stdout.readline() == b"closed\n"
+        held = daemon.metrics()
+        assert (held["feedd_serve_sessions"], held["feedd_serve_arena_bytes"] > 0) == (0, True)
+        trainer.kill()
     daemon.wait_idle(sessions=0, timeout_s=2)
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedd_client import FeedDataset
 from tests.e2e.shards import numbered
+from tests.fakes.forks import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,13 +94,9 @@ def test_a_killed_job_leaves_its_places(daemon: Daemon) -> None:
     job = _dataset(daemon, share="jobs")
     mine = iter(job)
     got = [_content(next(mine))]
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, daemon.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert trainer.stdout is not None
-    assert trainer.stdout.readline() == "took\n"
-    trainer.send_signal(signal.SIGKILL)
-    trainer.communicate()
+    with Script(TRAINER, [daemon.address], daemon.home / "trainer.log") as trainer:
+        assert trainer.stdout.readline() == b"took\n"
+        trainer.kill()
     got += [_content(batch) for batch in mine]
     assert got == wanted
     daemon.wait_idle(sessions=1)

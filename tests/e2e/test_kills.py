@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from feedd_client import FeedDataset
 from tests.e2e.shards import numbered
+from tests.fakes.forks import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,20 +62,13 @@ def _labels(daemon: Daemon) -> list[list[int]]:
 def test_killed_client(nothing_shared: None, data: None, daemons: Callable[..., Daemon]) -> None:
     """A client killed while it holds leases gives them all back; the daemon serves the next one."""
     daemon = daemons()
-    reader = subprocess.Popen(
-        [sys.executable, "-c", _READER, daemon.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert reader.stdin is not None
-    assert reader.stdout is not None
-    for _ in range(3):
-        assert reader.stdout.readline() == b"got\n"
-        reader.stdin.write(b"\n")
-        reader.stdin.flush()
-    assert daemon.metrics()["feedd_serve_leases"] > 0
-    reader.kill()
-    reader.wait()
-    reader.stdin.close()
-    reader.stdout.close()
+    with Script(_READER, [daemon.address], daemon.home / "reader.log") as reader:
+        for _ in range(3):
+            assert reader.stdout.readline() == b"got\n"
+            reader.stdin.write(b"\n")
+            reader.stdin.flush()
+        assert daemon.metrics()["feedd_serve_leases"] > 0
+        reader.kill()
     daemon.wait_idle()
     assert sorted(label for labels in _labels(daemon) for label in labels) == IDS
     assert daemon.stop() == 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from feedd_client import FeedDataset
 from tests.e2e.shards import numbered
+from tests.fakes import forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +44,7 @@ def feedd(s3: S3Server, *words: str) -> Any:
         "AWS_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-    words = (sys.executable, "-m", "feedd", *words, "--json")
-    done = subprocess.run(words, env=os.environ | own, capture_output=True, text=True, check=False, timeout=60)
+    done = forks.run([*words, "--json"], os.environ | own)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

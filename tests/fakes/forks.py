@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -112,8 +113,8 @@ class Command(_Fork):
         super().__init__("feedd", _feedd, tuple(arguments), dict(env), places, before, may_fork=False)
 
 
-class Module(_Fork):
-    """``python -m MODULE ARGUMENTS`` with an environment of its own; it may have children.
+class _Talker(_Fork):
+    """A program of Python with an environment of its own; it may have children.
 
     Its standard input and output are pipes, what it writes to its standard error is appended to ``log``. A context
     manager that ends it whatever happened.
@@ -122,12 +123,14 @@ class Module(_Fork):
         stdin, stdout: the ends of this process.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, body: Callable[[], object], arguments: Sequence[str], env: Mapping[str, str], log: Path
+    ) -> None:
         its_input, given = FORKS.Pipe(duplex=False)
         said, its_output = FORKS.Pipe(duplex=False)
         with its_input, its_output, given, said:
             ends = (its_input, its_output)
-            super().__init__(module, _module, module, tuple(arguments), dict(env), ends, str(log), may_fork=True)
+            super().__init__(name, _talk, name, body, tuple(arguments), dict(env), ends, str(log), may_fork=True)
             self.stdin = os.fdopen(os.dup(given.fileno()), "wb")
             self.stdout = os.fdopen(os.dup(said.fileno()), "rb")
 
@@ -159,6 +162,21 @@ class Module(_Fork):
         self.wait()
         self.stdin.close()
         self.stdout.close()
+
+
+class Module(_Talker):
+    """``python -m MODULE ARGUMENTS``."""
+
+    def __init__(self, module: str, arguments: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        run = partial(runpy.run_module, module, run_name="__main__", alter_sys=True)
+        super().__init__(module, run, arguments, env, log)
+
+
+class Script(_Talker):
+    """``python -c CODE ARGUMENTS``: what is killed, or ends by its last line; errors and signals end it otherwise."""
+
+    def __init__(self, code: str, arguments: Sequence[str], log: Path) -> None:
+        super().__init__("-c", partial(exec, code, {"__name__": "__main__"}), arguments, os.environ, log)
 
 
 class Running:
@@ -241,17 +259,22 @@ def _feedd(
     main()
 
 
-def _module(
-    module: str, arguments: tuple[str, ...], env: dict[str, str], ends: tuple[Connection, Connection], log: str
+def _talk(
+    name: str,
+    body: Callable[[], object],
+    arguments: tuple[str, ...],
+    env: dict[str, str],
+    ends: tuple[Connection, Connection],
+    log: str,
 ) -> None:
     for standard, end in enumerate(ends):
         os.dup2(end.fileno(), standard)
         end.close()
     _append(2, log)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed it
-    _become(module, arguments, env)
+    _become(name, arguments, env)
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        body()
     finally:
         atexit._run_exitfuncs()  # as at the end of any process that is not multiprocessing's
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,8 +12,8 @@ import pytest
 
 import feedd_client as fc
 from tests.fakes.feed_client import BATCH_SIZE, Bench, ids
-from tests.fakes.feed_process import environment
 from tests.fakes.feed_script import Fault
+from tests.fakes.forks import Script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,16 +248,12 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_a_child_does_not_hold_its_parents_lifeline(bench: Bench) -> None:
+def test_a_child_does_not_hold_its_parents_lifeline(forks: None, bench: Bench, tmp_path: Path) -> None:
     """A trainer that is killed gives its slots back although a process that it has forked lives on."""
     server = bench.server(steps=8)
-    command = [sys.executable, "-c", _FORKS_AND_HOLDS, server.address]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as trainer:
-        try:
-            assert trainer.stdout is not None
-            child = psutil.Process(int(trainer.stdout.readline()))
-        finally:
-            trainer.kill()
+    with Script(_FORKS_AND_HOLDS, [server.address], tmp_path / "trainer.log") as trainer:
+        child = psutil.Process(int(trainer.stdout.readline()))
+        trainer.kill()
     try:
         server.wait_for(lambda: server.lifelines_ended == 1)
         assert child.is_running()
