@@ -41,9 +41,15 @@ gc.disable()  # until all tests are collected: what is imported stays
 
 def pytest_collection_finish() -> None:
     """Take what was imported out of the garbage collector's sight: each full collection would walk all of it."""
-    gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Do so once more with what the tests of the file before have imported and kept."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "tar": bytes,
@@ -117,12 +117,12 @@ def test_broken_objects(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
 def test_an_object_that_changes_under_a_run(s3: S3Server, daemons: Callable[..., Daemon], short_dir: Path) -> None:
     """What was made of the old version is not mixed with the new one: that is an error, as for any other shard."""
     s3.put("data", "n/000.tar.gz", gzip.compress(numbered(0, 40)))
-    daemon = daemons()
+    daemon = daemons(name="own")
     dataset = FeedDataset("s3://data/n/", batch_size=5, fields={"cls": "int"}, address=daemon.address, copy=True)
     assert len(list(dataset)) == 8
     daemon.wait_idle(sessions=1)
     s3.put("data", "n/000.tar.gz", gzip.compress(numbered(1, 5)))
-    assert Command(short_dir / "d", s3.url).run("rm", "--all", "--yes").returncode == 0
+    assert Command(short_dir / "own", s3.url).run("rm", "--all", "--yes").returncode == 0
     with pytest.raises(DatasetChanged):
         list(dataset)  # its first two batches were decoded ahead
     del dataset
@@ -131,7 +131,7 @@ def test_an_object_that_changes_under_a_run(s3: S3Server, daemons: Callable[...,
 
 def test_commands_of_the_cache(s3: S3Server, daemons: Callable[..., Daemon], short_dir: Path) -> None:
     """Made shards are warmed, listed by what they are made of, and removed, with a daemon and without."""
-    home = short_dir / "d"
+    home = short_dir / "own"
     home.mkdir()
     for shard in range(3):
         s3.put("data", f"c/{shard:03d}.tar.zst", zstandard.compress(numbered(shard, 10)))
@@ -147,7 +147,7 @@ def test_commands_of_the_cache(s3: S3Server, daemons: Callable[..., Daemon], sho
     assert "3 there before" in again.stderr
     removed = command.run("rm", f"{url}000*", "--yes")
     assert removed.stdout.startswith("removed 1 objects")
-    daemon = daemons()
+    daemon = daemons(name="own")
     assert len(json.loads(command.run("ls", "--json").stdout)) == 2
     assert "1 warmed" in command.run("warm", url).stderr
     assert _labels(daemon, url)[0] == [0, 1, 2, 3, 4]
@@ -186,7 +186,7 @@ def test_packed_text_is_fetched_once(s3: S3Server, daemons: Callable[..., Daemon
         data = gzip.compress(f"n,half\n{rows}".encode())
         s3.put("data", f"csv/{shard}.csv.gz", data)
         size_bytes += len(data)
-    daemon = daemons()
+    daemon = daemons(name="own")
     for fetched_bytes in (size_bytes, 0):
         batches = FeedDataset("s3://data/csv/", batch_size=10, fields=None, address=daemon.address, copy=True)
         found = [pair for batch in batches for pair in zip(batch["n"].tolist(), batch["half"].tolist(), strict=True)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 SLOTS = 4
 STOP_S = 3.0
 HOLDER = """
@@ -74,7 +74,7 @@ def test_a_list_equals_the_copied_epoch(
 ) -> None:
     """Three times as many batches as slots are held at once, for two epochs, and each is what it was when it came."""
     options = put(s3)
-    daemon = daemons(workers=1)
+    daemon = daemons()
 
     def epochs(**more: Any) -> list[list[dict[str, Any]]]:
         dataset = FeedDataset(
@@ -97,7 +97,7 @@ def test_a_list_equals_the_copied_epoch(
 def test_held_batches_have_a_limit(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """A trainer that keeps everything is told so before it has taken all memory."""
     options = _tars(s3)
-    daemon = daemons(workers=1)
+    daemon = daemons()
     dataset = FeedDataset(
         "s3://data/d/", batch_size=8, prefetch=SLOTS, copy_bytes=100_000, address=daemon.address, **options
     )
@@ -109,7 +109,7 @@ def test_held_batches_have_a_limit(s3: S3Server, daemons: Callable[..., Daemon])
 def test_memory_that_is_held_counts(s3: S3Server, daemons: Callable[..., Daemon], share: str | None) -> None:
     """A trainer closes its dataset and keeps a batch: the arena counts until the batch is dropped."""
     options = _tars(s3)
-    daemon = daemons(workers=1)
+    daemon = daemons()
     dataset = FeedDataset("s3://data/d/", batch_size=8, share=share, address=daemon.address, **options)
     batch = next(iter(dataset))
     images = batch["jpg"]
@@ -128,7 +128,7 @@ def test_memory_that_is_held_counts(s3: S3Server, daemons: Callable[..., Daemon]
 def test_a_killed_trainer_frees_what_it_held(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """The memory of a trainer that is killed behind the close of its dataset counts no longer, at once."""
     _tars(s3)
-    daemon = daemons(workers=1)
+    daemon = daemons()
     with Script(HOLDER, [daemon.address], daemon.home / "trainer.log") as trainer:
         assert trainer.stdout.readline() == b"closed\n"
         held = daemon.metrics()
@@ -141,7 +141,7 @@ def test_memory_that_is_held_bounds_what_opens(s3: S3Server, daemons: Callable[.
     """With no room beside what a trainer holds, the next open says so; it succeeds once the batch is dropped."""
     for shard in range(2):
         s3.put("data", f"d/{shard}.tar", numbered(shard, 64))
-    daemon = daemons(workers=1, settings=("arena.size=40MiB",))
+    daemon = daemons(settings=("arena.size=40MiB",))
     options: dict[str, Any] = {
         "fields": {"jpg": "image:256x256"},
         "batch_size": 32,
@@ -161,7 +161,7 @@ def test_memory_that_is_held_bounds_what_opens(s3: S3Server, daemons: Callable[.
 def test_a_daemon_stops_in_time_beside_held_memory(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     """A daemon that is told to stop abandons what closed sessions' trainers still map; the batch stays readable."""
     options = _tars(s3)
-    daemon = daemons(workers=1)
+    daemon = daemons(name="own")
     dataset = FeedDataset("s3://data/d/", batch_size=8, address=daemon.address, **options)
     batch = next(iter(dataset))
     wanted = batch["jpg"].clone()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 
 CHAT = pa.table(
     {
@@ -63,10 +63,10 @@ def warned(records: list[logging.LogRecord]) -> list[str]:
     return found
 
 
-def left_out(daemon: Daemon) -> list[dict[str, Any]]:
-    """Return the daemon's log lines about data that sessions leave out."""
+def left_out(daemon: Daemon, url: str) -> list[dict[str, Any]]:
+    """Return the daemon's log lines about data that sessions over ``url`` leave out."""
     lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
-    return [line for line in lines if line.get("event") == "data is left out or changed"]
+    return [line for line in lines if line.get("event") == "data is left out or changed" and line["urls"] == [url]]
 
 
 def read(url: str, daemon: Daemon, **more: Any) -> tuple[FeedDataset, set[str]]:
@@ -85,9 +85,9 @@ def test_columns_that_nobody_can_read_are_named(
 ) -> None:
     """One warning names them with their types, once per dataset; stats() counts them; by name they are an error."""
     for shard in range(2):
-        s3.put("data", f"c/{shard}.{name}", write(CHAT))
-    daemon = daemons()
-    dataset, fields = read("s3://data/c/", daemon)
+        s3.put("data", f"{name}/{shard}.{name}", write(CHAT))
+    daemon, url = daemons(), f"s3://data/{name}/"
+    dataset, fields = read(url, daemon)
     assert fields == {"id"}
     (said,) = warned(caplog.records)
     assert "messages: list<" in said
@@ -96,12 +96,12 @@ def test_columns_that_nobody_can_read_are_named(
     assert notice == {"text": said, "count": 4, "bytes": 0, "warns": True}
     assert len(list(dataset)) == 2
     assert warned(caplog.records) == []
-    (line,) = left_out(daemon)
+    (line,) = left_out(daemon, url)
     assert (line["kind"], line["count"], line["level"]) == ("unread-columns", 4, "warning")
-    named, _ = read("s3://data/c/", daemon, fields={"id": "int"})
+    named, _ = read(url, daemon, fields={"id": "int"})
     assert (named.stats()["notices"], warned(caplog.records)) == ({}, [])
     with pytest.raises(BadRequestError, match=r"got messages of type list<.*struct<role: string"):
-        read("s3://data/c/", daemon, fields={"id": "int", "messages": "json"})
+        read(url, daemon, fields={"id": "int", "messages": "json"})
 
 
 def test_a_large_file_of_which_only_the_footer_is_looked_at_tells_as_much(
@@ -188,9 +188,8 @@ def test_hidden_folders_that_hold_shards_are_told_with_their_bytes(
         "hidden-files": (1, 4, False),
         "side-files": (1, 4, False),
     }
-    assert [line["kind"] for line in left_out(daemon)] == ["hidden-shards"]
-    sources = [line["text"] for line in left_out(daemon)]
-    assert sources == [said]
+    (line,) = left_out(daemon, "s3://data/u/")
+    assert (line["kind"], line["text"]) == ("hidden-shards", said)
     json.dumps(dataset.stats())
 
 
@@ -224,7 +223,7 @@ def test_fields_that_only_later_shards_have_are_told(
         assert dataset.stats()["notices"]["late-fields"]["count"] == 1
     (said,) = warned(caplog.records)
     assert "(txt, first in v/30.tar)" in said
-    (line,) = left_out(daemon)
+    (line,) = left_out(daemon, "s3://data/v/")
     assert (line["kind"], line["count"], line["level"]) == ("late-fields", 1, "warning")
 
 
@@ -250,10 +249,14 @@ def test_decimals_that_lose_their_point_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Decimals come as whole numbers, named or not, and the user is told of each such column that is read."""
-    s3.put("data", f"d/0.{name}", write(pa.table({"price": [Decimal("12.34"), Decimal("0.50")], "n": [1, 2]})))
-    daemon = daemons()
+    s3.put(
+        "data",
+        f"decimals-{name}/0.{name}",
+        write(pa.table({"price": [Decimal("12.34"), Decimal("0.50")], "n": [1, 2]})),
+    )
+    daemon, url = daemons(), f"s3://data/decimals-{name}/"
     for fields in (None, {"price": "int"}):
-        dataset = FeedDataset("s3://data/d/", batch_size=2, fields=fields, address=daemon.address, copy=True)
+        dataset = FeedDataset(url, batch_size=2, fields=fields, address=daemon.address, copy=True)
         (batch,) = dataset
         assert batch["price"].tolist() == [1234, 50]
         (said,) = warned(caplog.records)
