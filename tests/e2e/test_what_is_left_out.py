@@ -262,5 +262,5 @@ def test_decimals_that_lose_their_point_are_told(
         (said,) = warned(caplog.records)
         assert "price: decimal128(4, 2)" in said
         assert dataset.stats()["notices"]["unscaled-decimals"]["count"] == 1
-    dataset, _ = read("s3://data/d/", daemon, fields={"n": "int"})
+    dataset, _ = read(url, daemon, fields={"n": "int"})
     assert (dataset.stats()["notices"], warned(caplog.records)) == ({}, [])
