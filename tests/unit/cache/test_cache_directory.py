@@ -228,6 +228,27 @@ async def test_file_seen_a_moment_ago_is_not_looked_at_again(rig: CacheRig, monk
     assert looks == [Depth.LENGTH, Depth.LENGTH]
 
 
+async def test_a_damaged_file_has_the_others_looked_at(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that go away seldom go alone; one that is only to come anew says nothing about others."""
+    damaged, other = rig.shards(2)
+    async with rig.open() as cache:
+        with await cache.acquire([damaged, other]):
+            pass
+        looks: list[ObjectRef] = []
+        real = cache._place.look
+
+        async def noted(refs: list[ObjectRef], depth: Depth) -> list[Finding]:
+            looks.extend(refs)
+            return await real(refs, depth)
+
+        monkeypatch.setattr(cache._place, "look", noted)
+        for drop, expected in ((cache.renew, []), (cache.discard, [other])):
+            await drop(damaged)
+            with await cache.acquire([other]) as pins:
+                rig.check(pins, [other])
+            assert looks == expected
+
+
 async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the machine went down, only what a clean close has flushed is believed; the rest is a miss."""
     refs = rig.shards(4)

@@ -166,3 +166,19 @@ async def test_nothing_is_kept(sources: Sources) -> None:
     book = sources.packs.arriving
     assert not book._coming
     assert not book._waiting
+
+
+async def test_a_part_that_came_before_the_refusal_counts_once() -> None:
+    """An object of several parts, one of which is refused once, is asked for whole again, and told when it has come."""
+    bodies = {"t/0.jpg": os.urandom(3000), "t/1.jpg": b"late" * 100}
+    with serving(bodies) as server:
+        async with sources_over(server, attempts_max=1, part_size_bytes=1000, hedge_share=0) as sources:
+            found = await sources.resolve_all(["s3://bucket/t/"])
+            server.script("bucket", "t/0.jpg", None, fault.denied())
+            server.script("bucket", "t/1.jpg", fault.denied(), LATE)  # asked for again as well, behind the other one
+            with _wait(sources, found, 0) as awaited:
+                fetch = asyncio.create_task(_fetch(sources, found))
+                await asyncio.wait_for(awaited.ready, 10)
+                assert not fetch.done()
+                assert _read(awaited, found, 0) == bodies["t/0.jpg"]
+                await fetch

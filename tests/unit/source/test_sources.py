@@ -96,6 +96,19 @@ async def test_manifest(server: S3Server, sources: Sources) -> None:
     assert refs[0] == (await sources.resolve(["s3://bucket/train2/3.tar"]))[0]
 
 
+async def test_splits_that_a_manifest_names_are_meant(server: S3Server, sources: Sources) -> None:
+    """Training and validation below one prefix are told to be read together; named one by one they are meant to be."""
+    for key in ("s/train/0.tar", "s/val/0.tar"):
+        server.put("bucket", key, b"x")
+    lines = [{"prefix": "s3://bucket/s/"}, "train/0.tar", "val/0.tar"]
+    server.put("bucket", "s.manifest", json.dumps(lines).encode())
+    listed = await sources.resolve_all(["s3://bucket/s/"])
+    named = await sources.resolve_all(["manifest+s3://bucket/s.manifest"])
+    assert [kind.value for kind in listed.passed_over.reasons] == ["splits-together"]
+    assert named.passed_over.reasons == {}
+    assert named.refs == listed.refs
+
+
 async def test_empty_and_missing_manifest(server: S3Server, sources: Sources) -> None:
     """An empty manifest is BadRequest, a missing one NotFound."""
     server.put("bucket", "empty.manifest", b"")
