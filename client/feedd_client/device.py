@@ -114,9 +114,11 @@ class DeviceLoader:
         return getattr(self.dataset, "batch_size", None) if found is None else found
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass on to the dataset; also through a DataLoader."""
-        source: Any = self._source
-        (source if hasattr(source, "set_epoch") else source.dataset).set_epoch(epoch)
+        """Have transforms draw by this epoch, and tell it to the source or its dataset, where they take it."""
+        for one in (self._source, self.dataset):
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
+                break
         self._progress.epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:

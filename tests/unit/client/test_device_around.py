@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from feedd_client import BadOptionError, DeviceLoader, FeedError, StateError
 from feedd_client.agreement import Join
@@ -251,3 +251,26 @@ def test_the_trainers_modes_do_not_reach_the_copy_thread(cuda: Cuda) -> None:
         pass
     assert modes == [(False, 1)]
     assert torch.is_grad_enabled()
+
+
+def test_an_epoch_is_told_to_whatever_takes_it() -> None:
+    """Frameworks call set_epoch of any loader that has it: over a plain list it is the epoch of the transforms."""
+
+    class Counting(IterableDataset[dict[str, torch.Tensor]]):
+        epoch = 0
+
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            return iter(())
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    def drawn(batch: dict[str, Any], context: Any) -> dict[str, Any]:
+        return {"epoch": context.epoch, **batch}
+
+    loader = DeviceLoader([{"x": torch.zeros(1)}], "cpu", drawn)
+    loader.set_epoch(5)
+    assert [batch["epoch"] for batch in loader] == [5]
+    around = DeviceLoader(DataLoader(Counting(), batch_size=None), "cpu")
+    around.set_epoch(7)
+    assert around.dataset.epoch == 7
