@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,12 +15,11 @@ from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
 from feedd.cache.policy.match import matches
 from feedd.clock import SystemClock
+from feedd.config.models import DEFAULT_CACHE_DIR
 from feedd.observe.recorder import NullRecorder
 from tests.fakes.fetchers import MemoryFetcher
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.unit.cli.conftest import Feedd
 
 
@@ -204,6 +204,8 @@ def test_a_default_directory_that_does_not_exist_is_an_error(
     """A directory that nobody named and nobody made says nothing about the cache that the user means."""
     monkeypatch.delenv("FEEDD_ADDRESS", raising=False)
     monkeypatch.setattr("feedd.config.loading.find_file", lambda *_: None)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path, **how: path != DEFAULT_CACHE_DIR and exists(path, **how))
     outcome = feedd("cache", *command)
     assert outcome.code == 1
     assert "expected a cache directory, got none" in outcome.err
