@@ -15,11 +15,13 @@ from feedd.bench.server.server import S3Server
 from tests.conftest import FAILED
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
-from tests.fakes.cuda.fixture import cuda  # noqa: F401 - a fixture
+from tests.fakes.cuda.fixture import devices
 from tests.fakes.forks import keep_no_listing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+cuda = devices("eager", "lazy", "random-0")  # the others: tests/unit/client
 
 
 @pytest.fixture(scope="session", autouse=True)

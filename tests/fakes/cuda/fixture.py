@@ -1,4 +1,4 @@
-"""The ``cuda`` fixture: a test that asks for it runs on simulated devices under each schedule, and on a real one."""
+"""The ``cuda`` fixture: what asks for it runs on simulated devices under several schedules, and on a real one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ REAL_PARAM: Final = pytest.param(
     REAL,
     marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
 )
-_PARAMS: Final = [
-    *(
-        pytest.param(name, marks=[pytest.mark.nightly] if name.startswith("random") and name != "random-0" else [])
-        for name in SCHEDULES
-    ),
-    REAL_PARAM,
-]
 
 
 class RealCuda:
@@ -51,11 +44,19 @@ def simulated(schedule: str) -> Iterator[tuple[Cuda, pytest.MonkeyPatch]]:
         assert found.machine.violations == []
 
 
-@pytest.fixture(params=_PARAMS)
-def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Simulated devices under each schedule, and the real one."""
-    if request.param == REAL:
-        yield RealCuda()
-        return
-    with simulated(request.param) as (found, _):
-        yield found
+def devices(*schedules: str) -> Any:
+    """Return a fixture: simulated devices under each schedule, and the real one.
+
+    Those named are part of ``make test``, the others of ``make nightly``.
+    """
+    params = [pytest.param(name, marks=[] if name in schedules else [pytest.mark.nightly]) for name in SCHEDULES]
+
+    @pytest.fixture(name="cuda", params=[*params, REAL_PARAM])
+    def cuda(request: pytest.FixtureRequest) -> Iterator[Any]:
+        if request.param == REAL:
+            yield RealCuda()
+            return
+        with simulated(request.param) as (found, _):
+            yield found
+
+    return cuda

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.cuda.fixture import cuda  # noqa: F401 - a fixture
+from tests.fakes.cuda.fixture import devices
 from tests.fakes.feed_client import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+cuda = devices("eager", "lazy", "late-consumer", "late-copies", "random-0")
 
 
 @pytest.fixture
