@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 REDACTED = "(redacted)"
 _SECRET_NAME = re.compile(
-    r"secret|token|password|passwd|credential|authorization|signature|private.?key", re.IGNORECASE
+    r"secret|token(?!iz)|password|passwd|credential|authorization|signature|private.?key", re.IGNORECASE
 )
 # The same inside texts: signed URLs, header dumps, user:password@host.
 _SECRET_TEXT = re.compile(

@@ -75,11 +75,13 @@ def test_secrets_never_reach_the_log(form: str) -> None:
 
 
 def test_counts_are_not_secrets() -> None:
-    """A number whose name merely looks like a secret stays readable."""
+    """A number, or a folder of tokenizers, whose name merely looks like a secret stays readable."""
     stream = io.StringIO()
     configure_logging("json", "info", stream)
-    structlog.get_logger().info("batch", tokens=2048, token_count=7, s3={"bucket": "b"})
+    config = {"decode.tokenizers": "/srv/tokenizers"}
+    structlog.get_logger().info("batch", tokens=2048, token_count=7, s3={"bucket": "b"}, config=config)
     (line,) = _lines(stream)
+    assert line["config"] == config
     assert (line["tokens"], line["token_count"], line["s3"]) == (2048, 7, {"bucket": "b"})
 
 
