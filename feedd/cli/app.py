@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from feedd import __version__
-from feedd.cli import bench, cache, check, demo, index, plan, serve
-from feedd.cli.report import report
 from feedd.errors import FeeddError
 from feedd.observe.logs import configure_logging
 
+COMMANDS: Final = {
+    "serve": "Run the daemon in the foreground until SIGTERM or SIGINT; a second signal ends it at once.",
+    "check": "Show the effective configuration, where each value came from, and whether this machine can serve it.",
+    "plan": "Show which node gets which keys and bytes, and how well shuffling mixes.",
+    "index": "Count the samples of every shard and write them beside the data, as _feedd_index.json.",
+    "cache": "Look into the cache, clear it, and fill it ahead of its use.",
+    "demo": "Train a small model end to end: S3 server, daemons and trainers as real processes on this machine.",
+    "bench": "Measure a stage of the daemon on this machine.",
+}
+"""Modules of this package that hold a command each, and the first sentence of its help."""
+
+
+class _Commands(TyperGroup):
+    """Commands whose modules are imported when one is used: all of them together take half a second."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401 - click's
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def load(name: str) -> TyperCommand | TyperGroup:
+    """Import one of ``COMMANDS``."""
+    alone = typer.Typer(rich_markup_mode="rich")
+    importlib.import_module(f"feedd.cli.{name}").register(alone)
+    command = typer.main.get_command(alone)
+    if isinstance(command, TyperGroup):
+        command = command.commands[name]
+    assert isinstance(command, TyperCommand | TyperGroup)
+    return command
+
+
 app = typer.Typer(
     name="feedd",
+    cls=_Commands,
     help="Per-node daemon that streams training shards from S3, decodes each sample once and feeds PyTorch.",
     epilog="Exit codes: 0 clean, 2 bad configuration or usage, 1 anything else.",
     no_args_is_help=True,
@@ -47,13 +79,12 @@ def version() -> None:
     typer.echo(f"feedd {__version__}")
 
 
-serve.register(app)
-check.register(app)
-plan.register(app)
-index.register(app)
-cache.register(app)
-demo.register(app)
-bench.register(app)
+def _imported_when_used() -> None:
+    """Stand for a command of ``COMMANDS`` in help and suggestions."""
+
+
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_imported_when_used)
 
 
 def main() -> None:
@@ -62,4 +93,6 @@ def main() -> None:
     try:
         app()
     except FeeddError as error:
+        from feedd.cli.report import report  # noqa: PLC0415 - it imports the configuration
+
         sys.exit(report(error))

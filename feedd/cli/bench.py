@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +15,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from feedd.bench.ingest.contenders import how_to_install, line_up
+from feedd.bench.ingest.options import IngestOptions
+from feedd.bench.ingest.run import IngestRun
+from feedd.bench.ingest.tables import results
+from feedd.bench.machine import facts
+from feedd.bench.report import show
 from feedd.units import parse_duration_s, parse_size
 
 if TYPE_CHECKING:
     from feedd.bench.ingest.contenders import Lineup
-    from feedd.bench.ingest.options import IngestOptions
     from feedd.bench.ingest.run import Section
     from feedd.bench.report import Result
 
@@ -118,8 +124,6 @@ def ingest(
     json_: JsonOption = None,
 ) -> None:
     """Fetch objects into the cache and tell CPU seconds per GB, GB/s and memory; nothing is left behind."""
-    from feedd.bench.ingest.options import IngestOptions  # noqa: PLC0415 - other commands need no bench
-
     if url and (tls or delayed or errors):
         raise typer.BadParameter("--tls, --delayed and --errors are of our own server; leave them or the URL out")
     if tls and (delayed or errors):
@@ -150,10 +154,6 @@ def ingest(
 
 def run_ingest(options: IngestOptions, json_path: Path | None) -> int:
     """Run, show, write; return the exit status: 1 where a contender failed, whatever the figures."""
-    from feedd.bench.ingest.contenders import how_to_install, line_up  # noqa: PLC0415 - see above
-    from feedd.bench.ingest.tables import results  # noqa: PLC0415 - see above
-    from feedd.bench.report import show  # noqa: PLC0415 - see above
-
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)  # tables are for reading, also where output goes to a file
@@ -173,8 +173,6 @@ def run_ingest(options: IngestOptions, json_path: Path | None) -> int:
 
 
 def _with_bar(options: IngestOptions, lineup: Lineup, console: Console) -> list[Section]:
-    from feedd.bench.ingest.run import IngestRun  # noqa: PLC0415 - see above
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         section_count = (
@@ -187,8 +185,6 @@ def _with_bar(options: IngestOptions, lineup: Lineup, console: Console) -> list[
 
 
 def _facts(options: IngestOptions) -> str:
-    from feedd.bench.machine import facts  # noqa: PLC0415 - see above
-
     machine = facts()
     return (
         f"{options.round_count} rounds in turns, medians with lowest and highest; {options.parts_in_flight} parts in"
@@ -198,10 +194,6 @@ def _facts(options: IngestOptions) -> str:
 
 
 def _document(options: IngestOptions, lineup: Lineup, tables: list[Result]) -> dict[str, Any]:
-    from dataclasses import asdict  # noqa: PLC0415 - see above
-
-    from feedd.bench.machine import facts  # noqa: PLC0415 - see above
-
     return {
         "options": asdict(options),
         "machine": facts(),

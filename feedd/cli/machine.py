@@ -24,7 +24,7 @@ from feedd.config.machine import default_workers, existing_parent, memory_bytes,
 from feedd.config.types import UNIX_PREFIX
 from feedd.errors import CacheUnavailable
 from feedd.flow.parts import PartSize
-from feedd.observe.status import parse_address
+from feedd.observe.addresses import parse_address
 from feedd.pipeline.run import cache_options
 from feedd.units import MIB, format_duration, format_size
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.config.machine import usable_cpus
-from feedd.observe.status import is_loopback, parse_address
+from feedd.observe.addresses import is_loopback, parse_address
 from feedd.units import GIB, KIB, format_size, parse_duration_s, parse_size
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import html
-import ipaddress
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from aiohttp import web
 
 from feedd import metrics
 from feedd.errors import BadConfig
+from feedd.observe.addresses import parse_address
 from feedd.observe.page import Rates, render_page
 from feedd.values import Lifecycle
 
@@ -47,28 +47,6 @@ class StatusSource:
     def uptime_s(self) -> float:
         """Seconds since the daemon started."""
         return time.monotonic() - self.started_s
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Split ``host:port``; IPv6 hosts stand in brackets.
-
-    Raises:
-        ValueError: no port, or one outside 0 to 65535.
-    """
-    host, colon, port = text.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not bare or (":" in bare and not bracketed) or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"expected host:port (like 127.0.0.1:7071 or [::1]:7071), got {text!r}")
-    return bare, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Handlers:

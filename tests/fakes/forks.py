@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PRELOADED: Final = (
     "tests.e2e.trainer",
     "tests.fakes.feed_server",
-    "feedd.cli.app",
+    *(f"feedd.cli.{name}" for name in ("app", "cache", "index", "plan", "serve")),
     "feedd.daemon.life",
     "feedd.source.s3.client",
     "aiobotocore.httpsession",

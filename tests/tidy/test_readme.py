@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.main import get_command
 
-from feedd.cli.app import app
+from feedd.cli.app import COMMANDS, app, load
 from tests.tidy.tree import ROOT, tracked
 
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ def test_python_blocks_compile(path: Path) -> None:
 
 def _check_feedd(words: list[str]) -> None:
     context = "feedd"
-    command = get_command(app)
+    command: Any = get_command(app)
     rest = words[1:]
     while rest and not rest[0].startswith("-") and hasattr(command, "commands"):
         known = command.commands
         assert rest[0] in known, f"{context} has no command {rest[0]}"
-        command, context, rest = known[rest[0]], f"{context} {rest[0]}", rest[1:]
+        command = load(rest[0]) if context == "feedd" and rest[0] in COMMANDS else known[rest[0]]
+        context, rest = f"{context} {rest[0]}", rest[1:]
     flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     for word in rest:
         if word.startswith("--"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from feedd import __version__
+from feedd.cli.app import COMMANDS as MODULES
+from feedd.cli.app import load
 from feedd.errors import BadConfig, FeeddError, Internal
 
 if TYPE_CHECKING:
@@ -35,6 +40,33 @@ def test_help_lists_the_commands(feedd: Feedd) -> None:
     for command in COMMANDS:
         assert command[0] in outcome.out
     assert "Exit codes" in outcome.out
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_first_page_says_what_a_command_does(name: str) -> None:
+    """The list of commands, which imports none of them, has the first sentence of each one's own help."""
+    own = load(name)
+    assert own.name == name
+    assert own.help is not None
+    assert re.split(r"(?<=\.)\s", own.help)[0] == MODULES[name]
+
+
+def test_help_and_version_import_little() -> None:
+    """They answer at once: no command is imported, nor anything large."""
+    code = (
+        "import contextlib, sys\nfrom feedd.cli import main\nsys.argv[1:] = ['--help']\n"
+        "with contextlib.suppress(SystemExit):\n    main()\nsys.stdout = sys.stderr\nprint(*sys.modules, sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    loaded = set(done.stderr.split())
+    assert not loaded & {"aiohttp", "aiobotocore", "awscrt", "botocore", "grpc", "numpy", "pydantic", "torch", "uvloop"}
+    assert "feedd.cli.serve" not in loaded
+
+
+def test_a_mistyped_command_is_suggested(feedd: Feedd) -> None:
+    """So are commands that are not imported."""
+    assert "Did you mean 'serve'" in feedd("serv").err
 
 
 @pytest.mark.parametrize("asked", ["version", "--version"])

@@ -12,9 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from feedd import metrics
 from feedd.errors import BadConfig
+from feedd.observe.addresses import is_loopback, parse_address
 from feedd.observe.page import Rates
 from feedd.observe.recorder import MetricSample, PrometheusRecorder
-from feedd.observe.status import StatusSource, is_loopback, open_status, parse_address
+from feedd.observe.status import StatusSource, open_status
 from feedd.values import Lifecycle
 
 
