@@ -28,7 +28,7 @@ def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         env={**os.environ, "COLUMNS": "200"},
     )
 
