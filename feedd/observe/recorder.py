@@ -102,7 +102,8 @@ class PrometheusRecorder:
 
     def total(self, metric: Metric) -> float:
         """Return a counter or gauge summed over its labels."""
-        return sum(sample.value for sample in self.samples() if sample.name == metric.name)
+        family: Counter | Gauge = (self._counters if metric.kind is Kind.COUNTER else self._gauges).parents[metric.name]
+        return sum(sample.value for found in family.collect() for sample in found.samples if sample.name == metric.name)
 
     def exposition(self) -> bytes:
         """Render all values in Prometheus' text format."""
