@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Annotated, Any, Final
@@ -33,6 +34,7 @@ class _Commands(TyperGroup):
         return name, load(name) if name in COMMANDS else command, rest
 
 
+@functools.cache
 def load(name: str) -> TyperCommand | TyperGroup:
     """Import one of ``COMMANDS``."""
     alone = typer.Typer(rich_markup_mode="rich")

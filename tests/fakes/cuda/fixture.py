@@ -32,6 +32,7 @@ class RealCuda:
 @contextlib.contextmanager
 def simulated(schedule: str) -> Iterator[tuple[Cuda, pytest.MonkeyPatch]]:
     """Put simulated devices in torch's place; at the end no rule of CUDA's has been broken."""
+    gc.freeze()  # torch makes much at its first uses: the collection below walks what one test has made
     with pytest.MonkeyPatch.context() as patch:
         found = Cuda(schedule)
         found.install(patch)
