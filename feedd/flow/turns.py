@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 _LOOKS: Final = 8  # a period; one look that was late for another reason (a collection of garbage) decides nothing
-_LONG_S: Final = 0.005
-_SHORT_S: Final = 0.0025
-_TOO_LONG_S: Final = 0.02  # two such looks end a period: of turns that long, a whole period would be most of a second
+_LONG_S: Final = 0.003
+_SHORT_S: Final = 0.0015
+_TOO_LONG_S: Final = 0.012  # two such looks end a period: of turns that long, a whole period would be most of a second
 _RISE: Final = 8  # an eighth more each period
 _FALL_MIN: Final = 0.5
 
