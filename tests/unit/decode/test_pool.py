@@ -198,7 +198,7 @@ async def test_an_index_too_large_for_a_packet_is_an_answer(tmp_path: Path) -> N
         assert rig.pool.worker_pids == before
 
 
-async def test_several_tasks_share_the_workers(shards: list[ShardFile]) -> None:
+async def test_several_tasks_share_the_workers(shards: list[ShardFile], no_blocked_loop: None) -> None:
     """Concurrent calls of all kinds finish, each with its own result."""
     async with decoding(shards, DecodeOptions(workers=2, chunk_rows=8)) as rig:
         task, _ = await rig.task(FIELDS)
