@@ -24,9 +24,8 @@ from feedd.config.machine import default_workers, existing_parent, memory_bytes,
 from feedd.config.types import UNIX_PREFIX
 from feedd.errors import CacheUnavailable
 from feedd.flow.parts import PartSize
-from feedd.observe.addresses import parse_address
 from feedd.pipeline.run import cache_options
-from feedd.units import MIB, format_duration, format_size
+from feedd.units import MIB, format_duration, format_size, parse_host_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,7 +175,7 @@ def _socket_directory(path: Path) -> Finding:
 
 
 def _port(what: str, address: str) -> Finding:
-    host, port = parse_address(address)
+    host, port = parse_host_port(address)
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

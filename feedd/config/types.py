@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from feedd.config.machine import usable_cpus
-from feedd.observe.addresses import is_loopback, parse_address
-from feedd.units import GIB, KIB, format_size, parse_duration_s, parse_size
+from feedd.units import GIB, KIB, format_size, is_loopback, parse_duration_s, parse_host_port, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -93,7 +92,7 @@ def _listen(value: str) -> str:
     if "://" in value:
         raise ValueError(f"expected unix:///path or host:port, got {value!r}")
     try:
-        parse_address(value)
+        parse_host_port(value)
     except ValueError as error:
         raise ValueError(f"expected unix:///path.sock or host:port like 0.0.0.0:7070, got {value!r}") from error
     return value
@@ -101,14 +100,14 @@ def _listen(value: str) -> str:
 
 def is_open_tcp(address: str) -> bool:
     """Tell whether ``address`` can be reached from other machines."""
-    return not address.startswith(UNIX_PREFIX) and not is_loopback(parse_address(address)[0])
+    return not address.startswith(UNIX_PREFIX) and not is_loopback(parse_host_port(address)[0])
 
 
 def _status(value: Any) -> Any:  # noqa: ANN401 - whatever the user wrote
     if value is None or (isinstance(value, str) and value.strip().lower() in {OFF, "none", ""}):
         return None
     if isinstance(value, str):
-        parse_address(value)
+        parse_host_port(value)
     return value
 
 

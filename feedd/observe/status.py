@@ -13,8 +13,8 @@ from aiohttp import web
 
 from feedd import metrics
 from feedd.errors import BadConfig
-from feedd.observe.addresses import parse_address
 from feedd.observe.page import Rates, render_page
+from feedd.units import parse_host_port
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
     Raises:
         BadConfig: the address cannot be listened on.
     """
-    host, port = parse_address(address)
+    host, port = parse_host_port(address)
     runner = web.AppRunner(
         _app(source),
         access_log=None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import os
 import socket
 import stat
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import BadConfig
 from feedd.serve.arena_socket import peer_credentials
+from feedd.units import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -52,10 +52,7 @@ class TcpAddress:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect; a name other than localhost may be anything."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from feedd import metrics
 from feedd.errors import BadConfig
-from feedd.observe.addresses import is_loopback, parse_address
 from feedd.observe.page import Rates
 from feedd.observe.recorder import MetricSample, PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
+from feedd.units import is_loopback, parse_host_port
 from feedd.values import Lifecycle
 
 
@@ -107,14 +107,14 @@ async def test_taken_port_is_a_configuration_error() -> None:
 )
 def test_addresses_parse(text: str, expected: tuple[str, int]) -> None:
     """Host and port are split, brackets removed."""
-    assert parse_address(text) == expected
+    assert parse_host_port(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "7071", ":7071", "host:", "host:x", "host:70000", "::1:80", "host:-1"])
 def test_bad_addresses_say_what_is_expected(text: str) -> None:
     """Anything but host:port is refused with an example."""
     with pytest.raises(ValueError, match=r"expected host:port"):
-        parse_address(text)
+        parse_host_port(text)
 
 
 def test_loopback_is_told_from_the_world() -> None:
