@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
@@ -10,6 +11,7 @@ import time
 from array import array
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from feedd.errors import BadRequest, FeeddError
@@ -31,6 +33,7 @@ _ELEMENT_BYTES_MAX: Final = 64 << 10  # far above any name: none is longer than 
 _SPACE: Final = re.compile(rb"[ \t\n\r]*+")
 _STRING: Final = re.compile(rb'"((?:[^"\\\x00-\x1f]++|\\.)*+)"')
 _NAMES: Final = re.compile(rb'(?:[ \t\n\r]*+,[ \t\n\r]*+"(?:[^"\\\x00-\x1f]++|\\.)*+")++')
+_TEXTS: Final = msgspec.json.Decoder(list[str])
 _BUCKET: Final = re.compile(r"s3://(?!arn:)[^/]+/")
 _SHOWN_BYTES: Final = 80
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -56,13 +59,17 @@ class Names:
             self._ends.append(len(self._keys))
             self._root_of.append(self._roots.setdefault(root, len(self._roots)))
 
-    def add(self, root: str, keys: Sequence[str]) -> None:
-        """Put objects of one store behind the others."""
-        octets = [key.encode("utf-8", "surrogatepass") for key in keys]
-        ends = len(self._keys) + np.cumsum([len(one) for one in octets], dtype=np.int64)
-        self._keys += b"".join(octets)
-        self._ends.frombytes(ends.tobytes())
-        self._root_of.extend([self._roots.setdefault(root, len(self._roots))] * len(octets))
+    def add(self, root: str, prefix: str, names: Sequence[str]) -> None:
+        """Put objects of one store behind the others; their keys are ``prefix`` and each of ``names``."""
+        text = prefix + prefix.join(names)
+        octets = text.encode("utf-8", "surrogatepass")
+        sizes = np.fromiter(map(len, names), np.int64, len(names)) + len(prefix)
+        if len(octets) != len(text):
+            encoded = (name.encode("utf-8", "surrogatepass") for name in names)
+            sizes = np.fromiter(map(len, encoded), np.int64, len(names)) + len(prefix.encode("utf-8", "surrogatepass"))
+        self._ends.frombytes((np.cumsum(sizes) + len(self._keys)).tobytes())
+        self._keys += octets
+        self._root_of.frombytes(np.full(len(names), self._roots.setdefault(root, len(self._roots)), np.uintc).tobytes())
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -93,11 +100,11 @@ def names_in(data: Octets, url: str) -> Names:
         time.sleep(0)  # gives the interpreter away: else the event loop waited for it up to 0.9 s where cores are busy
         if _BUCKET.match(prefix):
             place = parse_url(prefix)
-            found.add(place.root, [place.key + name for name in names])
+            found.add(place.root, place.key, names)
         else:
             places = map(parse_url, [prefix + name for name in names])
             for root, together in itertools.groupby(places, lambda place: place.root):
-                found.add(root, [place.key for place in together])
+                found.add(root, "", [place.key for place in together])
     return found
 
 
@@ -175,6 +182,13 @@ class _Reader:
         Raises:
             BadRequest: one of them is none.
         """
+        piece = bytes(self._data[self._at : self._at + _PIECE_BYTES])
+        cut = piece.rfind(b'",') + 1  # within a name it would leave a string open, and the decoder says so
+        if cut and piece[:1] == b",":
+            with contextlib.suppress(ValueError):
+                plain = _TEXTS.decode(b"[%b]" % piece[1:cut])
+                self._at += cut
+                return plain
         found = _NAMES.match(self._data, self._at, self._at + _PIECE_BYTES)
         if found is None:
             return [self._name(before_count + 1)] if self.takes(b",") else []

@@ -37,12 +37,18 @@ def test_a_prefix_may_end_anywhere(prefix: str, names: list[str]) -> None:
     assert list(found) == [(place.root, place.key) for place in map(parse_url, [prefix + name for name in names])]
 
 
-def test_many_names_are_read_piece_by_piece() -> None:
+@pytest.mark.parametrize("separators", [(",", ":"), (" ,\n\t", ": ")])
+@pytest.mark.parametrize(
+    ("prefix", "inside", "escapes"),
+    [("", "", False), ("", '"\\', True), ("", '",', False), ("ü", '\\",', False), ("ü\ud800", "\udc00", True)],
+)
+def test_many_names_are_read_piece_by_piece(
+    prefix: str, inside: str, separators: tuple[str, str], *, escapes: bool
+) -> None:
     """Names of many pieces, with escapes, long ones and spaces between them, are those that JSON says."""
-    names = [f'{"ä" * (number % 50)}"\\{number}' + "x" * (40_000 if number == 7_000 else 0) for number in range(20_000)]
-    for separators in ((",", ":"), (" ,\n\t", ": ")):
-        data = json.dumps([{"prefix": "s3://b/"}, *names], separators=separators).encode()
-        assert [key for _, key in names_in(data, "u")] == names
+    names = [f"{'ä' * (number % 50)}{inside}{number}{'x' * (40_000 * (number == 3_000))}" for number in range(6_000)]
+    text = json.dumps([{"prefix": f"s3://b/{prefix}"}, *names], separators=separators, ensure_ascii=escapes)
+    assert [key for _, key in names_in(text.encode(), "u")] == [prefix + name for name in names]
 
 
 @pytest.mark.parametrize("bad", [b'"\xff"', b'"\\x"', b'"\t"', b"7", b'"' + b"x" * 70_000 + b'"', b""])
@@ -67,6 +73,7 @@ def test_a_bad_name_among_many_is_told_by_its_number(bad: bytes) -> None:
         '[{"prefix": "s3://b/"}]',
         '[{"prefix": "s3://b/"}, "x", {"prefix": "s3://c/"}]',
         '[{"prefix": "s3://b/"}, 7]',
+        '[{"prefix": "s3://b/"}; "x", "y"]',
         '[null, "x"]',
         "\udcff",
     ],
