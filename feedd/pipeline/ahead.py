@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from feedd.flow.arena import Arena
     from feedd.pipeline.filling import Filling
-    from feedd.pipeline.planning import AnyReader
     from feedd.plan.drawn import Drawn
+    from feedd.plan.mixed import AnyReader
     from feedd.values import BatchReady, SlotRef
 
 AHEAD_BATCHES = 2

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from feedd.pipeline.dataset.foresight import Foresight
-    from feedd.pipeline.planning import AnyReader
     from feedd.plan.listing import Listing
+    from feedd.plan.mixed import AnyReader
     from feedd.plan.walk import Use, Walk
     from feedd.protocols import ShardCache
     from feedd.values import Cursor

@@ -32,7 +32,8 @@ from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.filling import Filling
 from feedd.pipeline.future import Crowd, Outlook
 from feedd.pipeline.keeping import WINDOW_BATCHES
-from feedd.pipeline.planning import Request, planned, windows_of
+from feedd.pipeline.open_request import Request
+from feedd.pipeline.planning import planned, windows_of
 from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
@@ -47,10 +48,11 @@ if TYPE_CHECKING:
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.dataset.labels import Tables
     from feedd.pipeline.derived.cache import MadeCache
-    from feedd.pipeline.planning import AnyReader, Planned
+    from feedd.pipeline.planning import Planned
     from feedd.pipeline.recipes import Recipes, Resolved
     from feedd.pipeline.stages import PipelineOptions, Stages
     from feedd.plan.listing import Listing
+    from feedd.plan.mixed import AnyReader
     from feedd.values import OpenSpec, TensorSpec
 
     Classes = Mapping[str, tuple[str, ...]]

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from feedd.batch.pack import Packing
     from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.dataset.shelf import Shelf
-    from feedd.pipeline.planning import AnyReader, Request
+    from feedd.pipeline.open_request import Request
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
+    from feedd.plan.mixed import AnyReader
     from feedd.values import ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from feedd.pipeline.dataset.late import LateFields
     from feedd.pipeline.filling import Filling
     from feedd.pipeline.future import Outlook
-    from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.stages import Stages
     from feedd.plan.drawn import BatchRows, Drawn
+    from feedd.plan.mixed import AnyReader
     from feedd.protocols import Slots
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 

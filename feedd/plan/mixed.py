@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from feedd.plan.endless import Endless
 from feedd.plan.epoch import EpochOptions
 from feedd.plan.listing import recipe_facts
 from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
+from feedd.plan.reader import Reader
 from feedd.plan.sharding import REPLICATED, SAMPLE
 from feedd.plan.steps import partition_samples
 from feedd.values import Cursor, EpochEnd
@@ -366,3 +367,7 @@ def _check_rounds(spec: OpenSpec, mixture: Mixture, held: list[int], step_sample
 
 def _bad(expected: str, got: object, hint: str) -> BadRequest:
     return BadRequest(f"expected {expected}, got {got}", object="mix", hint=hint, stage="plan")
+
+
+AnyReader: TypeAlias = Reader | MixedReader
+"""What one rank reads, whether or not it is mixed."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.decode.codecs.array import NpyHeader
+    from feedd.decode.formats.npy_header import NpyHeader
     from feedd.decode.params import ImageParams
     from feedd.protocols import Held, Out, SampleCodec, ShardFormat
     from feedd.values import FieldRecipe, ShardIndex

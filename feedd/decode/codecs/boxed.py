@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.codecs.array import NpyHeader, read_npy_header
+from feedd.decode.formats.npy_header import NpyHeader, read_npy_header
 from feedd.decode.params import DIMS_MAX, SAMPLE_BYTES_MAX
 from feedd.errors import BadSample
 

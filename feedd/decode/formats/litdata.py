@@ -20,13 +20,14 @@ import numpy as np
 from feedd.decode.codecs.boxed import NUMPY_DTYPES, TORCH_DTYPES
 from feedd.decode.formats.framing import field_names, numbered
 from feedd.decode.formats.rows import RowsReader
-from feedd.decode.forms.litdata_arrow import ARROW_END
 from feedd.errors import Unsupported
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ARROW_END: Final = b"LDARW01\0"
+"""How a chunk ends that holds Arrow."""
 _STORED: Final = {
     "int": "int64",
     "float": "float64",

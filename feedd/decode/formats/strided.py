@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from feedd.decode.codecs.array import read_npy_head
 from feedd.decode.formats.framing import ShardReader, field_names, numbered, unread_of
+from feedd.decode.formats.npy_header import read_npy_head
 from feedd.decode.narrow import item_bytes
 from feedd.decode.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 from feedd.errors import BadSample

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 import numpy as np
 
-from feedd.decode.codecs.array import read_npy_head
 from feedd.decode.formats.framing import ShardReader, numbered
+from feedd.decode.formats.npy_header import read_npy_head
 from feedd.decode.params import DTYPES
 from feedd.errors import BadSample, BadShard
 from feedd.values import ShardIndex

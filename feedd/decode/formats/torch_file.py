@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedd.decode.formats.strided import FIELD, StridedArray, StridedReader
 from feedd.decode.formats.tensor_pickle import PICKLE_BYTES_MAX, NotPlainError, TensorView, load
-from feedd.decode.forms.array_pieces import ViewFile
+from feedd.decode.formats.view_file import ViewFile
 from feedd.decode.narrow import item_bytes
 from feedd.decode.params import DIMS_MAX
 from feedd.errors import BadShard

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import h5py
 import numpy as np
 
-from feedd.decode.forms.array_pieces import PIECE_BYTES, ViewFile, kept_array, piece, same_count, step_rows
+from feedd.decode.formats.view_file import ViewFile
+from feedd.decode.forms.array_pieces import PIECE_BYTES, kept_array, piece, same_count, step_rows
 from feedd.decode.forms.columns import asked_by, chosen, refusing, strict_params, unread
 from feedd.decode.forms.memory import check_room, room_of
 from feedd.decode.forms.table_writer import Kept, Piece, TableWriter

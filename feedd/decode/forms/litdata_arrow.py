@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from feedd.decode.formats.litdata import ARROW_END
 from feedd.decode.forms.whole import TableForm
 from feedd.errors import BadShard
 
 if TYPE_CHECKING:
     from feedd.protocols import Held, Out
 
-ARROW_END: Final = b"LDARW01\0"
-"""How such a chunk ends."""
 _LENGTH_BYTES: Final = 4
 
 

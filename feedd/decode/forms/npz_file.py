@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.decode.codecs.array import NpyHeader, read_npy_head
-from feedd.decode.forms.array_pieces import ViewFile, kept_array, piece, same_count, step_rows
+from feedd.decode.formats.npy_header import NpyHeader, read_npy_head
+from feedd.decode.formats.view_file import ViewFile
+from feedd.decode.forms.array_pieces import kept_array, piece, same_count, step_rows
 from feedd.decode.forms.columns import chosen, refusing, strict_params, unread
 from feedd.decode.forms.memory import check_room
 from feedd.decode.forms.table_writer import TableWriter

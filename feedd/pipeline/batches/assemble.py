@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from feedd.batch.layout import Layout
     from feedd.decode.filters import Filter
     from feedd.decode.work import BadRow, DecodeResult
-    from feedd.pipeline.batches.failures import Failure
     from feedd.pipeline.batches.parts import Share
+    from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import Stages
     from feedd.plan.drawn import BatchRows, Several

@@ -10,44 +10,17 @@ import numpy as np
 from feedd.batch.gather import reads_as
 from feedd.decode.absent import why_absent
 from feedd.decode.labels import is_label, unlabelled
-from feedd.errors import BadSample
+from feedd.pipeline.batches.policy import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.decode.work import BadRow
+    from feedd.errors import BadSample
     from feedd.plan.drawn import BatchRows
     from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
 
 _EPOCHS_MAX: Final = 64  # jobs that share a decode are in few
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A sample that could not be decoded.
-
-    Attributes:
-        url: its shard.
-        key: its key.
-        field: the first field that failed.
-        reason: why.
-        row: its place in the batch.
-        ordinal: its number in the shard.
-        offset: first byte of that field in the shard, or of the sample where it lacks the field.
-    """
-
-    url: str
-    key: str
-    field: str
-    reason: str
-    row: int = -1
-    ordinal: int = -1
-    offset: int = -1
-
-    def error(self, hint: str) -> BadSample:
-        """Return it as an error."""
-        said = f"sample {self.key!r}, field {self.field!r}: {self.reason}"
-        return BadSample(said, object=self.url, hint=hint, stage="decode")
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ into shards, single ones that are gone are bad samples (see ``dataset.lost``).
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
-from feedd.errors import BadRequest
+from feedd.errors import BadRequest, BadSample
 
 
 class BadSamples(enum.Enum):
@@ -34,3 +35,31 @@ def parse_policy(name: str) -> BadSamples:
     except ValueError:
         known = ", ".join(one.value for one in BadSamples)
         raise BadRequest(f"expected one of {known}, got {name!r}", object="bad_samples", stage="plan") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A sample that could not be decoded.
+
+    Attributes:
+        url: its shard.
+        key: its key.
+        field: the first field that failed.
+        reason: why.
+        row: its place in the batch.
+        ordinal: its number in the shard.
+        offset: first byte of that field in the shard, or of the sample where it lacks the field.
+    """
+
+    url: str
+    key: str
+    field: str
+    reason: str
+    row: int = -1
+    ordinal: int = -1
+    offset: int = -1
+
+    def error(self, hint: str) -> BadSample:
+        """Return it as an error."""
+        said = f"sample {self.key!r}, field {self.field!r}: {self.reason}"
+        return BadSample(said, object=self.url, hint=hint, stage="decode")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from feedd.pipeline.batches.failures import Failure
+    from feedd.pipeline.batches.policy import Failure
     from feedd.protocols import Recorder
 
 _log = structlog.get_logger("feedd.pipeline")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batch.layout import Layout
-    from feedd.pipeline.batches.failures import Failure
+    from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.values import BatchReady, Cursor
 

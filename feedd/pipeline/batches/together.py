@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from feedd.decode.pool import DecodePool
     from feedd.decode.work import BadRow
     from feedd.flow.arena import Arena
-    from feedd.pipeline.batches.failures import Failure
+    from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.batches.remedy import Remedy
     from feedd.pipeline.dataset.lost import Reasons
     from feedd.pipeline.recipes import Recipes

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.decode.labels import TableLabel
-    from feedd.pipeline.planning import Request
+    from feedd.pipeline.open_request import Request
     from feedd.plan.listing import Listing
     from feedd.plan.objects.labels import Labels, LabelTable
     from feedd.plan.objects.packs import Packs

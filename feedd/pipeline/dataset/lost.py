@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.pipeline.batches.failures import Failure
+    from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.plan.objects.layout import Table
     from feedd.plan.objects.packs import Members, Packs

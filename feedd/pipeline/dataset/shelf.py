@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from feedd.pipeline.dataset.cuts import CutFiles
     from feedd.pipeline.dataset.learned import Learned
     from feedd.pipeline.dataset.told import Told
-    from feedd.pipeline.planning import AnyReader
     from feedd.pipeline.stages import Stages
     from feedd.plan.drawn import BatchRows, Drawn
+    from feedd.plan.mixed import AnyReader
     from feedd.values import Cursor, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]

@@ -18,7 +18,7 @@ from feedd.plan.objects.layout import is_pack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.pipeline.planning import Request
+    from feedd.pipeline.open_request import Request
     from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
 

@@ -14,8 +14,8 @@ import pytest
 
 from feedd.decode import extras
 from feedd.decode import recipe as recipes
+from feedd.decode.formats.litdata import ARROW_END
 from feedd.decode.forms import registry
-from feedd.decode.forms.litdata_arrow import ARROW_END
 from feedd.errors import BadShard, Unsupported
 from tests.fakes import making
 from tests.tidy.tree import ROOT

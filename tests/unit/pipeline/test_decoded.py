@@ -14,7 +14,7 @@ from feedd.decode.work import DecodeOptions
 from feedd.metrics import PIPELINE_MADE
 from feedd.pipeline.derived.decoded import Room, made_ready
 from feedd.pipeline.derived.maker import formed
-from feedd.pipeline.planning import Request
+from feedd.pipeline.open_request import Request
 from feedd.pipeline.stages import PipelineOptions
 from feedd.plan.listing import Listing
 from feedd.plan.objects.layout import TAG

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from feedd.decode.formats.view_file import ViewFile
 from feedd.decode.forms import arrow_pieces, hdf5_file
-from feedd.decode.forms.array_pieces import ViewFile
 from feedd.decode.forms.arrays import HDF5_FORM, NPZ_FORM
 from feedd.decode.forms.arrow import ARROW_FORM
 from feedd.decode.forms.arrow_pieces import ColumnReader
