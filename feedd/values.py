@@ -41,7 +41,7 @@ class ObjectRef:
         key: key in the store, exactly as listed; for ``file://`` the absolute path.
         size_bytes: length of the object.
         etag: version tag without quotes; for files derived from size and mtime. Never empty.
-        form: how the shard is made of the object, ``name`` or ``name:parameters`` (see ``decode.forms``); empty: it is
+        form: how the shard is made of the object, ``name`` or ``name:parameters`` (see ``convert``); empty: it is
             the object. A made shard has its own ``size_bytes``.
     """
 
@@ -114,11 +114,11 @@ class ShardIndex:
 
     Attributes:
         fields: extensions found anywhere in the shard, in order of first appearance.
-        starts: int64[field, sample], byte offset of the field in the object; where absent see ``decode.absent``.
+        starts: int64[field, sample], byte offset of the field in the object; if missing, ``formats.missing_reasons``.
         sizes: int64[field, sample], bytes of the field; -1 where the sample lacks it.
         key_blob: UTF-8 keys back to back.
         key_ends: int64[sample], end of each key in ``key_blob``.
-        stored: how each field is stored (see ``decode.stored``); empty: each is a file of its own, as in a tar.
+        stored: how each field is stored (see ``recipe.encodings``); empty: each is a file of its own, as in a tar.
         notes: field's number (-1: all), sample, and what is there instead of a value; of the first such.
         unread: name and type of columns that no field can have, if all are asked for, or that lose their decimal point.
     """
@@ -166,8 +166,8 @@ class FieldRecipe:
         sources: extensions that may hold it, first match wins.
         codec: name in the codec registry ("image", "int", "bytes", ...).
         params: the codec's parameters as canonical JSON text (sorted keys), part of the fingerprint.
-        stored: how the data stores it (see ``decode.stored``), once a shard has told; no part of what a user asks for.
-        pad: how samples of different shapes become equal (see ``decode.padding``), canonical JSON; empty: they do not.
+        stored: how the data stores it (see ``recipe.encodings``), once a shard has told; users do not ask for it.
+        pad: how samples of different shapes become equal (see ``recipe.padding``), canonical JSON; empty: they do not.
     """
 
     name: str
@@ -293,8 +293,8 @@ class OpenSpec:
         window_bytes: as many shards per window as fit into it instead; 0: by their number.
         bucket_by: field by whose size samples of a window are put into batches; empty: by chance alone.
         bad_samples: what becomes of bad samples, see ``pipeline.batches.policy``; empty: "skip".
-        filters: conditions that samples must meet, see ``decode.filters``.
-        decoded_cache: keep images decoded, see ``decode.ready``.
+        filters: conditions that samples must meet, see ``recipe.filters``.
+        decoded_cache: keep images decoded, see ``recipe.predecoded``.
         sharding: "key", "replicated", "size" or "sample".
         partitions: parts the dataset is cut into; 0: as many as nodes.
         uneven: "drop", "pad", "repeat", "join" or "allow"; empty: as suits.

@@ -75,7 +75,7 @@ def reads_as(stored: str, wanted: str) -> bool:
     A RecordIO shard says ``float32[]`` of its labels where any sample has several. Each sample then tells.
 
     Args:
-        stored: see ``decode.stored``.
+        stored: see ``recipe.encodings``.
         wanted: what the recipe is pinned to.
     """
     one, many = sorted((stored, wanted), key=len)

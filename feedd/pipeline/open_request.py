@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from feedd.decode.filters import Filter, filter_text, parse_filter
-from feedd.decode.ready import crop_friendly
-from feedd.decode.recipe import parse_field
 from feedd.errors import Unsupported
 from feedd.pipeline.batches.packing import check_packing
 from feedd.pipeline.batches.policy import BadSamples, parse_policy
@@ -15,6 +12,9 @@ from feedd.pipeline.dataset.cuts import Cuts, cut_of
 from feedd.plan.mixed import mix_facts
 from feedd.plan.sharding import check_mode
 from feedd.plan.steps import parse_uneven
+from feedd.recipe.filters import Filter, filter_text, parse_filter
+from feedd.recipe.predecoded import crop_friendly
+from feedd.recipe.recipe import parse_field
 from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:

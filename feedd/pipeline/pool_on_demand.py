@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
-from feedd.decode.pool import DecodePool
+from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
-    from feedd.decode.work import DecodeOptions, MadeShard, MakeTask
     from feedd.protocols import Recorder
     from feedd.values import ByteRange
+    from feedd.workers.work import DecodeOptions, MadeShard, MakeTask
 
 
 class PoolOnDemand:

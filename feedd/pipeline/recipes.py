@@ -10,14 +10,14 @@ import numpy as np
 from feedd.batch.layout import sample_bytes, slot_bytes
 from feedd.batch.pack import packed_specs
 from feedd.batch.pack import slot_bytes as packed_slot_bytes
-from feedd.decode.narrow import item_bytes
-from feedd.decode.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad, unique
-from feedd.decode.recipe import check_fields, needs_resolve, spec_of
-from feedd.decode.stored import parse_stored
 from feedd.errors import BadRecipe
 from feedd.flow.tasks import both, run_all
 from feedd.pipeline.batches.packing import packing_of
 from feedd.pipeline.dataset.schema import Schema
+from feedd.recipe.encodings import parse_stored
+from feedd.recipe.low_precision import item_bytes
+from feedd.recipe.padding import MASK_SUFFIX, Pad, batch_specs, mask_ndim, parse_pad, unique
+from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
 from feedd.values import Cursor, FieldRecipe
 
 if TYPE_CHECKING:

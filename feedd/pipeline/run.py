@@ -16,9 +16,6 @@ from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.config.machine import default_workers, memory_bytes
-from feedd.decode.pool import DecodePool
-from feedd.decode.tokenizers import offered
-from feedd.decode.work import DecodeOptions
 from feedd.errors import CacheUnavailable
 from feedd.flow.pools import CACHE_DISK
 from feedd.pipeline.arriving import ArrivingPacks
@@ -29,8 +26,11 @@ from feedd.pipeline.derived.facts import MadeFacts
 from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
+from feedd.recipe.tokenizers import offered
 from feedd.source.options import S3Options, SourceOptions
 from feedd.source.sources import Sources
+from feedd.workers.work import DecodeOptions
+from feedd.workers.worker_pool import DecodePool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -10,8 +10,7 @@ import numpy as np
 
 from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
-from feedd.decode.forms.registry import COLUMNAR, split
-from feedd.decode.recipe import parse_field
+from feedd.convert.conversion_registry import COLUMNAR, split
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
 from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CPU
@@ -25,6 +24,7 @@ from feedd.pipeline.pool_on_demand import PoolOnDemand
 from feedd.pipeline.run import cache_options, decode_options, node_maker, source_options
 from feedd.plan.listing import Listing
 from feedd.plan.sharding import assign, check_mode
+from feedd.recipe.recipe import parse_field
 from feedd.source.sources import Sources
 from feedd.units import format_size
 from feedd.warming import Amount, WarmProgress

@@ -45,7 +45,7 @@ class Claim(NamedTuple):
     Attributes:
         key: below the file's folder.
         size_bytes: None: it does not say.
-        format: how the shard is to be read (see ``decode.formats.registry``); empty: it does not say.
+        format: how the shard is to be read (see ``formats.format_registry``); empty: it does not say.
         again: of the same shard as the claim before: another form of it, or another way to count its bytes.
     """
 

@@ -50,7 +50,7 @@ class Listing:
         view: tells its forms from those of other views.
         packs: what is in those shards that are packs of objects.
         apart: counts by view, of views that may have other samples than others have.
-        labels: of their samples, by column (see ``decode.labels``) and shard.
+        labels: of their samples, by column (see ``recipe.label_recipes``) and shard.
         passed_over: objects that were listed, too, and are no data.
         idx_bytes: of MXNet's ``.idx`` beside shards of records, by dataset index.
         learned: shards whose counts an index has told: they need not be learned again.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from feedd.decode.left_out import LeftOutFields
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
@@ -18,6 +17,7 @@ from feedd.pipeline.dataset.late import fields_told, late_fields
 from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
 from feedd.plan.objects.layout import is_pack
 from feedd.plan.objects.strays import PassedOver
+from feedd.recipe.left_out import LeftOutFields
 from feedd.source.braces import expand, split
 from feedd.source.urls import parse_url
 

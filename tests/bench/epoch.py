@@ -65,7 +65,7 @@ def _measured(plan: Plan, suffix: str) -> Result:
             "Shuffle, as each comes: feedd mixes the 2304 samples of 2 shards (window_shards=2), mosaicml-streaming"
             " blocks of 262144 samples, litdata blocks of 256 inside each chunk, webdataset a buffer of 1000 samples."
         ),
-        "All arms decode with feedd.decode.codecs.image.",
+        "All arms decode with feedd.codecs.image.",
     ]
     return result
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.decode import tokenizers
-from feedd.decode.codecs.registry import make
-from feedd.decode.params import CODECS
-from feedd.decode.recipe import as_stored, parse_field, spec_of
+from feedd.codecs.codec_registry import make
 from feedd.errors import BadSample
+from feedd.recipe import tokenizers
+from feedd.recipe.params import CODECS
+from feedd.recipe.recipe import as_stored, parse_field, spec_of
 from feedd.values import FieldKind, ShardIndex
 from tests.budget import budget
 from tests.fakes.sounds import sines, sound
@@ -81,10 +81,10 @@ class Elsewhere:
     path: str
 
 
-IMAGES = Elsewhere("tests/unit/decode/test_image_codec.py")  # JPEG and scaled pictures: against other decoders
-PICTURES = Elsewhere("tests/unit/decode/test_picture.py")  # the rarer formats
-TRANSFORMS = Elsewhere("tests/unit/decode/test_transforms.py")
-SOUNDS = Elsewhere("tests/unit/decode/test_audio.py")
+IMAGES = Elsewhere("tests/unit/codecs/test_image_codec.py")  # JPEG and scaled pictures: against other decoders
+PICTURES = Elsewhere("tests/unit/codecs/test_picture.py")  # the rarer formats
+TRANSFORMS = Elsewhere("tests/unit/codecs/test_transforms.py")
+SOUNDS = Elsewhere("tests/unit/codecs/test_audio.py")
 
 
 @dataclass(frozen=True)

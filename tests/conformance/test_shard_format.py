@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.decode.formats import registry
 from feedd.errors import BadShard, Unsupported
+from feedd.formats import format_registry as registry
 from tests.budget import budget
 from tests.fakes.tars import tar_bytes
 

@@ -206,6 +206,6 @@ class Daemon:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "feedd.decode.worker" in process.cmdline()
+        return "feedd.workers.worker" in process.cmdline()
     except psutil.Error:  # it has just ended, or is about to become what it will be
         return False

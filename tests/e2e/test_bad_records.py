@@ -13,7 +13,7 @@ import pytest
 from feedd_client import BadRequestError, BadSampleError, FeedDataset
 from tests.e2e.shards import jpeg, tar
 from tests.fakes.tfrecords import example, tfrecord
-from tests.unit.decode.test_strided import safetensors
+from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

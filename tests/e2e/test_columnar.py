@@ -18,7 +18,7 @@ from pyarrow import csv, ipc
 
 from feedd_client import BadRequestError, FeedDataset, FeedError
 from tests.fakes import forks
-from tests.unit.decode.test_strided import npy, safetensors
+from tests.unit.formats.test_strided import npy, safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

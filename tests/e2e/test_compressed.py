@@ -18,7 +18,7 @@ import zstandard
 from feedd_client import BadRequestError, DatasetChanged, FeedDataset, FeedError
 from tests.e2e.shards import numbered
 from tests.e2e.test_warm import Command
-from tests.unit.decode.test_mds import mds
+from tests.unit.formats.test_mds import mds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

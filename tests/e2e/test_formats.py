@@ -17,7 +17,7 @@ from feedd_client import BadRequestError, BadShardError, FeedDataset
 from tests.fakes.recordio import MAGIC, dmlc, image_record, part, recordio
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
-from tests.unit.decode.test_mds import mds
+from tests.unit.formats.test_mds import mds
 
 if TYPE_CHECKING:
     from collections.abc import Callable

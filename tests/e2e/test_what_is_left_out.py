@@ -18,9 +18,9 @@ from pyarrow import ipc
 
 from feedd_client import BadRequestError, FeedDataset
 from tests.fakes.tars import tar_bytes
-from tests.unit.decode.forms.test_arrays_form import hdf5
-from tests.unit.decode.test_mds import mds
-from tests.unit.decode.test_strided import safetensors
+from tests.unit.convert.test_arrays_form import hdf5
+from tests.unit.formats.test_mds import mds
+from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable

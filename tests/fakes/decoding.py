@@ -12,18 +12,18 @@ import numpy as np
 from feedd import metrics
 from feedd.batch.gather import gather
 from feedd.batch.layout import Layout, lay_out
-from feedd.decode.pool import DecodePool
-from feedd.decode.recipe import needs_measure, parse_field, spec_of
-from feedd.decode.work import DecodeOptions, DecodeTask, FieldWork
+from feedd.recipe.recipe import needs_measure, parse_field, spec_of
 from feedd.values import FieldKind
+from feedd.workers.work import DecodeOptions, DecodeTask, FieldWork
+from feedd.workers.worker_pool import DecodePool
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from feedd.decode.work import DecodeResult
     from feedd.values import ShardFile, ShardIndex
+    from feedd.workers.work import DecodeResult
 
 ARENA_ID = 3
 SLOT_AT = 8192

@@ -22,8 +22,6 @@ from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
 from feedd.clock import SystemClock
-from feedd.decode.pool import DecodePool
-from feedd.decode.work import DecodeOptions
 from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
 from feedd.pipeline.derived.cache import MadeCache
@@ -35,6 +33,8 @@ from feedd.source.memory import MemoryStore
 from feedd.source.options import SourceOptions
 from feedd.source.sources import Sources
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
+from feedd.workers.work import DecodeOptions
+from feedd.workers.worker_pool import DecodePool
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.tars import tar_bytes
 from tests.fakes.thread_worker import cheap_workers

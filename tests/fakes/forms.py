@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from feedd.cache.disk import DiskCache
-from feedd.decode.forms import registry
-from feedd.decode.forms.make import make_shard
-from feedd.decode.forms.ranges import everything
-from feedd.decode.messages import MakeRequest, NeedRanges
-from feedd.decode.work import MadeShard
+from feedd.convert import conversion_registry as registry
+from feedd.convert.wanted_ranges import everything
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.facts import MadeFact, MadeFacts
 from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.values import ByteRange
+from feedd.workers.convert_shard import make_shard
+from feedd.workers.messages import MakeRequest, NeedRanges
+from feedd.workers.work import MadeShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from feedd.decode.work import MakeTask
     from feedd.protocols import FetchWatch, Held, Out
     from feedd.values import ObjectRef
+    from feedd.workers.work import MakeTask
 
 FORM = "same"
 

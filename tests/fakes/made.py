@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.decode.forms.make import make_shard
-from feedd.decode.messages import Made, MakeRequest
-from feedd.decode.work import MakeTask
 from feedd.values import ByteRange
+from feedd.workers.convert_shard import make_shard
+from feedd.workers.messages import Made, MakeRequest
+from feedd.workers.work import MakeTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.decode.formats.registry import get as format_of
-from feedd.decode.stored import parse_stored
 from feedd.errors import BadShard
+from feedd.formats.format_registry import get as format_of
+from feedd.recipe.encodings import parse_stored
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:

@@ -15,25 +15,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.decode import execute, worker
-from feedd.decode.codecs import registry as codecs
-from feedd.decode.codecs.array import pin_npy as _pin_npy
-from feedd.decode.codecs.registry import make
-from feedd.decode.codecs.sniff import is_jpeg
-from feedd.decode.codecs.text import BytesCodec
-from feedd.decode.formats import registry
-from feedd.decode.forms import registry as forms
-from feedd.decode.forms.whole import WholeObject
-from feedd.decode.text_params import BytesParams
+from feedd.codecs import codec_registry as codecs
+from feedd.codecs.array import pin_npy as _pin_npy
+from feedd.codecs.codec_registry import make
+from feedd.codecs.sniff import is_jpeg
+from feedd.codecs.text import BytesCodec
+from feedd.convert import conversion_registry as forms
+from feedd.convert.whole_object import WholeObject
+from feedd.formats import format_registry as registry
+from feedd.recipe.text_params import BytesParams
+from feedd.workers import executor as execute
+from feedd.workers import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from feedd.decode.formats.npy_header import NpyHeader
-    from feedd.decode.params import ImageParams
+    from feedd.formats.npy_header import NpyHeader
     from feedd.protocols import Held, Out, SampleCodec, ShardFormat
+    from feedd.recipe.params import ImageParams
     from feedd.values import FieldRecipe, ShardIndex
 
 COMMAND = (sys.executable, "-m", "tests.fakes.poison_worker")
@@ -126,7 +127,7 @@ _real_image = codecs._image
 
 def weak_image(params: ImageParams) -> SampleCodec:
     """Return the real codec, which now reacts to what it is given before anything else."""
-    from feedd.decode.codecs import image  # noqa: PLC0415 - loads OpenCV
+    from feedd.codecs import image  # noqa: PLC0415 - loads OpenCV
 
     image.is_jpeg = _weak_is_jpeg  # type: ignore[attr-defined]  # a seam of the worker, too
     return _real_image(params)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.decode.codecs.array import pin_npy
-from feedd.decode.codecs.boxed import header_reader
-from feedd.decode.codecs.registry import make
-from feedd.decode.formats import registry
-from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve, parse_field
+from feedd.codecs.array import pin_npy
+from feedd.codecs.codec_registry import make
+from feedd.formats import format_registry as registry
+from feedd.formats.inline_headers import header_reader
+from feedd.recipe.recipe import as_stored, check_fields, default_fields, needs_resolve, parse_field
 from feedd.values import FieldKind
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from feedd.decode.formats.tfrecord import masked_crc
+from feedd.formats.tfrecord import masked_crc
 
 
 def _example_class() -> Any:

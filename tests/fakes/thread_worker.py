@@ -11,15 +11,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from feedd.decode import crew
-from feedd.decode.child import Child
-from feedd.decode.worker import serve
+from feedd.workers import supervisor as crew
+from feedd.workers.worker import serve
+from feedd.workers.worker_process import Child
 from tests.budget import nightly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from feedd.decode.work import DecodeOptions
+    from feedd.workers.work import DecodeOptions
 
 
 class _Process:

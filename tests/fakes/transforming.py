@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from PIL import Image
 
-from feedd.decode.codecs.registry import make
-from feedd.decode.recipe import needs_measure, parse_field, spec_of
+from feedd.codecs.codec_registry import make
+from feedd.recipe.recipe import needs_measure, parse_field, spec_of
 from feedd.values import FieldKind
 from tests.fakes.tars import natural_image
 

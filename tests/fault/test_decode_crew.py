@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from feedd import metrics
-from feedd.decode import autotune, overseer
-from feedd.decode.autotune import Load
-from feedd.decode.pool import DecodePool
-from feedd.decode.recipe import parse_field
-from feedd.decode.work import DecodeOptions, FieldWork
 from feedd.errors import BadSample, BadShard, WorkerLost
+from feedd.recipe.recipe import parse_field
+from feedd.workers import autoscaler as overseer
+from feedd.workers import worker_count as autotune
+from feedd.workers.work import DecodeOptions, FieldWork
+from feedd.workers.worker_count import Load
+from feedd.workers.worker_pool import DecodePool
 from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.feeding import batches, feeding

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd import metrics
-from feedd.decode import dispatch
-from feedd.decode.pool import DecodePool
-from feedd.decode.recipe import parse_field
-from feedd.decode.work import DecodeOptions, FieldWork
 from feedd.errors import Draining
+from feedd.recipe.recipe import parse_field
+from feedd.workers import dispatch
+from feedd.workers.work import DecodeOptions, FieldWork
+from feedd.workers.worker_pool import DecodePool
 from tests.fakes import poison_worker
 from tests.fakes.decoding import SLOT_AT, decoding
 from tests.fakes.fetchers import until
@@ -255,8 +255,8 @@ async def test_workers_die_with_their_daemon(tmp_path: Path) -> None:
 
     code = (
         "import asyncio\n"
-        "from feedd.decode.pool import DecodePool\n"
-        "from feedd.decode.work import DecodeOptions\n"
+        "from feedd.workers.worker_pool import DecodePool\n"
+        "from feedd.workers.work import DecodeOptions\n"
         "from tests.fakes.tally import TallyRecorder\n"
         "async def main():\n"
         "    async with DecodePool(DecodeOptions(workers=2), TallyRecorder()) as pool:\n"

@@ -16,15 +16,17 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedd import metrics
-from feedd.decode import backoff, crew, overseer
-from feedd.decode.backoff import BackOff
-from feedd.decode.child import Child
-from feedd.decode.descriptors import copies
-from feedd.decode.messages import PROTOCOL, Detach, encode
-from feedd.decode.pool import DecodePool
-from feedd.decode.work import DecodeOptions, MakeTask
 from feedd.errors import Internal, ResourceExhausted
 from feedd.values import ByteRange
+from feedd.workers import autoscaler as overseer
+from feedd.workers import backoff
+from feedd.workers import supervisor as crew
+from feedd.workers.backoff import BackOff
+from feedd.workers.descriptors import copies
+from feedd.workers.messages import PROTOCOL, Detach, encode
+from feedd.workers.work import DecodeOptions, MakeTask
+from feedd.workers.worker_pool import DecodePool
+from feedd.workers.worker_process import Child
 from tests.fakes import fetchers, poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.tally import TallyRecorder
@@ -262,7 +264,7 @@ async def test_an_upgraded_daemon_without_workers_ends(
     async def upgraded() -> None:
         async with DecodePool(DecodeOptions(command=command), recorder) as pool:
             assert recorder.total(metrics.DECODE_OUTDATED) == 0
-            monkeypatch.setattr(f"feedd.decode.crew.{name}", value)
+            monkeypatch.setattr(f"feedd.workers.supervisor.{name}", value)
             os.kill(pool.worker_pids[0], signal.SIGKILL)
             await asyncio.sleep(LIMIT_S)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd import metrics
-from feedd.decode.pool import DecodePool
-from feedd.decode.work import DecodeOptions, MadeShard
 from feedd.errors import BadShard, Draining, ResourceExhausted, Unsupported
+from feedd.workers.work import DecodeOptions, MadeShard
+from feedd.workers.worker_pool import DecodePool
 from tests.fakes import poison_worker
 from tests.fakes.decoding import decoding
 from tests.fakes.fetchers import until

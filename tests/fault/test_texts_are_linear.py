@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from feedd.decode.filters import parse_filter
-from feedd.decode.labels import label_options, label_source
-from feedd.decode.recipe import parse_field
 from feedd.errors import FeeddError
 from feedd.observe.logs import redact, redact_text
 from feedd.plan.beside import Claims
 from feedd.plan.counts import parse
 from feedd.plan.objects.labels import parse_table
+from feedd.recipe.filters import parse_filter
+from feedd.recipe.label_recipes import label_options, label_source
+from feedd.recipe.recipe import parse_field
 from feedd.source.braces import expand, split
 from feedd.source.manifest import MANIFEST_NAMES_MAX, names_in, parse_manifest
 from feedd.source.urls import parse_url

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.decode.codecs.array import pin_npy
-from feedd.decode.codecs.boxed import header_reader
-from feedd.decode.codecs.registry import make as make_codec
-from feedd.decode.formats import registry as formats
-from feedd.decode.forms import registry as forms
-from feedd.decode.recipe import as_stored, default_fields, needs_resolve
+from feedd.codecs.array import pin_npy
+from feedd.codecs.codec_registry import make as make_codec
+from feedd.convert import conversion_registry as forms
 from feedd.errors import BadRecipe, BadSample, BadShard, ResourceExhausted, Unsupported
+from feedd.formats import format_registry as formats
+from feedd.formats.inline_headers import header_reader
+from feedd.recipe.recipe import as_stored, default_fields, needs_resolve
 from feedd.values import FieldKind
 from tests.fakes import making
 

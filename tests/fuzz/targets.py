@@ -21,26 +21,26 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-from feedd.decode.formats.megatron import Told, with_told
-from feedd.decode.formats.tokens import LLMC, NPY, RAW, Cut, with_cut
-from feedd.decode.forms.registry import get as form_of
-from feedd.decode.ready import rows_params
-from feedd.decode.recipe import parse_field
+from feedd.convert.conversion_registry import get as form_of
+from feedd.formats.megatron import Told, with_told
+from feedd.formats.tokens import LLMC, NPY, RAW, Cut, with_cut
+from feedd.recipe.predecoded import rows_params
+from feedd.recipe.recipe import parse_field
 from tests.fakes import making
 from tests.fakes.megatron import megatron
 from tests.fakes.recordio import Record, dmlc, image_record, recordio
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
 from tests.fuzz.judge import URL, make_shard, read_shard
-from tests.unit.decode import test_tokens_format as tokens
-from tests.unit.decode.forms.test_arrays_form import ARRAYS, hdf5, npz
-from tests.unit.decode.forms.test_arrow_form import MORE, arrow
-from tests.unit.decode.forms.test_parquet_form import TABLE, parquet
-from tests.unit.decode.test_files import pack
-from tests.unit.decode.test_litdata import chunk, index_json, reader
-from tests.unit.decode.test_lmdb import write as lmdb
-from tests.unit.decode.test_mds import mds
-from tests.unit.decode.test_strided import npy, safetensors
+from tests.unit.convert.test_arrays_form import ARRAYS, hdf5, npz
+from tests.unit.convert.test_arrow_form import MORE, arrow
+from tests.unit.convert.test_parquet_form import TABLE, parquet
+from tests.unit.formats import test_tokens_format as tokens
+from tests.unit.formats.test_files import pack
+from tests.unit.formats.test_litdata import chunk, index_json, reader
+from tests.unit.formats.test_lmdb import write as lmdb
+from tests.unit.formats.test_mds import mds
+from tests.unit.formats.test_strided import npy, safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +115,7 @@ def _parquet() -> list[bytes]:
 
 
 def _torch() -> list[bytes]:
-    from tests.unit.decode.test_torch_file import GOOD  # noqa: PLC0415 - loads torch
+    from tests.unit.formats.test_torch_file import GOOD  # noqa: PLC0415 - loads torch
 
     return [GOOD]
 

@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from feedd.decode.formats import registry as formats
-from feedd.decode.formats.refused import REFUSED
-from feedd.decode.forms import registry as forms
-from feedd.decode.forms.suffixes import endings
+from feedd.convert import conversion_registry as forms
 from feedd.errors import FeeddError
+from feedd.formats import format_registry as formats
+from feedd.formats.refused import REFUSED
+from feedd.formats.suffixes import endings
 from feedd.plan import beside
 from tests.tidy.tree import ROOT
 

@@ -8,10 +8,10 @@ import io
 import pyarrow.csv
 import pytest
 
-from feedd.decode.formats import registry as formats
-from feedd.decode.forms import registry as forms
-from feedd.decode.forms.suffixes import endings
+from feedd.convert import conversion_registry as forms
 from feedd.errors import FeeddError
+from feedd.formats import format_registry as formats
+from feedd.formats.suffixes import endings
 from tests.fakes.made import made_of
 from tests.fakes.making import make
 from tests.fuzz.targets import TARGETS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd.config.models import Config
 from feedd.config.options import dotted, options
-from feedd.decode.plugins import CODECS, TRANSFORMS
+from feedd.recipe.plugins import CODECS, TRANSFORMS
 from tests.tidy.tree import ROOT, sources
 
 if TYPE_CHECKING:

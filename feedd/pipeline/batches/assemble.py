@@ -12,9 +12,6 @@ from feedd.batch.gather import gather, keys, shard_urls
 from feedd.batch.layout import lay_out, write_tables
 from feedd.batch.pack import Packed
 from feedd.batch.padding import own_lengths, write_lengths, write_mask
-from feedd.decode.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
-from feedd.decode.recipe import keeps, needs_measure
-from feedd.decode.work import DecodeTask, FieldWork
 from feedd.errors import ResourceExhausted
 from feedd.flow.arena import Arena
 from feedd.flow.tasks import off_loop, run_all
@@ -27,8 +24,11 @@ from feedd.pipeline.batches.parts import Part, lay_kept, shares
 from feedd.pipeline.batches.remedy import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
 from feedd.pipeline.batches.together import Together
 from feedd.pipeline.dataset.lost import bad_rows
+from feedd.recipe.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
+from feedd.recipe.recipe import keeps, needs_measure
 from feedd.units import format_size
 from feedd.values import BatchReady, FieldKind, TensorSpec
+from feedd.workers.work import DecodeTask, FieldWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
     from feedd.batch.gather import Text
     from feedd.batch.layout import Layout
-    from feedd.decode.filters import Filter
-    from feedd.decode.work import BadRow, DecodeResult
     from feedd.pipeline.batches.parts import Share
     from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import Stages
     from feedd.plan.drawn import BatchRows, Several
+    from feedd.recipe.filters import Filter
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
+    from feedd.workers.work import BadRow, DecodeResult
 
 KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
 _FITTED_BYTES: Final = 1 << 10  # a pass over so much takes as long as finding room for a document: a microsecond

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.batch.gather import reads_as
-from feedd.decode.absent import why_absent
-from feedd.decode.labels import is_label, unlabelled
+from feedd.formats.missing_reasons import why_absent
 from feedd.pipeline.batches.policy import Failure
+from feedd.recipe.label_recipes import is_label, unlabelled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.decode.work import BadRow
     from feedd.errors import BadSample
     from feedd.plan.drawn import BatchRows
     from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
+    from feedd.workers.work import BadRow
 
 _EPOCHS_MAX: Final = 64  # jobs that share a decode are in few
 

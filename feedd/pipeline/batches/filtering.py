@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.batch.gather import gather
-from feedd.decode.filters import within
-from feedd.decode.work import FieldWork
+from feedd.recipe.filters import within
 from feedd.values import FieldRecipe
+from feedd.workers.work import FieldWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from feedd.decode.filters import Filter
-    from feedd.decode.pool import DecodePool
     from feedd.pipeline.recipes import Recipe
     from feedd.plan.drawn import BatchRows
+    from feedd.recipe.filters import Filter
     from feedd.values import ShardFile, ShardIndex
+    from feedd.workers.worker_pool import DecodePool
 
 _MISSING = "expected the field, which the samples are filtered by, got a sample without it"
 _UNREADABLE = {

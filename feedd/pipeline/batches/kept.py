@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batch.layout import FieldPlace
-    from feedd.decode.padding import Pad
-    from feedd.decode.work import FieldWork, Piece
+    from feedd.recipe.padding import Pad
+    from feedd.workers.work import FieldWork, Piece
 
 
 @dataclass(frozen=True, slots=True)

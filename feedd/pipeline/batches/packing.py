@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd.batch.pack import Packing
-from feedd.decode.pack_params import PackParams
-from feedd.decode.params import params_of
 from feedd.errors import BadRecipe, BadRequest
+from feedd.recipe.pack_params import PackParams
+from feedd.recipe.params import params_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from feedd.decode.padding import parse_pad
 from feedd.pipeline.batches.kept import fill_up, some
+from feedd.recipe.padding import parse_pad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from feedd.batch.gather import Gathered
     from feedd.batch.layout import Layout
-    from feedd.decode.padding import Pad
-    from feedd.decode.work import FieldWork
     from feedd.pipeline.batches.kept import Kept
     from feedd.pipeline.recipes import Recipe
+    from feedd.recipe.padding import Pad
+    from feedd.workers.work import FieldWork
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 

@@ -9,17 +9,15 @@ import numpy as np
 
 from feedd.batch.gather import gather
 from feedd.batch.layout import lay_out
-from feedd.decode.plain import plain_numbers
-from feedd.decode.work import DecodeTask, FieldWork
 from feedd.pipeline.batches.failures import failure_of
 from feedd.values import BatchReady
+from feedd.workers.fixed_width import plain_numbers
+from feedd.workers.work import DecodeTask, FieldWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.batch.layout import Layout
-    from feedd.decode.pool import DecodePool
-    from feedd.decode.work import BadRow
     from feedd.flow.arena import Arena
     from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.batches.remedy import Remedy
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from feedd.pipeline.recipes import Recipes
     from feedd.plan.drawn import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
+    from feedd.workers.work import BadRow
+    from feedd.workers.worker_pool import DecodePool
 
 _BATCHES_MAX = 22  # a third of 64 slots
 _ALL_BYTES_MAX = 24 << 20  # of all of them: the first is handed out when the last is done

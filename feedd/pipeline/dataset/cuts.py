@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.decode.formats.tokens import RAW, Cut, kind_of, token_count, window_count, with_cut
-from feedd.decode.params import TokensParams, params_of
 from feedd.errors import BadRecipe, Unsupported
+from feedd.formats.tokens import RAW, Cut, kind_of, token_count, window_count, with_cut
 from feedd.notices import Amount, NoticeKind
+from feedd.recipe.params import TokensParams, params_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

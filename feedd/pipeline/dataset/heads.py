@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.decode.forms.heads import HEAD_BYTES, form_by_head, is_unsaid
+from feedd.convert.head_detection import HEAD_BYTES, form_by_head, is_unsaid
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.plan.objects.kinds import split_name

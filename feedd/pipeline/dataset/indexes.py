@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from feedd.decode.formats.files import index_of
-from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.registry import form_named, is_ready
+from feedd.convert.conversion_registry import form_named, is_ready
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import Flight, SingleFlight
 from feedd.flow.tasks import off_loop
+from feedd.formats.format_registry import format_for
+from feedd.formats.packed_objects import index_of
 from feedd.pipeline.dataset.megatron import told_by
 from feedd.pipeline.dataset.record_idx import say_fewer
 from feedd.pipeline.pinned import with_pinned

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from feedd.decode.labels import (
+from feedd.errors import BadRequest, FeeddError, StoreUnavailable
+from feedd.flow.lru import WeightedLru
+from feedd.flow.pools import CPU
+from feedd.pipeline.batches.policy import BadSamples
+from feedd.plan.mixed import mix_facts
+from feedd.plan.objects.labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
+from feedd.recipe.label_recipes import (
     NUMBER_BYTES,
     NUMBER_STORED,
     classes_of,
@@ -17,13 +23,7 @@ from feedd.decode.labels import (
     unlabelled,
     versioned,
 )
-from feedd.decode.params import params_of
-from feedd.errors import BadRequest, FeeddError, StoreUnavailable
-from feedd.flow.lru import WeightedLru
-from feedd.flow.pools import CPU
-from feedd.pipeline.batches.policy import BadSamples
-from feedd.plan.mixed import mix_facts
-from feedd.plan.objects.labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
+from feedd.recipe.params import params_of
 from feedd.source.urls import FILE_ROOT, parse_url
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.decode.labels import TableLabel
     from feedd.pipeline.open_request import Request
     from feedd.plan.listing import Listing
     from feedd.plan.objects.labels import Labels, LabelTable
     from feedd.plan.objects.packs import Packs
+    from feedd.recipe.label_recipes import TableLabel
     from feedd.source.sources import Sources
     from feedd.values import FieldRecipe, ObjectRef, ShardIndex
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from feedd.decode.forms.registry import counts_apart
+from feedd.convert.conversion_registry import counts_apart
 from feedd.errors import FeeddError
 from feedd.source.local import write_file
 

@@ -1,4 +1,4 @@
-"""Megatron's index files beside files of tokens (``decode.formats.megatron``).
+"""Megatron's index files beside files of tokens (``formats.megatron``).
 
 Where documents are the samples (``megatron+s3://...``) they tell where each lies. Each is looked for when the data is
 listed, and its start read, which says how many there are; all of it is read when its file's turn comes. Their versions
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from feedd.decode.formats.megatron import HEAD_BYTES, MEGATRON, Told, dtype_of, parse_head, told_of, with_told
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
+from feedd.formats.megatron import HEAD_BYTES, MEGATRON, Told, dtype_of, parse_head, told_of, with_told
 from feedd.pipeline.dataset.heads import first_bytes
 
 if TYPE_CHECKING:

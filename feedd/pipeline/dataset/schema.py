@@ -4,7 +4,8 @@ Which fields there are where nobody names any, how each is stored, and ``npy``'s
 that has samples tells; of a field that it lacks, or of which it holds nothing that can be read, the next one that has
 it. So what is delivered is the same on every node and in every epoch, however the run got there.
 
-A shard that is large is not fetched for that: some MiB of it are, or its footer (see ``forms.registry.head_form``).
+A large shard is not fetched for that: some MiB of it are, or its footer (see
+``convert.conversion_registry.head_form``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from feedd.decode.formats.registry import format_for
-from feedd.decode.formats.tokens import LLMC, NPY, RAW, Cut
-from feedd.decode.forms.columns import stored_of, strict_params, typed_by
-from feedd.decode.forms.registry import (
+from feedd.convert.columnar import stored_of, strict_params, typed_by
+from feedd.convert.conversion_registry import (
     COLUMNAR,
     DELIMITED,
     HEAD,
@@ -30,26 +29,28 @@ from feedd.decode.forms.registry import (
     only_unpacks,
     split,
 )
-from feedd.decode.left_out import left_out
-from feedd.decode.ready import PIXELS, RowsParams
-from feedd.decode.recipe import as_stored, check_fields, default_fields, needs_resolve
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
+from feedd.formats.format_registry import format_for
+from feedd.formats.tokens import LLMC, NPY, RAW, Cut
 from feedd.pipeline.dataset.late import fields_told
 from feedd.pipeline.pinned import with_pinned
 from feedd.plan.listing import format_of
 from feedd.plan.objects.layout import is_pack
+from feedd.recipe.left_out import left_out
+from feedd.recipe.predecoded import PIXELS, RowsParams
+from feedd.recipe.recipe import as_stored, check_fields, default_fields, needs_resolve
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from feedd.decode.ready import ReadyField
     from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.stages import Stages
     from feedd.plan.listing import Listing
+    from feedd.recipe.predecoded import ReadyField
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
 
     Beside: TypeAlias = Callable[[Sequence[FieldRecipe]], Sequence[FieldRecipe]]

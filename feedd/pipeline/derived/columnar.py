@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from feedd.decode.forms.columns import ROWS_ONLY, params_of
-from feedd.decode.forms.long_params import PARAMS_BYTES_MAX
-from feedd.decode.forms.registry import COLUMNAR, counts_apart
+from feedd.convert.columnar import ROWS_ONLY, params_of
+from feedd.convert.conversion_registry import COLUMNAR, counts_apart
+from feedd.convert.long_params import PARAMS_BYTES_MAX
 from feedd.pipeline.derived.maker import formed
 from feedd.plan.listing import view_of
 

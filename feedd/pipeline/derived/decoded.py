@@ -1,4 +1,4 @@
-"""The decoded cache: a session's shards with images made ready, as far as there is room (see ``decode.ready``)."""
+"""The decoded cache: a session's shards with images made ready, as far as there is room (see ``recipe.predecoded``)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from feedd.decode.formats.registry import format_for
-from feedd.decode.forms.long_params import PARAMS_BYTES_MAX
-from feedd.decode.forms.registry import form_named, ready_form
-from feedd.decode.ready import ready_prefix, rows_params
+from feedd.convert.conversion_registry import form_named, ready_form
+from feedd.convert.long_params import PARAMS_BYTES_MAX
 from feedd.errors import Unsupported
+from feedd.formats.format_registry import format_for
 from feedd.plan.listing import format_of, view_of
 from feedd.plan.objects.layout import is_pack
+from feedd.recipe.predecoded import ready_prefix, rows_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

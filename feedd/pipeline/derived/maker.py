@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from feedd.decode.forms import registry
-from feedd.decode.forms.arrow import TYPES
-from feedd.decode.forms.making import HeldObject
-from feedd.decode.work import MadeShard, MakeTask
+from feedd.convert import conversion_registry as registry
+from feedd.convert.arrow import TYPES
+from feedd.convert.conversion_io import HeldObject
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
 from feedd.flow.memory import available_bytes
@@ -22,6 +21,7 @@ from feedd.pipeline.derived.facts import MadeFact
 from feedd.pipeline.derived.memory_file import MemoryFile, copy_into, copy_spans, tell_landed
 from feedd.units import MIB, format_duration, format_size
 from feedd.values import ByteRange
+from feedd.workers.work import MadeShard, MakeTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.decode.codecs.image import FittedImageCodec
-from feedd.decode.params import ImageParams
+from feedd.codecs.image import FittedImageCodec
+from feedd.recipe.params import ImageParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from feedd.batch.gather import Text
 from feedd.batch.layout import Layout, drop_rows, lay_out, write_tables
 from feedd.batch.padding import own_lengths, write_lengths, write_mask
 from feedd.batch.repeat import repeat_in_place, repeat_into, repeated, stand_ins
-from feedd.decode.padding import Pad, batch_specs, mask_ndim
+from feedd.recipe.padding import Pad, batch_specs, mask_ndim
 from feedd.values import FieldKind, TensorSpec
 
 LABEL = TensorSpec("cls", FieldKind.DENSE, "int64", (), 0)

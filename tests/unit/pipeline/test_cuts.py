@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.decode.formats.tokens import LLMC, Cut
+from feedd.formats.tokens import LLMC, Cut
 from feedd.notices import Amount, NoticeKind
 from feedd.pipeline.dataset.cuts import cut_files
 from feedd.values import ObjectRef

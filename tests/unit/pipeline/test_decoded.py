@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.decode.forms.registry import is_ready, split
-from feedd.decode.work import DecodeOptions
+from feedd.convert.conversion_registry import is_ready, split
 from feedd.metrics import PIPELINE_MADE
 from feedd.pipeline.derived.decoded import Room, made_ready
 from feedd.pipeline.derived.maker import formed
@@ -19,6 +18,7 @@ from feedd.pipeline.stages import PipelineOptions
 from feedd.plan.listing import Listing
 from feedd.plan.objects.layout import TAG
 from feedd.values import ObjectRef, OpenSpec
+from feedd.workers.work import DecodeOptions
 from tests.fakes import poison_worker
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.tars import jpeg, natural_image

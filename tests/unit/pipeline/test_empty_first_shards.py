@@ -18,8 +18,8 @@ from tests.fakes.feeding import batches, feeding
 from tests.fakes.recordio import image_record, recordio
 from tests.fakes.tars import jpeg, tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
-from tests.unit.decode.test_mds import mds
-from tests.unit.decode.test_strided import safetensors
+from tests.unit.formats.test_mds import mds
+from tests.unit.formats.test_strided import safetensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from feedd.errors import BadRecipe, BadSample
 from feedd.metrics import PIPELINE_FILTERED
 from tests.fakes.feeding import GatedStore, batches, feeding
 from tests.fakes.tfrecords import example, tfrecord
-from tests.unit.decode.test_mds import mds
+from tests.unit.formats.test_mds import mds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from feedd.batch.layout import FieldPlace
 from feedd.batch.pack import Packed, Packing
-from feedd.decode.padding import Pad
-from feedd.decode.work import Piece
 from feedd.pipeline.batches.kept import Kept, fill_up
+from feedd.recipe.padding import Pad
 from feedd.values import FieldKind, Region, TensorSpec
+from feedd.workers.work import Piece
 from tests.budget import budget
 
 LENGTHS = st.lists(st.integers(-1, 6), max_size=20)

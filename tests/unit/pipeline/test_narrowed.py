@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.decode.recipe import parse_field
 from feedd.pipeline.derived.columnar import counting, narrowed
 from feedd.pipeline.derived.maker import formed
 from feedd.plan.listing import Listing
+from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

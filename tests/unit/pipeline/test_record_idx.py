@@ -10,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.decode.formats.registry import get
+from feedd.formats.format_registry import get
 from feedd.pipeline.dataset.record_idx import idx_sizes, least_bytes, say_fewer
 from feedd.values import ObjectRef
 from tests.fakes.feeding import batches, feeding

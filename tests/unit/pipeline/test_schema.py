@@ -18,8 +18,8 @@ from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.tars import jpeg, tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
-from tests.unit.decode.test_mds import mds
-from tests.unit.decode.test_strided import npy, safetensors
+from tests.unit.formats.test_mds import mds
+from tests.unit.formats.test_strided import npy, safetensors
 from tests.unit.pipeline.test_empty_first_shards import hdf5, npz, values
 
 if TYPE_CHECKING:

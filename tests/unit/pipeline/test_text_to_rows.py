@@ -13,19 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from feedd.decode import execute, tokenizers
 from feedd.errors import BadRequest
+from feedd.recipe import tokenizers
 from feedd.values import FieldKind
+from feedd.workers import executor as execute
 from tests.fakes.feeding import ROOT, Taken, batches, feeding
 from tests.fakes.texts import word_tokenizer
-from tests.unit.decode.test_mds import mds
+from tests.unit.formats.test_mds import mds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from feedd.decode.work import DecodeResult, DecodeTask
     from feedd.pipeline.session import Session
+    from feedd.workers.work import DecodeResult, DecodeTask
     from tests.fakes.feeding import Feeding
 
 WORDS = [f"w{n}" for n in range(1, 40)]

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.decode.recipe import parse_field
 from feedd.errors import BadRecipe, BadRequest, BadSample, BadShard
 from feedd.metrics import SOURCE_BYTES
 from feedd.pipeline.derived.columnar import narrowed
 from feedd.pipeline.derived.typed import type_of, typed
+from feedd.recipe.recipe import parse_field
 from feedd.values import Cursor
 from tests.fakes.feeding import Taken, batches, feeding, take
 from tests.fakes.recordio import image_record, recordio

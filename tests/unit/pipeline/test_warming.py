@@ -18,8 +18,6 @@ from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
 from feedd.cache.options import CacheOptions
 from feedd.clock import SystemClock
-from feedd.decode.pool import DecodePool
-from feedd.decode.work import DecodeOptions
 from feedd.errors import BadRecipe, BadRequest, CacheTooSmall, FeeddError, NotFound
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.facts import MadeFacts
@@ -29,6 +27,8 @@ from feedd.source.options import SourceOptions
 from feedd.source.sources import Resolved, Sources
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
+from feedd.workers.work import DecodeOptions
+from feedd.workers.worker_pool import DecodePool
 from tests.fakes.feeding import ROOT, GatedStore, batches, feeding
 from tests.fakes.fetchers import until
 from tests.fakes.tally import TallyRecorder

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from feedd.errors import BadRequest
 from tests.fakes.feeding import Taken, batches, feeding
-from tests.unit.decode.test_mds import mds
+from tests.unit.formats.test_mds import mds
 
 if TYPE_CHECKING:
     from pathlib import Path

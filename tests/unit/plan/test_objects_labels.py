@@ -9,18 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.decode.labels import (
-    FOLDER,
-    classes_of,
-    fits,
-    is_label,
-    label_source,
-    number_at,
-    number_of,
-    table_of,
-    versioned,
-)
-from feedd.decode.recipe import default_fields, parse_field, spec_of
 from feedd.errors import BadRecipe
 from feedd.plan.objects import labels as objects_labels
 from feedd.plan.objects.labels import (
@@ -31,6 +19,18 @@ from feedd.plan.objects.labels import (
     sample_names,
     table_labels,
 )
+from feedd.recipe.label_recipes import (
+    FOLDER,
+    classes_of,
+    fits,
+    is_label,
+    label_source,
+    number_at,
+    number_of,
+    table_of,
+    versioned,
+)
+from feedd.recipe.recipe import default_fields, parse_field, spec_of
 from feedd.values import ObjectRef
 from tests.unit.plan.test_objects_grouping import grouped, refs_of
 

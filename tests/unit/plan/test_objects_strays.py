@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.decode.formats import registry as formats
-from feedd.decode.forms import registry as forms
+from feedd.convert import conversion_registry as forms
+from feedd.formats import format_registry as formats
 from feedd.plan.fingerprint import listing_digest
 from feedd.plan.objects.gathering import Gathering, Grouped
 from feedd.plan.objects.strays import PassedOver, Strays

@@ -16,7 +16,7 @@ from feedd.prepare.index import Counter, Counting
 from feedd.prepare.kept import KeptIndex
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
-from tests.unit.decode.forms.test_parquet_form import parquet
+from tests.unit.convert.test_parquet_form import parquet
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from feedd.bench.server import faults as fault
-from feedd.decode.formats.files import index_of
 from feedd.errors import FeeddError, NotFound, ObjectChanged, PermissionDenied
+from feedd.formats.packed_objects import index_of
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.plan.objects.layout import is_pack, parse
 from feedd.values import ByteRange

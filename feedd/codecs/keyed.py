@@ -1,0 +1,343 @@
+"""Codecs of values inside JSON documents (``key``): text, JSON, numbers, and arrays of numbers.
+
+A document is read only as far as the way to the value goes; what lies beside it is skipped, not built. Where a document
+is such that only Python's own parser takes it (NaN), that reads all of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from codecs import BOM_UTF8
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+import numpy as np
+
+from feedd.codecs.text import JsonCodec
+from feedd.codecs.transforms.numbers import of_number
+from feedd.errors import BadSample
+from feedd.recipe.key_params import key_text
+from feedd.recipe.text_params import JsonParams
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.recipe.key_params import Key
+    from feedd.recipe.params import ArrayParams, FloatParams, IntParams, TensorParams
+    from feedd.recipe.text_params import StrParams
+    from feedd.values import TensorSpec
+
+_INT64: Final = 1 << 63
+_NAMES_MAX: Final = 20
+_MISSING: Final = msgspec.Raw(b"")
+_FAILURES: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+_json: Final = JsonCodec(JsonParams())
+_documents: Final = msgspec.json.Decoder(msgspec.Raw)
+_elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class _Document(Protocol):
+    value: msgspec.Raw
+
+
+class Way:
+    """The way to a value in a JSON document."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._text = key_text(key)
+
+    def value(self, data: memoryview) -> object:
+        """Return the value as Python has it.
+
+        Raises:
+            BadSample: no JSON, or none that has the key.
+        """
+        data = _unmarked(data)
+        try:
+            return msgspec.json.decode(self._raw(data))
+        except _FAILURES:
+            return self._slow(data)
+
+    def json(self, data: memoryview) -> bytes:
+        """Return the value as JSON text.
+
+        Raises:
+            BadSample: as ``value``.
+        """
+        data = _unmarked(data)
+        try:
+            raw = self._raw(data)
+            msgspec.json.decode(raw)
+            found = bytes(raw)
+        except _FAILURES:
+            found = json.dumps(self._slow(data)).encode()
+        _json.check(memoryview(found))
+        return found
+
+    def text(self, data: memoryview) -> str:
+        """Return the value where it is text.
+
+        Raises:
+            BadSample: as ``value``; another type.
+        """
+        found = self.value(data)
+        if not isinstance(found, str):
+            raise self.another("text", found)
+        return found
+
+    def encoded(self, text: str) -> bytes:
+        """Return text as UTF-8.
+
+        Raises:
+            BadSample: halves of surrogate pairs, which JSON can say.
+        """
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise BadSample(f"expected text at the key {self._text}, got a lone surrogate in it") from error
+
+    def another(self, expected: str, found: object) -> BadSample:
+        """Return what to say of a value of another type."""
+        return BadSample(f"expected {expected} at the key {self._text}, got {_what(found)}")
+
+    def _raw(self, data: memoryview) -> msgspec.Raw:
+        """Return where the value lies; ``_MISSING``, which is no JSON: nowhere."""
+        if not self._key:
+            return _documents.decode(data)
+        raw = _step(self._key[0], data)
+        for step in self._key[1:]:
+            if raw is _MISSING:
+                break
+            raw = _step(step, raw)
+        return raw
+
+    def _slow(self, data: memoryview) -> object:
+        """Find the value, or say why there is none, by the parser that takes what Python calls JSON."""
+        _json.check(data)
+        found = json.loads(str(data, "utf-8"))
+        for step in self._key:
+            if isinstance(step, str):
+                if not isinstance(found, dict):
+                    raise BadSample(f"expected an object that has the key {self._text}, got {_what(found)}")
+                if step not in found:
+                    raise BadSample(f"expected the key {self._text}, got an object with {_names(found)}")
+            elif not isinstance(found, list) or step >= len(found):
+                got = f"an array of {len(found)}" if isinstance(found, list) else _what(found)
+                raise BadSample(f"expected an array that has the key {self._text}, got {got}")
+            found = found[step]
+        return found
+
+
+def _unmarked(data: memoryview) -> memoryview:
+    """Return a document without the byte order mark that some tools write in front of it."""
+    return data[len(BOM_UTF8) :] if bytes(data[: len(BOM_UTF8)]) == BOM_UTF8 else data
+
+
+def _step(step: str | int, data: memoryview | msgspec.Raw) -> msgspec.Raw:
+    if isinstance(step, str):
+        return _member(step).decode(data).value
+    elements = _elements.decode(data)
+    return elements[step] if step < len(elements) else _MISSING
+
+
+@functools.lru_cache(maxsize=256)
+def _member(name: str) -> msgspec.json.Decoder[_Document]:
+    """Return what reads one member of an object and skips the others."""
+    fields = [("value", msgspec.Raw, msgspec.field(default=_MISSING, name=name))]
+    return msgspec.json.Decoder(msgspec.defstruct("Document", fields))
+
+
+def _names(found: dict[str, object]) -> str:
+    names = [name[:40] for name, _ in zip(found, range(_NAMES_MAX), strict=False)]
+    more = ", ..." if len(found) > _NAMES_MAX else ""
+    return f"the keys {', '.join(names)}{more}" if names else "no keys"
+
+
+def _what(found: object) -> str:
+    """Return what JSON calls a value."""
+    match found:
+        case None:
+            return "null"
+        case bool():
+            return "true" if found else "false"
+        case int() | float():
+            return f"the number {str(found)[:24]}"
+        case str():
+            return "text"
+        case dict():
+            return "an object"
+    return "an array"
+
+
+class _Keyed:
+    """What codecs of values of any size have in common: ``produce`` says all, at once."""
+
+    def __init__(self, params: StrParams | JsonParams | ArrayParams) -> None:
+        assert params.key is not None
+        self._params = params
+        self._way = Way(params.key)
+
+    def spec(self, name: str) -> TensorSpec:
+        """As without a key."""
+        return self._params.spec(name)
+
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return the whole value, of one dimension.
+
+        Raises:
+            BadSample: no JSON, no such key, or a value of another type.
+        """
+        raise NotImplementedError
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:
+        """Return how long the value is, which takes as long as reading it.
+
+        Raises:
+            BadSample: as ``produce``.
+        """
+        return (len(self.produce(data)),)
+
+    def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the value into ``out``.
+
+        Raises:
+            BadSample: as ``produce``; another length than ``out`` has.
+        """
+        found = self.produce(data)
+        if found.shape != out.shape:
+            raise BadSample(f"expected {list(out.shape)} values, got {len(found)}")
+        out[:] = found
+
+
+class KeyedStrCodec(_Keyed):
+    """``str``."""
+
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return the text's bytes."""
+        return np.frombuffer(self._way.encoded(self._way.text(data)), np.uint8)
+
+
+class KeyedJsonCodec(_Keyed):
+    """``json``."""
+
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return the value's JSON."""
+        return np.frombuffer(self._way.json(data), np.uint8)
+
+
+class KeyedArrayCodec(_Keyed):
+    """``array``."""
+
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return the numbers."""
+        found = _numbers(self._way, data, np.dtype(self._params.spec("").dtype))
+        if found.ndim != 1:
+            raise self._way.another("an array of numbers", list(found.shape))
+        return found
+
+
+class KeyedTensorCodec:
+    """``tensor``: nested arrays of numbers."""
+
+    def __init__(self, params: TensorParams) -> None:
+        assert params.key is not None
+        self._params = params
+        self._way = Way(params.key)
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE."""
+        return self._params.spec(name)
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
+        """Return the shape the recipe says."""
+        return self._params.shape
+
+    def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the numbers into ``out``.
+
+        Raises:
+            BadSample: no JSON, no such key, or other numbers than those of that shape.
+        """
+        found = _numbers(self._way, data, out.dtype)
+        if found.shape != out.shape:
+            raise BadSample(f"expected numbers of shape {list(out.shape)}, got {list(found.shape)}")
+        out[...] = found
+
+
+class KeyedNumberCodec:
+    """``int``, of text by its ``classes``, and ``float``, with their transforms."""
+
+    def __init__(self, params: IntParams | FloatParams) -> None:
+        assert params.key is not None
+        self._params = params
+        self._way = Way(params.key)
+        self._whole = params.own_dtype == "int64"
+        self._places = {name: place for place, name in enumerate(getattr(params, "classes", ()))}
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE."""
+        return self._params.spec(name)
+
+    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
+        """Return the shape the recipe says."""
+        return self._params.spec("").shape
+
+    def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
+        """Write the number, or what becomes of it, into ``out``; true is 1 and false is 0.
+
+        Raises:
+            BadSample: no JSON, no such key, no number, or an integer beyond 64 bits.
+        """
+        found = self._place(data) if self._places else self._way.value(data)
+        if not isinstance(found, int) and (self._whole or not isinstance(found, float)):
+            raise self._way.another("an integer" if self._whole else "a number", found)
+        if self._whole and not -_INT64 <= found < _INT64:
+            raise BadSample(f"expected an integer of 64 bits, got {str(found)[:24]}")
+        with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+            if not self._params.transforms:
+                out[()] = found if self._whole else _float(found)
+                return
+            number = np.array(found if self._whole else _float(found)).astype(self._params.own_dtype)
+        out[...] = of_number(number, self._params.transforms)
+
+    def _place(self, data: memoryview) -> int:
+        """Return the place of the text there among the recipe's classes."""
+        name = self._way.text(data)
+        place = self._places.get(name.strip())
+        if place is None:
+            raise BadSample(f"expected one of the {len(self._places)} classes, got {name[:64]!r}")
+        return place
+
+
+def _float(found: float) -> float:
+    try:
+        return float(found)
+    except OverflowError:
+        return math.copysign(math.inf, found)
+
+
+def _numbers(way: Way, data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the numbers at the end of the way.
+
+    Raises:
+        BadSample: there are others than the type has, or other things.
+    """
+    value = way.value(data)
+    if not isinstance(value, list):
+        raise way.another("an array of numbers", value)
+    try:
+        found: NDArray[Any] = np.array(value)
+    except (ValueError, OverflowError) as error:  # rows of different lengths
+        raise BadSample(f"expected an array of numbers at a key, got one that is not even: {error}") from error
+    if not found.size:
+        return found.astype(dtype)
+    if found.dtype.kind not in ("b" if dtype.kind == "b" else "biuf" if dtype.kind == "f" else "biu"):
+        raise way.another(f"an array of {dtype.name}", value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fitting = found.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(fitting, found):
+        raise BadSample(f"expected numbers that fit {dtype.name}, got {found.min()} to {found.max()}")
+    return fitting

@@ -1,0 +1,1 @@
+"""How objects that cannot be read at random become shards that can: one module per way, run in decode workers."""

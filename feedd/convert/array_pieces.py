@@ -1,0 +1,91 @@
+"""From arrays of NumPy, whose first dimension is the samples', to columns of a table."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from feedd.convert.table_writer import Kept, Piece
+from feedd.errors import BadRecipe
+from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+PIECE_BYTES: Final = 16 << 20
+_TIMES: Final = "mM"
+_TEXTS: Final = "SU"
+
+
+def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> Kept | None:
+    """Return how an array is kept; None: it is no field.
+
+    Args:
+        dtype: of its numbers.
+        inner: its shape without the first dimension.
+    """
+    if dtype.kind in _TEXTS:
+        return None if inner else Kept("text", None)
+    name = "int64" if dtype.kind in _TIMES else dtype.newbyteorder("=").name
+    if name not in DTYPES or len(inner) > DIMS_MAX:
+        return None
+    width = math.prod(inner) * np.dtype(name).itemsize
+    if width > SAMPLE_BYTES_MAX:
+        return None
+    if not inner:
+        return Kept(name, width, name)
+    if not width:
+        return Kept(f"{name}[]", None, name)
+    return Kept(f"{name}[{','.join(map(str, inner))}]", width, name)
+
+
+def piece(rows: NDArray[Any], how: Kept) -> Piece:
+    """Return some rows of an array."""
+    if rows.dtype.kind in _TEXTS:
+        return _texts(rows)
+    values = rows.view(np.int64) if rows.dtype.kind in _TIMES and rows.dtype.isnative else rows
+    values = np.ascontiguousarray(values, np.dtype(how.dtype).newbyteorder("<"))
+    return Piece(values, None if how.width is not None else np.zeros(len(rows), np.int64))
+
+
+def step_rows(how: Kept, row_bytes: int) -> int:
+    """Return how many rows to read at a time."""
+    return max(1, PIECE_BYTES // max(1, how.width or row_bytes))
+
+
+def same_count(counts: Mapping[str, int], url: str) -> int | None:
+    """Return how many samples arrays have; None: there are none.
+
+    Args:
+        counts: the first dimension of each.
+        url: named in errors.
+
+    Raises:
+        BadRecipe: they differ.
+    """
+    if len(set(counts.values())) > 1:
+        raise BadRecipe(
+            "expected arrays with a row for each sample, got "
+            + ", ".join(f"{name} of {count}" for name, count in list(counts.items())[:60]),
+            object=url,
+            hint="name fields= that go together",
+            stage="decode",
+        )
+    return next(iter(counts.values()), None)
+
+
+def _texts(rows: NDArray[Any]) -> Piece:
+    """Return text of fixed width, as NumPy has it, without its padding."""
+    if not len(rows) or not rows.dtype.itemsize:
+        return Piece(np.zeros(0, np.uint8), np.zeros(len(rows), np.int64))
+    encoded = np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else np.ascontiguousarray(rows)
+    sizes = np.char.str_len(encoded).astype(np.int64)
+    width = encoded.dtype.itemsize
+    if not width:
+        return Piece(np.zeros(0, np.uint8), sizes)
+    table = np.ascontiguousarray(encoded).view(np.uint8).reshape(len(rows), width)
+    return Piece(table[np.arange(width) < sizes[:, None]], sizes)

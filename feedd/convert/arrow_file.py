@@ -1,0 +1,123 @@
+"""Columns of Arrow IPC as pieces of a table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.types as kinds
+from pyarrow import ipc
+
+from feedd.convert.arrow_pieces import ColumnReader
+from feedd.convert.arrow_types import kept, unscaled
+from feedd.convert.columnar import chosen, refusing, unread
+from feedd.convert.table_writer import TableWriter, write_outline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from feedd.convert.table_writer import Kept, Piece
+    from feedd.protocols import Out
+
+Reader: TypeAlias = "ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader"
+
+_WHAT: Final = "Arrow IPC, a file or a stream"
+_FILE_MAGIC: Final = b"ARROW1"
+_FILE_START: Final = 8  # the magic, and what brings it to a multiple of 8
+
+
+def write(data: memoryview, url: str, params: str, out: Out) -> str:
+    """Write the wanted columns as a table; return the name of its format."""
+    with refusing(_WHAT, url):
+        columns, others = _columns(_open(data, None).schema, params, url)
+        writer = TableWriter(out, None if columns else _count(data), url)
+        writer.leave_out(others)
+        for name, (number, how) in columns.items():
+            pieces = _pieces(data, number, ColumnReader(name, how, url), out.limit_bytes)
+            writer.add(name, how, pieces)
+        return writer.finish()
+
+
+def write_head(data: memoryview, url: str, params: str, out: Out) -> str:
+    """Write which of the wanted columns there are, and whether there are rows, by an object's first bytes."""
+    with refusing(_WHAT, url):
+        reader = _open_start(data)
+        columns, others = _columns(reader.schema, params, url)
+        outline = ((name, how) for name, (_, how) in columns.items())
+        return write_outline(outline, others, rows=_has_rows(reader), out=out, url=url)
+
+
+def tells_columns(data: memoryview) -> bool:
+    """Whether the first bytes of an object are enough for ``write_head``."""
+    try:
+        _open_start(data)
+    except Exception:  # noqa: BLE001 - whatever it is, the whole object meets it again, or does not
+        return False
+    return True
+
+
+def _open_start(data: memoryview) -> ipc.RecordBatchStreamReader:
+    """Return a reader of what an object begins with: a file is a stream between its magic and its footer."""
+    start = _FILE_START if bytes(data[: len(_FILE_MAGIC)]) == _FILE_MAGIC else 0
+    return ipc.open_stream(pa.py_buffer(data[start:]), options=ipc.IpcReadOptions(use_threads=False))
+
+
+def _has_rows(reader: ipc.RecordBatchStreamReader) -> bool:
+    try:
+        return any(batch.num_rows for batch in reader)
+    except (pa.ArrowInvalid, OSError):
+        return True  # values that are cut off: there are some
+
+
+def _columns(schema: pa.Schema, params: str, url: str) -> tuple[dict[str, tuple[int, Kept]], Mapping[str, str]]:
+    """Return the number of each wanted column, and how it is kept; and names and types of those that cannot be."""
+    usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
+    names = [one.name for one in schema if usable[one.name][1] is not None]
+    others = {one.name: str(one.type) for one in schema if usable[one.name][1] is None}
+    twice = {name: "a second column of that name" for name, count in Counter(schema.names).items() if count > 1}
+    found: dict[str, tuple[int, Kept]] = {}
+    for name in chosen(params, dict.fromkeys(names), others, url):
+        number, how = usable[name]
+        assert how is not None, "only columns that can be fields are chosen"
+        found[name] = number, how
+    points = {name: str(schema[number].type) for name, (number, _) in found.items() if unscaled(schema[number].type)}
+    return found, {**unread(params, {**others, **twice}), **points}
+
+
+def _count(data: memoryview) -> int:
+    """Return how many rows there are."""
+    return sum(batch.num_rows for batch in _batches(_open(data, 0)))
+
+
+def _open(data: memoryview, column: int | None) -> Reader:
+    """Return a reader of one column; of all where None."""
+    options = ipc.IpcReadOptions(use_threads=False, included_fields=None if column is None else [column])
+    buffer = pa.py_buffer(data)
+    if bytes(data[: len(_FILE_MAGIC)]) == _FILE_MAGIC:
+        return ipc.open_file(buffer, options=options)
+    return ipc.open_stream(buffer, options=options)
+
+
+def _batches(reader: Reader) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, ipc.RecordBatchFileReader):
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+    else:
+        yield from reader
+
+
+def _pieces(data: memoryview, column: int, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+    """Yield one column, a batch at a time: compressed ones are unpacked for it alone."""
+    for batch in _batches(_open(data, column)):
+        array = _checked(batch.column(0))
+        yield from reader.pieces(array, room_bytes)
+
+
+def _checked(array: pa.Array) -> pa.Array:
+    """Return an array whose offsets lie within its buffers; whether text is UTF-8 its samples tell."""
+    if kinds.is_string(array.type) or kinds.is_large_string(array.type):
+        binary = pa.binary() if kinds.is_string(array.type) else pa.large_binary()
+        array = pa.Array.from_buffers(binary, len(array), array.buffers(), offset=array.offset)
+    array.validate(full=True)
+    return array

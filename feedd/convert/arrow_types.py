@@ -1,0 +1,133 @@
+"""Which columns of Arrow can be fields of samples, and how each is stored.
+
+    numbers, booleans                   as they are
+    decimals, dates, times              ``int64``: the number without its point, or days, seconds and so on since 1970
+    lists of those, of any depth        ``float32[]``: their numbers one after another
+    lists of fixed length               ``float32[77]``
+    strings, binary                     ``text``, and bytes as they are
+    a struct of ``bytes`` and ``path``  its bytes, as Hugging Face keeps images and sound
+
+Dictionaries, runs and extensions are what they stand for. Everything else is no field: maps, unions, other structs,
+lists of strings.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from feedd.convert.table_writer import Kept
+from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
+
+BYTES: Final = "bytes"
+PATH: Final = "path"
+
+_DTYPE_OF: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
+_DEPTH_MAX: Final = 16
+
+
+def plain(type_: pa.DataType) -> pa.DataType:
+    """Return the type of the values that a dictionary, runs or an extension stand for."""
+    for _ in range(_DEPTH_MAX):
+        if isinstance(type_, pa.BaseExtensionType):
+            type_ = type_.storage_type
+        elif kinds.is_dictionary(type_) or kinds.is_run_end_encoded(type_):
+            type_ = type_.value_type
+        else:
+            break
+    return type_
+
+
+def dtype_of(type_: pa.DataType) -> str:
+    """Return the dtype that numbers of that type are kept as; empty: they are no numbers."""
+    type_ = plain(type_)
+    if kinds.is_decimal(type_) or kinds.is_temporal(type_):
+        return "" if kinds.is_interval(type_) else "int64"
+    name = _DTYPE_OF.get(str(type_), str(type_))
+    return name if name in DTYPES else ""
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Whether values are lists of any length."""
+    views = (getattr(kinds, name, None) for name in ("is_list_view", "is_large_list_view"))  # newer than others
+    return bool(
+        kinds.is_list(type_) or kinds.is_large_list(type_) or any(check is not None and check(type_) for check in views)
+    )
+
+
+def is_bytes(type_: pa.DataType) -> bool:
+    """Whether values are strings or binary of any length."""
+    return is_text(type_) or bool(kinds.is_binary(type_) or kinds.is_large_binary(type_) or str(type_) == "binary_view")
+
+
+def is_text(type_: pa.DataType) -> bool:
+    """Whether values are strings."""
+    return bool(kinds.is_string(type_) or kinds.is_large_string(type_) or str(type_) == "string_view")
+
+
+def file_of(type_: pa.DataType) -> str:
+    """Return the child that holds the value where the type is a struct of a file's bytes and path; else nothing."""
+    if not kinds.is_struct(type_):
+        return ""
+    names = {type_.field(number).name for number in range(type_.num_fields)}
+    whole = BYTES in names and names <= {BYTES, PATH} and is_bytes(plain(type_.field(BYTES).type))
+    return BYTES if whole and type_.num_fields == len(names) else ""
+
+
+def kept(type_: pa.DataType) -> Kept | None:
+    """Return how a column of that type is kept; None: it is no field."""
+    type_ = plain(type_)
+    if kinds.is_null(type_):
+        return Kept("", None)
+    dtype = dtype_of(type_)
+    if dtype:
+        return Kept(dtype, np.dtype(dtype).itemsize, dtype)
+    if is_bytes(type_):
+        return Kept("text" if is_text(type_) else "", None)
+    if kinds.is_fixed_size_binary(type_):
+        return Kept("", type_.byte_width or None)
+    if file_of(type_):
+        return Kept("", None)
+    return _list(type_)
+
+
+def _list(type_: pa.DataType) -> Kept | None:
+    sides: list[int] = []
+    fixed = True
+    for _ in range(_DEPTH_MAX):
+        if is_list(type_):
+            fixed = False
+        elif kinds.is_fixed_size_list(type_):
+            sides.append(type_.list_size)
+        else:
+            break
+        type_ = plain(type_.value_type)
+    dtype = dtype_of(type_)
+    if not dtype:
+        return None
+    width = math.prod(sides) * np.dtype(dtype).itemsize
+    if not fixed or not 0 < width <= SAMPLE_BYTES_MAX or len(sides) > DIMS_MAX:
+        return Kept(f"{dtype}[]", None, dtype)
+    return Kept(f"{dtype}[{','.join(map(str, sides))}]", width, dtype)
+
+
+def unscaled(type_: pa.DataType) -> bool:
+    """Whether numbers of that type, or lists of them, are kept without the point that they have."""
+    type_ = plain(type_)
+    for _ in range(_DEPTH_MAX):
+        if not (is_list(type_) or kinds.is_fixed_size_list(type_)):
+            break
+        type_ = plain(type_.value_type)
+    return bool(kinds.is_decimal(type_) and type_.scale)
+
+
+def leaf_count(type_: pa.DataType) -> int:
+    """Return how many columns of numbers or bytes a Parquet file keeps a column of that type in."""
+    type_ = plain(type_)
+    if type_.num_fields and not kinds.is_run_end_encoded(type_):
+        return sum(leaf_count(type_.field(number).type) for number in range(type_.num_fields))
+    return 1

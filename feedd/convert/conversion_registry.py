@@ -1,0 +1,280 @@
+"""Which form an object needs, and who makes it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from feedd.convert.columnar import head_params
+from feedd.errors import Unsupported
+from feedd.formats import format_registry as formats
+from feedd.formats.format_registry import format_for
+from feedd.formats.suffixes import (
+    BUNZIP2,
+    GUNZIP,
+    INFLATE,
+    MADE,
+    UNBROTLI,
+    UNSNAPPY,
+    UNXZ,
+    UNZSTD,
+    endings,
+    uncompressed,
+)
+from feedd.recipe.predecoded import RowsParams, rows_text
+
+if TYPE_CHECKING:
+    from feedd.convert.chained import Unpacker
+    from feedd.protocols import ShardForm
+
+_FORMS: Final = {
+    GUNZIP: ("feedd.convert.streams", "GUNZIP_FORM"),
+    BUNZIP2: ("feedd.convert.streams", "BUNZIP2_FORM"),
+    UNXZ: ("feedd.convert.streams", "UNXZ_FORM"),
+    INFLATE: ("feedd.convert.streams", "INFLATE_FORM"),
+    UNZSTD: ("feedd.convert.zstd", "UNZSTD_FORM"),
+    UNBROTLI: ("feedd.convert.br", "UNBROTLI_FORM"),
+    UNSNAPPY: ("feedd.convert.snappy", "UNSNAPPY_FORM"),
+    "join": ("feedd.convert.recordio_join", "JOIN_FORM"),
+    "litdata-arrow": ("feedd.convert.litdata_arrow", "LITDATA_ARROW_FORM"),
+    "arrow": ("feedd.convert.arrow", "ARROW_FORM"),
+    "csv": ("feedd.convert.arrow", "CSV_FORM"),
+    "csv-pipe": ("feedd.convert.arrow", "PIPE_FORM"),
+    "csv-semicolon": ("feedd.convert.arrow", "SEMICOLON_FORM"),
+    "hdf5": ("feedd.convert.arrays", "HDF5_FORM"),
+    "libsvm": ("feedd.convert.libsvm", "LIBSVM_FORM"),
+    "npz": ("feedd.convert.arrays", "NPZ_FORM"),
+    "parquet": ("feedd.convert.parquet", "PARQUET_FORM"),
+    "tsv": ("feedd.convert.arrow", "TSV_FORM"),
+}
+"""Module and name of each form; loaded where it is first met."""
+
+READY: Final = "rows"
+"""The form of images made ready: asked for, and never by what an object is."""
+
+HEAD: Final = "head"
+"""The form of a shard's first samples: likewise."""
+
+HEAD_BYTES: Final = (4 << 20, 32 << 20)
+"""How much of an object they are looked for in: the second where the first holds none. What is no longer than the first
+has no need of it."""
+
+_OWN: Final = {READY: ("feedd.convert.predecode", "ROWS_FORM"), HEAD: ("feedd.convert.first_samples", "HEAD_FORM")}
+_RECORDIO: Final = ("recordio", "recordio-image", "recordio-raw", "recordio-protobuf")
+_WITH_HEADS: Final = frozenset(("auto", "tar", "tfrecord", "text", "jsonl", "mds", "litdata", "npy", *_RECORDIO))
+_PARAMS_BYTES_MAX: Final = 4096
+
+_BY_FORMAT: Final = {
+    "litdata-arrow": "litdata-arrow",
+    "recordio-join": "join",
+    "recordio-join-dmlc": "join:dmlc",
+    "recordio-join-concat": "join:concat",
+}
+"""Form by what a URL names in the place of a format: what is made says its format itself."""
+
+THEN: Final = "+"
+"""Between the form that unpacks an object and the one that makes a shard of what was packed."""
+
+_PACKED: Final = (GUNZIP, BUNZIP2, UNXZ, UNZSTD, INFLATE, UNBROTLI, UNSNAPPY)
+_TEXT: Final = ("csv", "csv-pipe", "csv-semicolon", "tsv")
+_OUTLINED: Final = frozenset(("arrow", "parquet", *_TEXT))
+_COLUMNAR: Final = ("arrow", "hdf5", "litdata-arrow", "npz", "parquet", *_TEXT)
+COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
+"""Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+
+_ARRAYS: Final = frozenset(("hdf5", "npz"))
+
+DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
+"""Those whose parameters may say the types of columns, too, see ``columns.typed_params``: text does not."""
+
+_PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
+_EXTENSIONS: Final = tuple(MADE)
+_NAMED: Final = frozenset((*MADE.values(), *_TEXT))
+
+
+def form_for(url: str) -> str:
+    """Return the form in which a shard is read, by its extension; empty: as it is.
+
+    One of several files of a data set may have its number behind the extension: ``x.parquet-00000-of-00010``.
+    """
+    name = _PART_OF.sub("", url.rsplit("/", 1)[-1].lower())
+    if name.endswith(_EXTENSIONS):
+        return next(form for extension, form in MADE.items() if name.endswith(extension))
+    inside, form = uncompressed(name)
+    if not form:
+        return ""
+    inside = _PART_OF.sub("", inside)
+    if inside.endswith(_EXTENSIONS):
+        return f"{form}{THEN}{form_for(inside)}"
+    try:
+        format_for(inside)
+    except Unsupported:
+        return ""  # refused by its name, before it is fetched
+    return form
+
+
+def form_named(name: str, url: str = "") -> str:
+    """Return the form that a URL names in the place of a format; empty: that is no form.
+
+    Args:
+        name: as it stands there: ``csv``, ``tfrecord.gz``, or only ``gz``.
+        url: of the object: its ending may say that it is compressed besides.
+    """
+    if name in _BY_FORMAT:
+        return _BY_FORMAT[name]
+    inside, said = uncompressed(f".{name}")
+    inner = inside[1:]
+    packed = said or (packing_of(url) if url else "")
+    if inner in _NAMED:
+        return f"{packed}{THEN}{inner}" if packed else inner
+    if said and not inner:
+        own = form_for(url) if url else ""
+        return f"{said}{THEN}{own}" if own in _NAMED else said
+    return f"{said}:{inner}" if said and inner in formats.extensions() else ""
+
+
+def packing_of(url: str) -> str:
+    """Return the form that unpacks an object, by the end of its name; empty: it is not compressed."""
+    return uncompressed(_PART_OF.sub("", url.rsplit("/", 1)[-1].lower()))[1]
+
+
+def form_of(name: str, url: str) -> str:
+    """Return the form in which a shard is read.
+
+    Args:
+        name: of the format that somebody named for it; empty: nobody did.
+        url: of the object.
+    """
+    if not name:
+        return form_for(url)
+    form = form_named(name, url) or packing_of(url)
+    in_breton = name == "text" and form == UNBROTLI and says_no_format(url)
+    return "" if in_breton else form
+
+
+def says_no_format(url: str) -> bool:
+    """Whether an object's name, without what says how it is compressed, names no format and is not refused either."""
+    try:
+        return format_for(url) == formats.AUTO
+    except Unsupported:
+        return False
+
+
+def check_named(name: str) -> None:
+    """Check what a URL names in the place of a format.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name; the message lists those there are.
+    """
+    if form_named(name):
+        return
+    try:
+        formats.get(name)
+    except Unsupported as error:
+        known = ", ".join(sorted({*formats.extensions(), *_NAMED, *_BY_FORMAT} - {"table"}))
+        raise Unsupported(
+            f"expected one of the formats {known}, got {name!r}",
+            object=name,
+            hint="of what is compressed: tfrecord.gz, csv.zst",
+            stage="decode",
+        ) from error
+
+
+def split(form: str) -> tuple[str, str]:
+    """Return name and parameters of a form."""
+    name, _, params = form.partition(":")
+    return name, params
+
+
+def counts_apart(form: str) -> bool:
+    """Whether a form makes some of an object's arrays: others may have another number of rows."""
+    name, params = split(form)
+    return bool(params) and name.rpartition(THEN)[2] in _ARRAYS
+
+
+def is_unpacked(name: str) -> bool:
+    """Whether a form takes objects as they are, and unpacks none."""
+    return name.partition(THEN)[0] not in _PACKED
+
+
+def is_ready(form: str) -> bool:
+    """Whether images are made ready in it."""
+    return split(form)[0].rpartition(THEN)[2] == READY
+
+
+def ready_form(form: str, params: str) -> str:
+    """Return the form of a shard in which its images are made ready; empty: they cannot be.
+
+    Args:
+        form: of the shard as it is; empty where it is the object.
+        params: see ``ready.rows_params``.
+    """
+    if not form:
+        return f"{READY}:{params}"
+    return f"{form}{THEN}{READY}:{params}" if form in _PACKED else ""
+
+
+def head_form(form: str, format_name: str) -> str:
+    """Return the form of what an object's first bytes, or its footer, tell of it; empty: only the whole of it does.
+
+    Args:
+        form: of the shard; empty where it is the object.
+        format_name: of the object, where it has no form.
+    """
+    name, params = split(form)
+    if not form and format_name.partition(":")[0] in _WITH_HEADS and len(format_name.encode()) <= _PARAMS_BYTES_MAX:
+        return f"{HEAD}:{format_name}"
+    return f"{name}:{head_params(params)}" if name in _OUTLINED else ""
+
+
+def only_unpacks(form: str) -> bool:
+    """Whether what is made in it is the object that was packed, in a format that the object's name tells."""
+    return form in _PACKED
+
+
+def undecoded(form: str) -> str:
+    """Return the form of ready rows in which every sample is kept as it came; others are returned as they are."""
+    name, params = split(form)
+    if not is_ready(form):
+        return form
+    asked = msgspec.json.decode(params.encode(), type=RowsParams)
+    return f"{name}:{rows_text(msgspec.structs.replace(asked, limit_bytes=0))}"
+
+
+def get(name: str) -> ShardForm:
+    """Return who makes shards of that form.
+
+    Raises:
+        Unsupported: no such form; the message lists those there are.
+    """
+    packed, then, inner = name.partition(THEN)
+    if then and packed in _PACKED:
+        from feedd.convert.chained import PackedForm  # noqa: PLC0415 - loaded where such data is met
+
+        return PackedForm(cast("Unpacker", get(packed)), get(inner))
+    try:
+        module, attribute = _FORMS.get(name) or _OWN[name]
+    except KeyError:
+        known = ", ".join(_FORMS)
+        raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None
+    return cast("ShardForm", getattr(importlib.import_module(module), attribute))
+
+
+def names() -> dict[str, tuple[str, ...]]:
+    """Return each form with the endings of names by which it is chosen, or what a URL names for it."""
+    found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMS, ())
+    for extension, name in MADE.items():
+        found[name] = (*found[name], extension)
+    for name in _NAMED - set(MADE.values()):
+        found[name] = (f"{name}+",)
+    for name, form in _BY_FORMAT.items():
+        found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
+    return found | endings()
+
+
+def module_of(name: str) -> str:
+    """Return the module of a form."""
+    return _FORMS[name][0]

@@ -1,0 +1,294 @@
+"""Rows of delimited text as columns of Arrow, with the rows in which that does not go.
+
+A row of more or fewer values than the first has, and a value that is not of its column's type, are bad: all other rows
+are what they would be without them, and where they would be. Only where most are bad is it an error.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from feedd.convert.bad_rows import are_most, places, told
+from feedd.errors import BadShard
+from feedd.formats.missing_reasons import Why, marks_of
+from feedd.formats.table import NOTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from feedd.convert.columnar import Typed
+
+_VALUE_SHOWN: Final = 80
+_SMALL_BYTES: Final = 1 << 20
+_VALUES_AT_ONCE: Final = 1 << 14
+_TRIES_MAX: Final = 20_000
+_TYPES: Final = {
+    str(one): one
+    for one in (
+        *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32(), pa.time32("s"), pa.null()),
+        *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+    )
+}
+"""What text can be of, by Arrow's name for it."""
+_WRONG: Final = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to [^:]*: (.*)", re.DOTALL)
+_NO_ROW: Final = "CSV parse error"
+_BYTES: Final = "latin-1"  # in which every byte is a character
+_SPECIAL: Final = re.compile(rb'[",\r\n]')
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What was read.
+
+    Attributes:
+        table: the wanted columns, of all rows; values of bad ones are holes.
+        marks: uint8[rows] of each column that has bad rows, see ``formats.missing_reasons``.
+        lost: the same of rows that are bad whatever column is wanted; None: there are none.
+        notes: of each such column, the first bad rows and what they have there.
+        lengths: the first rows of other lengths, and those.
+    """
+
+    table: pa.Table
+    marks: Mapping[str, NDArray[np.uint8]]
+    lost: NDArray[np.uint8] | None
+    notes: Mapping[str, list[tuple[int, str]]]
+    lengths: list[tuple[int, str]]
+
+    def marks_of(self, name: str) -> NDArray[np.uint8] | None:
+        """Return a column's marks; None: no row is bad in it."""
+        return self.marks.get(name, self.lost)
+
+
+class DelimitedText:
+    """Rows of values.
+
+    Args:
+        data: as they lie there.
+        names: of all columns, as pyarrow calls them.
+        delimiter: between values.
+        named: whether the first row has the names.
+    """
+
+    def __init__(self, data: memoryview, names: list[str], delimiter: str, *, named: bool) -> None:
+        self._data, self._names, self._delimiter, self._named = data, names, delimiter, named
+        self._skips = False  # rows of other lengths
+        self._lengths: list[tuple[int, str]] = []
+        self._as_bytes = False  # a value may be no text: the library tells of such a row only where all of it is some
+
+    def read(self, columns: list[str], typed: Typed, url: str) -> Rows:
+        """Return some columns of all rows.
+
+        Raises:
+            BadShard: most rows are bad.
+        """
+        types = {name: _TYPES[kind] for name in columns if (kind := typed.type_of(name.strip())) in _TYPES}
+        error: BadShard | None = None
+        loose: dict[str, pa.DataType] = {}
+        while True:
+            try:
+                table, bad = self._read(columns, {**types, **dict.fromkeys(loose, pa.binary())}, url)
+                break
+            except pa.ArrowInvalid as found:
+                if _NO_ROW in str(found) and not self._skips:
+                    self._skips, self._as_bytes = True, not _is_text(self._data)
+                    if self._as_bytes and types.keys() != {*columns}:
+                        raise
+                    if self._as_bytes:
+                        loose = types
+                        error = BadShard(f"expected rows of UTF-8 text, got: {found}", object=url, stage="decode")
+                    continue
+                name, wrong = self._wrong_column(found, types, url)
+                if name in loose or pa.types.is_null(types[name]):
+                    raise wrong from found
+                error = error or wrong
+                # A second one: look at every column, for each time takes as long as reading all of them.
+                loose = {one: kind for one, kind in types.items() if loose or one == name}
+        cells: dict[str, _Cells] = {}
+        for name, kind in loose.items():
+            cells[name] = _converted(table[name], _Tries(kind, error, as_bytes=self._as_bytes))
+            table = table.set_column(table.column_names.index(name), name, cells[name].values)
+        return replace(_placed(table, bad, cells, error), lengths=self._lengths)
+
+    def _wrong_column(self, found: pa.ArrowInvalid, types: Mapping[str, pa.DataType], url: str) -> tuple[str, BadShard]:
+        """Return the column in which a value is not of its type, and what to say of that."""
+        wrong = _WRONG.search(str(found))
+        name = self._names[int(wrong[1])] if wrong is not None and int(wrong[1]) < len(self._names) else ""
+        if wrong is None or name not in types:
+            raise found
+        row = f" in row {wrong[2]}" if wrong[2] else ""
+        return name, BadShard(
+            f"expected {types[name]} in column {name.strip()!r}, as the recipe or the dataset's first shard says, "
+            f"got {wrong[3][:_VALUE_SHOWN]}{row}",
+            object=url,
+            hint='say in fields what the column is in every shard: "int", "float" or "str"',
+            stage="decode",
+        )
+
+    def _read(
+        self, columns: list[str], types: Mapping[str, pa.DataType], url: str
+    ) -> tuple[pa.Table, NDArray[np.int64]]:
+        """Return the rows of as many values as the first has, and the places of others among all."""
+        data = self._data
+        others: list[int] = []
+        lengths: list[tuple[int, str]] = []
+
+        def of_other_length(row: arrow_csv.InvalidRow) -> str:
+            place = row.number - (2 if self._named else 1)
+            if len(lengths) < NOTES_MAX:
+                lengths.append((place, f"{row.actual_columns} for {row.expected_columns}"))
+            others.append(place)
+            return "skip"
+
+        read = arrow_csv.ReadOptions(
+            use_threads=False,  # else rows have no numbers
+            block_size=2 * len(data) + 2,  # one block: types are told by all values, not by the first megabyte's
+            column_names=None if self._named and not self._as_bytes else self._names,
+            encoding=_BYTES if self._as_bytes else "utf8",
+        )
+        parse = arrow_csv.ParseOptions(
+            delimiter=self._delimiter,
+            newlines_in_values=True,
+            invalid_row_handler=of_other_length if self._skips else None,
+        )
+        convert = arrow_csv.ConvertOptions(include_columns=columns, strings_can_be_null=False, column_types=types)
+        ends = len(data) > _SMALL_BYTES or b"\n" in bytes(data)
+        text = data if ends else bytes(data) + b"\n"  # names alone are taken for a table only where their line ends
+        table = arrow_csv.read_csv(pa.BufferReader(pa.py_buffer(text)), read, parse, convert)
+        if are_most(len(others), table.num_rows + len(others)):
+            place, got = lengths[0]
+            message = (
+                f"expected rows of as many values, got {got} in sample {place}, and others in {len(others) - 1} more"
+            )
+            raise BadShard(message, object=url, stage="decode")
+        self._lengths = lengths
+        if self._named and self._as_bytes:
+            table = table.slice(1)
+        return table, np.array(others, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """A column's values.
+
+    Attributes:
+        wrong: bool[rows], which are none; they are holes.
+        notes: row and text of the first of those.
+    """
+
+    values: pa.Array
+    wrong: NDArray[np.bool_]
+    notes: list[tuple[int, str]]
+
+
+def _placed(table: pa.Table, bad: NDArray[np.int64], cells: Mapping[str, _Cells], error: BadShard | None) -> Rows:
+    """Return all rows in their places.
+
+    Raises:
+        BadShard: ``error``, where most are bad.
+    """
+    wrong = np.logical_or.reduce([np.zeros(table.num_rows, np.bool_), *(one.wrong for one in cells.values())])
+    if error is not None and are_most(int(wrong.sum()), table.num_rows):
+        raise error
+    if not len(bad):
+        marks = {name: marks_of(Why.CELL, one.wrong) for name, one in cells.items()}
+        return Rows(table, marks, None, {name: one.notes for name, one in cells.items()}, [])
+    rows = table.num_rows + len(bad)
+    of_good, is_lost = places(bad, rows)
+    lost = marks_of(Why.ROW, is_lost)
+    own = {name: told(Why.CELL, one.wrong[of_good] & ~is_lost, lost) for name, one in cells.items() if table.num_rows}
+    place = np.flatnonzero(~is_lost)
+    notes = {name: [(int(place[row]), text) for row, text in one.notes] for name, one in cells.items()}
+    table = table.take(pa.array(of_good, mask=is_lost))
+    return Rows(table, {name: one for name, one in own.items() if one is not None}, lost, notes, [])
+
+
+def _converted(column: pa.ChunkedArray, tries: _Tries) -> _Cells:
+    """Return values of a column as what they should be; each different one is looked at once.
+
+    Raises:
+        BadShard: too many are not.
+    """
+    encoded = column.combine_chunks().dictionary_encode()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    different = encoded.dictionary
+    parts = [
+        tries.read(different.slice(at, _VALUES_AT_ONCE).to_pylist(), at)
+        for at in range(0, len(different), _VALUES_AT_ONCE)
+    ]
+    values = pa.concat_arrays([one for part in parts for one in part] or [pa.nulls(0, tries.kind)])
+    wrong = np.zeros(len(different), np.bool_)
+    wrong[tries.wrong] = True
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    cells = wrong[codes] if len(different) else np.zeros(len(codes), np.bool_)
+    first = np.flatnonzero(cells)[:NOTES_MAX]
+    notes = [(int(row), "invalid value " + repr(tries.text(different[int(codes[row])].as_py()))) for row in first]
+    return _Cells(values.take(encoded.indices), cells, notes)
+
+
+class _Tries:
+    """Reads values by halves, until those are found that cannot be.
+
+    Args:
+        kind: what they should be.
+        error: raised where too many cannot.
+        as_bytes: every byte of theirs was taken for a character.
+    """
+
+    def __init__(self, kind: pa.DataType, error: BadShard | None, *, as_bytes: bool) -> None:
+        self.kind, self._error, self._as_bytes = kind, error, as_bytes
+        self._left = _TRIES_MAX
+        self.wrong: list[int] = []
+
+    def text(self, value: bytes) -> str:
+        """Return a value for people."""
+        return self._own(value).decode("utf-8", "backslashreplace")
+
+    def _own(self, value: bytes) -> bytes:
+        return value.decode().encode(_BYTES) if self._as_bytes else value
+
+    def read(self, values: list[bytes], at: int) -> list[pa.Array]:
+        """Return some values, the first of which has the number ``at``; those that cannot be are holes."""
+        self._left -= 1
+        if self._left < 0 and self._error is not None:
+            raise self._error
+        try:
+            return [self._read(values)]
+        except pa.ArrowInvalid:
+            if len(values) > 1:
+                half = len(values) // 2
+                return [*self.read(values[:half], at), *self.read(values[half:], at + half)]
+        self.wrong.append(at)
+        return [pa.nulls(1, self.kind)]
+
+    def _read(self, values: list[bytes]) -> pa.Array:
+        lines = b"".join(b"x,%b\n" % _quoted(self._own(value)) for value in values)
+        read = arrow_csv.ReadOptions(use_threads=False, block_size=len(lines) + 2, column_names=["x", "value"])
+        convert = arrow_csv.ConvertOptions(
+            include_columns=["value"], strings_can_be_null=False, column_types={"value": self.kind}
+        )
+        found = arrow_csv.read_csv(
+            pa.BufferReader(lines), read, arrow_csv.ParseOptions(newlines_in_values=True), convert
+        )
+        return found["value"].combine_chunks()
+
+
+def _is_text(data: memoryview) -> bool:
+    try:
+        str(data, "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _quoted(value: bytes) -> bytes:
+    return b'"%b"' % value.replace(b'"', b'""') if _SPECIAL.search(value) else value

@@ -1,0 +1,105 @@
+"""The first samples of a shard, as a shard: what a dataset's first shard tells, without fetching all of it.
+
+What is cut off is one of the fewest bytes, of those below, that hold a sample which is whole. Where not even the most
+do there are no samples in it, and the shard itself must tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.convert.conversion_registry import HEAD, HEAD_BYTES
+from feedd.convert.table_writer import TableWriter
+from feedd.convert.wanted_ranges import lacking
+from feedd.formats import recordio, rows, strided, tar, tfrecord
+from feedd.formats.sniffed import sniff
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+    from feedd.protocols import Held, Out
+
+    Parts: TypeAlias = Sequence[memoryview | bytes]
+
+_LF: Final = 10
+
+
+class HeadForm:
+    """``protocols.ShardForm`` of the first samples of shards that lie one after another; stateless.
+
+    Its parameters are the format's name, its own parameters included.
+    """
+
+    @property
+    def name(self) -> str:
+        """``head``."""
+        return HEAD
+
+    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+        """Return the first bytes of the object; more of them where those do not hold a whole sample."""
+        for most in HEAD_BYTES:
+            head = ByteRange(0, min(held.size_bytes, most))
+            if missing := lacking(held, head):
+                return missing
+            if _start(held.data[: head.end], params)[1]:
+                break
+        return ()
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write the samples that are whole in what is held; return the format's name, or ``table`` of none."""
+        end = held.spans[0].end if held.spans else 0
+        with held.data[:end] as data:
+            name, parts = _start(data, params)
+            for part in parts:
+                out.write(part)
+        return name if parts else TableWriter(out, 0, url).finish()
+
+
+def _start(data: memoryview, format_name: str) -> tuple[str, Parts]:
+    """Return the format, and the shard of whole samples; no parts: there are none."""
+    kind, colon, params = format_name.partition(":")
+    kind = sniff(data) if kind == "auto" else kind
+    cut = _CUTS.get(kind)
+    return f"{kind}{colon}{params}", () if cut is None else cut(data)
+
+
+def _until(end_of: Callable[[memoryview], int], tail: bytes = b"") -> Callable[[memoryview], Parts]:
+    def cut(data: memoryview) -> Parts:
+        end = end_of(data)
+        return (data[:end], tail) if end else ()
+
+    return cut
+
+
+def _lines_end(data: memoryview) -> int:
+    feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == _LF)
+    return int(feeds[-1]) + 1 if len(feeds) else 0
+
+
+def _rows(first_rows: Callable[[memoryview], tuple[bytes, memoryview]]) -> Callable[[memoryview], Parts]:
+    def cut(data: memoryview) -> Parts:
+        head, found = first_rows(data)
+        return (head, found) if head else ()
+
+    return cut
+
+
+_CUTS: Final[dict[str, Callable[[memoryview], Parts]]] = {
+    "tar": _until(tar.samples_end, tar.END),
+    "tfrecord": _until(tfrecord.records_end),
+    "recordio": _until(recordio.records_end),
+    "recordio-image": _until(recordio.records_end),
+    "recordio-raw": _until(recordio.records_end),
+    "recordio-protobuf": _until(recordio.records_end),
+    "text": _until(_lines_end),
+    "jsonl": _until(_lines_end),
+    "mds": _rows(rows.first_rows),
+    "litdata": _rows(rows.first_rows),
+    "npy": _rows(strided.first_rows),
+}
+
+HEAD_FORM: Final = HeadForm()

@@ -1,0 +1,102 @@
+"""Arrays of a .npz, a zip of .npy members, as columns of a table. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.convert.array_pieces import kept_array, piece, same_count, step_rows
+from feedd.convert.columnar import chosen, refusing, strict_params, unread
+from feedd.convert.memory_limits import check_room
+from feedd.convert.table_writer import TableWriter
+from feedd.errors import BadSample, BadShard
+from feedd.formats.npy_header import NpyHeader, read_npy_head
+from feedd.formats.view_file import ViewFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO
+
+    from feedd.convert.table_writer import Kept, Piece
+    from feedd.protocols import Out
+
+_SUFFIX: Final = ".npy"
+_HEAD_BYTES: Final = 66 << 10
+_MEMBERS_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    info: zipfile.ZipInfo
+    header: NpyHeader
+    how: Kept
+
+
+def write(data: memoryview, url: str, params: str, out: Out) -> str:
+    """Write the wanted arrays as a table; return the name of its format."""
+    with refusing("a .npz file", url), zipfile.ZipFile(ViewFile(data)) as archive:
+        usable: dict[str, _Member] = {}
+        others: dict[str, str] = {}
+        infos = [info for info in archive.infolist() if info.filename.endswith(_SUFFIX)]
+        if len(infos) > _MEMBERS_MAX:
+            raise BadShard(f"expected at most {_MEMBERS_MAX} arrays, got {len(infos)}", object=url, stage="decode")
+        for info in infos:
+            name, member = info.filename.removesuffix(_SUFFIX), _member(archive, info)
+            if member is None or name in usable:
+                others[name] = (
+                    "an array of a type that no field has" if member is None else "a second array of that name"
+                )
+            else:
+                usable[name] = member
+        names = chosen(params if usable else strict_params(params), usable, others, url)  # else nothing counts rows
+        rows = same_count({name: usable[name].header.shape[0] for name in names or usable}, url)
+        writer = TableWriter(out, rows, url)
+        writer.leave_out(unread(params, others))
+        for name in names:
+            member = usable[name]
+            with archive.open(member.info) as file:
+                writer.add(name, member.how, _pieces(file, member, out, url))
+        return writer.finish()
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:
+    """Return an array that can be a field; None: it is none."""
+    with archive.open(info) as file:
+        try:
+            header = read_npy_head(memoryview(file.read(_HEAD_BYTES)))
+        except BadSample:  # an array of objects, or of a type that no field has
+            return None
+    how = kept_array(header.dtype, header.shape[1:]) if header.shape else None
+    return None if how is None else _Member(info, header, how)
+
+
+def _pieces(file: IO[bytes], member: _Member, out: Out, url: str) -> Iterator[Piece]:
+    header = member.header
+    rows, inner = header.shape[0], header.shape[1:]
+    row_bytes = header.dtype.itemsize * math.prod(inner)
+    if rows * row_bytes > out.limit_bytes:
+        raise ValueError(f"{rows * row_bytes} bytes of {member.info.filename}, more than there is room for")
+    _exactly(file, header.data_at)
+    if header.fortran_order and inner:
+        check_room(2 * rows * row_bytes, out, url, f"{member.info.filename}, whose rows do not lie one after another")
+        columns = np.frombuffer(_exactly(file, rows * row_bytes), header.dtype).reshape(header.shape, order="F")
+        yield piece(columns, member.how)
+    else:
+        step = step_rows(member.how, row_bytes)
+        for at in range(0, rows, step):
+            count = min(step, rows - at)
+            values = np.frombuffer(_exactly(file, count * row_bytes), header.dtype)
+            yield piece(values.reshape(count, *inner), member.how)
+    if file.read(1):  # which also compares the checksum
+        raise ValueError(f"bytes behind the array {member.info.filename}")
+
+
+def _exactly(file: IO[bytes], size: int) -> bytes:
+    found = file.read(size)
+    if len(found) != size:
+        raise ValueError(f"{len(found)} of {size} bytes of an array")
+    return found

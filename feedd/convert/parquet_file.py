@@ -1,0 +1,169 @@
+"""What pyarrow tells of Parquet files, and their columns as pieces of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from feedd.convert.arrow_pieces import ColumnReader
+from feedd.convert.arrow_types import file_of, kept, leaf_count, plain, unscaled
+from feedd.convert.columnar import chosen, is_head, refusing, unread
+from feedd.convert.parquet_footer import read_dictionary, read_footer
+from feedd.convert.table_writer import Kept, TableWriter, write_outline
+from feedd.errors import BadShard
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from feedd.convert.parquet_footer import Group
+    from feedd.convert.table_writer import Piece
+    from feedd.protocols import Out
+
+_WHAT: Final = "a Parquet file"
+_END_BYTES: Final = 8
+_BATCH_BYTES: Final = 32 << 20
+_BATCH_ROWS_MAX: Final = 64 << 10
+_SKEW: Final = 4
+"""The values of a dictionary that rows have most may be so many times as large as the others."""
+_PADDED_BYTES: Final = 100
+"""Writers of old wrote chunks a little longer than they say; readers have forgiven that ever since."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A wanted one.
+
+    Attributes:
+        leaves: numbers of the columns that Parquet keeps it in.
+    """
+
+    name: str
+    how: Kept
+    leaves: range
+
+
+def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
+    """Return where the values of wanted columns lie.
+
+    Args:
+        data: the file, of which the footer is here.
+        params: see ``columns.params_of``.
+        footer: where it lies, its last 8 bytes included.
+    """
+    with refusing(_WHAT, ""):
+        file = _File(data, footer, "")
+        if is_head(params):
+            return []
+        return list(file.places(file.columns(params)))
+
+
+def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) -> str:
+    """Write the wanted columns as a table; return the name of its format."""
+    with refusing(_WHAT, url):
+        file = _File(data, footer, url)
+        columns = file.columns(params)
+        others = {**unread(params, file.others), **file.unscaled}
+        if is_head(params):
+            outline = ((column.name, column.how) for column in columns)
+            return write_outline(outline, others, rows=file.footer.rows > 0, out=out, url=url)
+        list(file.places(columns))  # where one is wrong, pyarrow would read anything, or end the process
+        writer = TableWriter(out, file.footer.rows, url)
+        writer.leave_out(others)
+        for column in columns:
+            reader = ColumnReader(column.name, column.how, url)
+            writer.add(column.name, column.how, file.pieces(column, reader, out.limit_bytes))
+        return writer.finish()
+
+
+class _File:
+    """One file.
+
+    Args:
+        data: see ``chunks``.
+        footer: see ``chunks``.
+        url: named in errors.
+
+    Attributes:
+        others: types of the columns that no field can have, by name; once ``columns`` was called.
+        unscaled: likewise, of the wanted columns whose numbers are kept without their point.
+    """
+
+    def __init__(self, data: memoryview, footer: ByteRange, url: str) -> None:
+        self._data = data
+        self._end = footer.start
+        self._url = url
+        self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
+        source = pa.BufferReader(pa.py_buffer(data))
+        self.others: dict[str, str] = {}
+        self.unscaled: dict[str, str] = {}
+        self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+    def columns(self, params: str) -> list[_Column]:
+        """Return the wanted ones."""
+        usable: dict[str, _Column] = {}
+        at = 0
+        for field in self._file.schema_arrow:
+            count = leaf_count(field.type)
+            how = kept(field.type)
+            if how is None or field.name in usable:
+                self.others[field.name] = str(field.type) if how is None else "a second column of that name"
+            else:
+                usable[field.name] = _Column(field.name, how, _leaves(plain(field.type), at, count))
+            at += count
+        wrong = next((len(group.chunks) for group in self.footer.groups if len(group.chunks) != at), at)
+        if wrong != at or len(self._file.schema) != at:
+            raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
+        names = chosen(params, usable, self.others, self._url)
+        types = {field.name: field.type for field in reversed(list(self._file.schema_arrow))}
+        self.unscaled = {name: str(types[name]) for name in names if unscaled(types[name])}
+        return [usable[name] for name in names]
+
+    def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
+        """Yield where the values of columns lie."""
+        padded = _PADDED_BYTES if b"parquet-mr" in self.footer.created_by else 0
+        for group in self.footer.groups:
+            for column in columns:
+                for leaf in column.leaves:
+                    chunk = group.chunks[leaf]
+                    stop = chunk.start + chunk.size
+                    if chunk.elsewhere or min(chunk.start, chunk.size, chunk.raw_size) < 0 or stop > self._end:
+                        got = f"{chunk.size} bytes at {chunk.start}"
+                        raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
+                    yield ByteRange(chunk.start, min(self._end, stop + padded))
+
+    def pieces(self, column: _Column, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
+        """Yield a column, some rows at a time."""
+        paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
+        for number, group in enumerate(self.footer.groups):
+            size = sum(group.chunks[leaf].raw_size for leaf in column.leaves)
+            row_bytes = max(size / max(1, group.rows), self._repeated_bytes(column, group))
+            rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / max(row_bytes, 1e-9))))
+            for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
+                place = batch.schema.get_field_index(column.name)
+                if place < 0:
+                    raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
+                yield from reader.pieces(batch.column(place), room_bytes)
+
+    def _repeated_bytes(self, column: _Column, group: Group) -> float:
+        """Return what a row takes if all are like a dictionary's values: those count once where they lie."""
+        found = 0.0
+        for leaf in column.leaves:
+            count, size = read_dictionary(self._data, group.chunks[leaf])
+            found += size / count if count > 0 and size > 0 else 0.0
+        return found * _SKEW
+
+    def _bad(self, expected: str, got: str) -> BadShard:
+        return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
+
+
+def _leaves(type_: pa.DataType, at: int, count: int) -> range:
+    """Return which of Parquet's columns a column needs."""
+    child = file_of(type_)
+    if not child:
+        return range(at, at + count)
+    names = [type_.field(number).name for number in range(type_.num_fields)]
+    return range(at + names.index(child), at + names.index(child) + 1)

@@ -1,0 +1,163 @@
+"""Images made ready: decoded and brought to size once, everything else as it is (see ``recipe.predecoded``).
+
+A form of shards that can be read where they lie: they are indexed as they are, and written anew as a table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from feedd.codecs.codec_registry import make_prefix
+from feedd.convert.conversion_registry import READY
+from feedd.convert.table_writer import Piece, TableWriter
+from feedd.convert.whole_object import WholeObject
+from feedd.errors import Internal
+from feedd.formats import format_registry as formats
+from feedd.formats.missing_reasons import HAS, mark_of
+from feedd.recipe.params import SAMPLE_BYTES_MAX, ImageParams
+from feedd.recipe.predecoded import HEAD, PIXELS, RowsParams, original_mark, prefix_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+
+    from feedd.protocols import Held, Out, SampleCodec
+    from feedd.recipe.predecoded import Prefix, ReadyField
+    from feedd.values import ShardIndex
+
+    Cell: TypeAlias = list[memoryview | bytes]
+
+_PIECE_BYTES: Final = 16 << 20
+_CELL_BYTES: Final = 9  # of an end and a mark
+_FOOT_BYTES: Final = 64 << 10
+
+
+class RowsForm(WholeObject):
+    """``protocols.ShardForm`` of ready rows; stateless."""
+
+    @property
+    def name(self) -> str:
+        """``rows``."""
+        return READY
+
+    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+        """Write a table of rows and of all other fields; see ``ShardForm.make``."""
+        try:
+            asked = msgspec.json.decode(params.encode(), type=RowsParams)
+        except msgspec.DecodeError as error:
+            raise Internal(f"expected fields to make ready, got {params[:80]!r}", stage="decode") from error
+        index = formats.get(asked.format).index(held.data, url)
+        return _Making(held.data, index, TableWriter(out, index.sample_count, url)).write(asked)
+
+
+class _Making:
+    """One shard being made."""
+
+    def __init__(self, data: memoryview, index: ShardIndex, writer: TableWriter) -> None:
+        self._data, self._index, self._writer = data, index, writer
+        self._room_bytes = 0
+        self._decodes = True
+
+    def write(self, asked: RowsParams) -> str:
+        index = self._index
+        columns = [self._columns(field.sources) for field in asked.fields]
+        taken = {column for found in columns for column in found}
+        kept_bytes = int(np.maximum(index.sizes, 0).sum()) + len(index.key_blob) + _FOOT_BYTES
+        cells = (len(index.fields) + len(columns) + 1) * index.sample_count
+        self._decodes = asked.limit_bytes > 0
+        self._room_bytes = asked.limit_bytes - kept_bytes - cells * _CELL_BYTES
+        for field, found in zip(asked.fields, columns, strict=True):
+            if found:
+                self._ready(field, found)
+        for column in range(len(index.fields)):
+            if column not in taken:
+                self._as_is(column)
+        self._writer.keys(index.key_blob, index.key_ends)
+        return self._writer.finish()
+
+    def _columns(self, sources: Sequence[str]) -> list[int]:
+        """Return where a field may be; nowhere, where it is not encoded images: that stays as it is."""
+        index = self._index
+        found = [index.fields.index(source) for source in sources if source in index.fields]
+        return found if {index.stored_as(column) for column in found} <= {"", "image"} else []
+
+    def _ready(self, field: ReadyField, columns: Sequence[int]) -> None:
+        """Write one field's images."""
+        params = msgspec.json.decode(field.params.encode(), type=ImageParams)
+        prefix = prefix_of(params)
+        if prefix is None:
+            raise Internal(f"expected a recipe that rows can be made for, got {field.params}", stage="decode")
+        starts, sizes = self._index.starts[columns[0]].copy(), self._index.sizes[columns[0]].copy()
+        for column in columns[1:]:
+            lacking = sizes < 0
+            starts[lacking], sizes[lacking] = self._index.starts[column][lacking], self._index.sizes[column][lacking]
+        codec, places = make_prefix(params), zip(starts.tolist(), sizes.tolist(), strict=True)
+        cells = (
+            mark_of(start) if size < 0 else self._cell(codec, prefix, self._data[start : start + size])
+            for start, size in places
+        )
+        self._writer.variable(field.sources[0], PIXELS, _pieces(cells))
+
+    def _as_is(self, column: int) -> None:
+        """Write a field as it is."""
+        index = self._index
+        places = zip(index.starts[column].tolist(), index.sizes[column].tolist(), strict=True)
+        cells = (mark_of(start) if size < 0 else [self._data[start : start + size]] for start, size in places)
+        self._writer.variable(index.fields[column], index.stored_as(column), _pieces(cells))
+
+    def _cell(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> Cell:
+        """Return what a sample becomes: a row, or where that does not go what it was."""
+        row = self._row(codec, prefix, data)
+        if row is None:
+            return [original_mark(len(data), prefix.width_bytes), data]
+        head = b"" if prefix.shape is not None else HEAD.pack(0, *row.shape)
+        return [head, np.ascontiguousarray(row, row.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data]
+
+    def _row(self, codec: SampleCodec, prefix: Prefix, data: memoryview) -> NDArray[Any] | None:
+        if not self._decodes:
+            return None
+        try:
+            shape = prefix.shape or codec.measure(data)
+            dtype = np.dtype(prefix.dtype)
+            row_bytes = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize + HEAD.size
+            more_bytes = row_bytes - len(data)
+            if more_bytes > self._room_bytes or not HEAD.size < row_bytes <= SAMPLE_BYTES_MAX:
+                return None
+            row = np.empty(shape, dtype)
+            codec.decode(data, row, 0)
+        except Exception:  # noqa: BLE001 - whatever it is, decoding meets it again and reports it with the sample
+            return None
+        self._room_bytes -= more_bytes
+        return row
+
+
+def _pieces(cells: Iterable[Sequence[memoryview | bytes] | int]) -> Iterator[Piece]:
+    """Yield a column's cells, many at a time; a number: the sample lacks the field, see ``formats.missing_reasons``."""
+    parts: Cell = []
+    sizes: list[int] = []
+    marks = bytearray()
+    held_bytes = 0
+    for cell in cells:
+        mark, values = (cell, ()) if isinstance(cell, int) else (HAS, cell)
+        size = sum(map(len, values))
+        parts.extend(values)
+        sizes.append(size)
+        marks.append(mark)
+        held_bytes += size
+        if held_bytes >= _PIECE_BYTES:
+            yield _piece(parts, sizes, marks)
+            parts, sizes, marks, held_bytes = [], [], bytearray(), 0
+    yield _piece(parts, sizes, marks)
+
+
+def _piece(parts: Cell, sizes: Sequence[int], marks: bytes | bytearray) -> Piece:
+    values = np.frombuffer(b"".join(parts), np.uint8)
+    return Piece(values, np.array(sizes, np.int64), np.frombuffer(marks, np.uint8))
+
+
+ROWS_FORM: Final = RowsForm()

@@ -1,0 +1,221 @@
+"""Writes tables (see ``formats.table``), column after column, of pieces that come one at a time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from feedd.errors import BadShard
+from feedd.formats.framing import unread_of
+from feedd.formats.missing_reasons import ALL, HAS
+from feedd.formats.table import (
+    ALIGN_BYTES,
+    MAGIC,
+    NOTE_CHARS_MAX,
+    NOTES_MAX,
+    NOWHERE,
+    TableColumn,
+    TableFoot,
+    TableKeys,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from feedd.protocols import Out
+
+ROWS_MAX: Final = 1 << 26
+"""What an index has room for, see ``framing.ShardReader.check_cells``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How a column is kept in a table.
+
+    Attributes:
+        stored: see ``recipe.encodings``.
+        width: bytes of a value; None: it varies.
+        dtype: of the numbers; empty: the values are text or bytes.
+    """
+
+    stored: str
+    width: int | None
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of one column.
+
+    Attributes:
+        values: their bytes, back to back, in C order and little-endian.
+        sizes: int64[rows], bytes of each; None where the column has a fixed width.
+        valid: bool[rows], which have the column; None: all. Or uint8[rows], why others lack it: see
+            ``formats.missing_reasons``.
+    """
+
+    values: NDArray[np.generic]
+    sizes: NDArray[np.int64] | None = None
+    valid: NDArray[np.bool_] | NDArray[np.uint8] | None = None
+
+
+class TableWriter:
+    """One table being written.
+
+    Args:
+        out: where to.
+        rows: of every column; None: as many as the first one has.
+        url: named in errors.
+    """
+
+    def __init__(self, out: Out, rows: int | None, url: str) -> None:
+        self._out, self._rows, self._url = out, rows, url
+        self._check_count(rows or 0)
+        self._columns: list[TableColumn] = []
+        self._keys: TableKeys | None = None
+        self._notes: list[tuple[int, int, str]] = []
+        self._unread: tuple[tuple[str, str], ...] = ()
+        out.write(MAGIC)
+
+    def add(self, name: str, how: Kept, pieces: Iterable[Piece]) -> None:
+        """Write a column as it is to be kept; see ``fixed`` and ``variable``."""
+        if how.width is None:
+            self.variable(name, how.stored, pieces)
+        else:
+            self.fixed(name, how.stored, how.width, pieces)
+
+    def fixed(self, name: str, stored: str, width: int, pieces: Iterable[Piece]) -> None:
+        """Write a column whose values all take ``width`` bytes, at least 1.
+
+        Raises:
+            BadShard: the pieces are not as many rows as the table has, or there is no room for them.
+        """
+        at, rows, marks = self._align(), 0, _Marks()
+        for piece in pieces:
+            count, rest = divmod(piece.values.nbytes, width)
+            if rest:
+                raise self._uneven(name, f"values of {width} bytes", f"{rest} bytes too many")
+            self._out.write(_bytes(piece.values))
+            marks.add(piece.valid, rows, count)
+            rows += count
+            self._check_count(rows)
+        self._check_rows(name, rows)
+        self._columns.append(TableColumn(name, stored, at, width, valid_at=self._marks(marks)))
+
+    def variable(self, name: str, stored: str, pieces: Iterable[Piece]) -> None:
+        """Write a column whose values take as many bytes as their pieces say.
+
+        Raises:
+            BadShard: see ``fixed``.
+        """
+        at, rows, marks = self._align(), 0, _Marks()
+        every: list[NDArray[np.int64]] = []
+        for piece in pieces:
+            assert piece.sizes is not None, "a piece of a column of variable width says the sizes"
+            self._out.write(_bytes(piece.values))
+            every.append(piece.sizes)
+            marks.add(piece.valid, rows, len(piece.sizes))
+            rows += len(piece.sizes)
+            self._check_count(rows)
+        written = self._out.at - at
+        self._check_rows(name, rows)
+        ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *every]), dtype="<i8")
+        if (int(ends[-1]) if rows else 0) != written:
+            raise self._uneven(name, f"{written} bytes of values", f"sizes of {int(ends[-1]) if rows else 0}")
+        ends_at = self._align()
+        self._out.write(_bytes(ends))
+        self._columns.append(TableColumn(name, stored, at, ends_at=ends_at, valid_at=self._marks(marks)))
+
+    def keys(self, blob: bytes, ends: NDArray[np.int64]) -> None:
+        """Write keys of the rows, where they have others than their numbers; see ``ShardIndex``.
+
+        Raises:
+            BadShard: they are not as many as the table has rows.
+        """
+        self._check_rows("__key__", len(ends))
+        at = self._align()
+        self._out.write(blob)
+        ends_at = self._align()
+        self._out.write(_bytes(np.asarray(ends, "<i8")))
+        self._keys = TableKeys(at, ends_at)
+
+    def note(self, notes: Iterable[tuple[int, str]], *, whole: bool = False) -> None:
+        """Keep what rows have in the place of a value of the last column, or of all; of the first such rows only."""
+        column = ALL if whole else len(self._columns) - 1
+        for row, text in itertools.islice(notes, NOTES_MAX - len(self._notes)):
+            self._notes.append((column, row, text[:NOTE_CHARS_MAX]))
+
+    def leave_out(self, columns: Mapping[str, str]) -> None:
+        """Keep the names and types of the object's other columns, which no field can have."""
+        self._unread = unread_of(columns)
+
+    def finish(self) -> str:
+        """Write the foot; return the name of the format."""
+        self._align()
+        told = self._rows or 0, tuple(self._columns), self._keys, tuple(self._notes), self._unread
+        foot = msgspec.json.encode(TableFoot(*told))
+        self._out.write(foot + len(foot).to_bytes(4, "little") + MAGIC)
+        return "table"
+
+    def _marks(self, marks: _Marks) -> int:
+        if not marks.holes:
+            return NOWHERE
+        at = self._align()
+        valid = np.ones(self._rows or 0, np.uint8)
+        for start, one in marks.holes:
+            valid[start : start + len(one)] = one
+        self._out.write(_bytes(valid))
+        return at
+
+    def _align(self) -> int:
+        self._out.write(bytes(-self._out.at % ALIGN_BYTES))
+        return self._out.at
+
+    def _check_count(self, rows: int) -> None:
+        if not 0 <= rows <= ROWS_MAX:
+            raise BadShard(f"expected at most {ROWS_MAX} rows, got {rows}", object=self._url, stage="decode")
+
+    def _check_rows(self, name: str, rows: int) -> None:
+        if self._rows is None:
+            self._rows = rows
+        if rows != self._rows:
+            raise self._uneven(name, f"{self._rows} rows", str(rows))
+
+    def _uneven(self, name: str, expected: str, got: str) -> BadShard:
+        return BadShard(f"expected {expected} of column {name!r}, got {got}", object=self._url, stage="decode")
+
+
+def write_outline(
+    columns: Iterable[tuple[str, Kept]], unread: Mapping[str, str], *, rows: bool, out: Out, url: str
+) -> str:
+    """Write a table that says which columns there are: of one row without values, where there are ``rows`` at all."""
+    count = int(rows)
+    writer = TableWriter(out, count, url)
+    writer.leave_out(unread)
+    for name, how in columns:
+        nothing = Piece(np.zeros(0, np.uint8), np.zeros(count, np.int64), np.zeros(count, np.bool_))
+        writer.variable(name, how.stored, (nothing,))
+    return writer.finish()
+
+
+class _Marks:
+    """Which rows have a column: only what differs from all."""
+
+    def __init__(self) -> None:
+        self.holes: list[tuple[int, NDArray[np.bool_] | NDArray[np.uint8]]] = []
+
+    def add(self, valid: NDArray[np.bool_] | NDArray[np.uint8] | None, at: int, count: int) -> None:
+        """Take note of a piece."""
+        if valid is not None and not (valid == HAS).all():
+            assert len(valid) == count, f"{len(valid)} marks for {count} rows"
+            self.holes.append((at, valid))
+
+
+def _bytes(values: NDArray[np.generic]) -> memoryview:
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data

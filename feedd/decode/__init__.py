@@ -1,1 +1,0 @@
-"""Shard bytes to sample spans (formats), sample bytes to arrays (codecs), and the worker processes that do it."""

@@ -1,1 +1,0 @@
-"""Forms: how shards that can be read at random are made of objects that cannot."""

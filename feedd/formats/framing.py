@@ -1,0 +1,158 @@
+"""What readers of shards have in common: how they refuse, how an index grows, how fields and samples are named."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from feedd.errors import BadShard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+UNREAD_MAX: Final = 4096
+"""Most columns that an index names as what no field can have."""
+
+_UNREAD_CHARS_MAX: Final = 200
+_CELLS_MAX: Final = 1 << 26
+_FIELDS_MAX: Final = 4096
+_DIGITS: Final = 8
+_BLOCK: Final = 10**4  # ordinals of the same first four digits
+
+_Name = TypeVar("_Name", str, bytes)
+
+
+class ShardReader:
+    """One pass over the bytes of one shard.
+
+    Args:
+        data: the whole object, borrowed.
+        url: named in errors.
+    """
+
+    def __init__(self, data: memoryview, url: str) -> None:
+        self._data = data
+        self._url = url
+
+    def fail(self, at: int, expected: str, got: str) -> NoReturn:
+        """Raise BadShard for the byte ``at``."""
+        raise BadShard(f"expected {expected} at byte {at}, got {got}", object=self._url, stage="decode")
+
+    def check_cells(self, field_count: int, sample_count: int) -> None:
+        """Refuse an index that nobody has memory for, before it is allocated.
+
+        Raises:
+            BadShard: it has too many cells.
+        """
+        if field_count * sample_count > _CELLS_MAX:
+            got = f"{field_count} fields x {sample_count} samples"
+            self.fail(0, f"at most {_CELLS_MAX} (field, sample) cells", got)
+
+
+@dataclass(slots=True)
+class Cells:
+    """An index while it grows, one entry per field that a sample has: lists, because readers append millions."""
+
+    column: list[int] = field(default_factory=list)
+    sample: list[int] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+
+    def tables(
+        self, reader: ShardReader, field_count: int, sample_count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return ``starts`` and ``sizes`` of an index.
+
+        Raises:
+            BadShard: see ``ShardReader.check_cells``.
+        """
+        reader.check_cells(field_count, sample_count)
+        starts = np.zeros((field_count, sample_count), np.int64)
+        sizes = np.full((field_count, sample_count), -1, np.int64)
+        if self.sample:
+            cell = (np.array(self.column, np.intp), np.array(self.sample, np.intp))
+            starts[cell] = self.start
+            sizes[cell] = self.size
+        return starts, sizes
+
+
+@dataclass(slots=True)
+class NamedCells(Cells, Generic[_Name]):
+    """Cells of fields that are found by name, sample by sample, each stored in one way.
+
+    Attributes:
+        names: of the columns, each with its number, in that order.
+        stored: how each is stored, see ``recipe.encodings``.
+    """
+
+    names: dict[_Name, int] = field(default_factory=dict)
+    stored: list[str] = field(default_factory=list)
+
+    def add(self, reader: ShardReader, sample: int, name: _Name, stored: str, place: tuple[int, int]) -> None:
+        """Add where a field of a sample begins and ends.
+
+        Raises:
+            BadShard: too many different fields, or one that was stored in another way before.
+        """
+        column = self.names.get(name)
+        if column is None:
+            if len(self.names) == _FIELDS_MAX:
+                reader.fail(place[0], f"at most {_FIELDS_MAX} different fields", "one more")
+            column = self.names[name] = len(self.names)
+            self.stored.append(stored)
+        elif self.stored[column] != stored:
+            reader.fail(place[0], f"field {name!r} as {self.stored[column] or 'bytes'}", stored or "bytes")
+        self.column.append(column)
+        self.sample.append(sample)
+        self.start.append(place[0])
+        self.size.append(place[1] - place[0])
+
+    def forget(self, entries: int, names: int) -> None:
+        """Forget what came after so many entries and names: their sample is bad."""
+        for one in (self.column, self.sample, self.start, self.size):
+            del one[entries:]
+        del self.stored[names:]
+        while len(self.names) > names:
+            self.names.popitem()
+
+
+def field_names(names: Sequence[str], url: str) -> tuple[str, ...]:
+    """Return names of fields as recipes look for them: in lower case, as extensions are.
+
+    Raises:
+        BadShard: two that differ by case only, or not at all.
+    """
+    lower = tuple(name.lower() for name in names)
+    if len(set(lower)) < len(lower):
+        place = next(place for place, name in enumerate(lower) if name in lower[:place])
+        one, other = names[lower.index(lower[place])], names[place]
+        got = f"{one!r} twice" if one == other else f"{one!r} and {other!r}"
+        raise BadShard(f"expected names of fields that differ in more than case, got {got}", object=url, stage="decode")
+    return lower
+
+
+def unread_of(columns: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return names and types of what no field can have, bounded in number and length (see ``ShardIndex``)."""
+    some = itertools.islice(columns.items(), UNREAD_MAX)
+    return tuple((name[:_UNREAD_CHARS_MAX], kind[:_UNREAD_CHARS_MAX]) for name, kind in some)
+
+
+def numbered(sample_count: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Return ``key_blob`` and ``key_ends`` of an index: ordinals of eight digits at least, which sort as they lie."""
+    most = 10**_DIGITS
+    keys = np.empty((min(sample_count, most), 2), np.uint32)  # the first four digits, and the last
+    last = np.frombuffer(b"".join(b"%04d" % ordinal for ordinal in range(min(sample_count, _BLOCK))), np.uint32)
+    for low in range(0, len(keys), _BLOCK):
+        block = keys[low : low + _BLOCK]
+        block[:, 0] = np.frombuffer(b"%04d" % (low // _BLOCK), np.uint32)
+        block[:, 1] = last[: len(block)]
+    beyond = b"".join(b"%d" % ordinal for ordinal in range(most, sample_count))  # more than any index may have
+    ends = np.arange(1, sample_count + 1, dtype=np.int64) * _DIGITS
+    if sample_count > most:
+        ends[most:] = ends[most - 1] + np.cumsum([len(b"%d" % ordinal) for ordinal in range(most, sample_count)])
+    return keys.tobytes() + beyond, ends

@@ -1,0 +1,74 @@
+"""Lines as samples: text, and JSON Lines.
+
+A line ends with a line feed, or a carriage return and one; the last may end with the file. Blank lines are no samples.
+A byte order mark in front of the first line is no part of it.
+"""
+
+from __future__ import annotations
+
+from codecs import BOM_UTF8
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.errors import BadShard
+from feedd.formats.framing import numbered
+from feedd.formats.refused import refuse_packed
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PIECE_BYTES: Final = 8 << 20
+_LINES_MAX: Final = 1 << 26
+_LF, _CR = 10, 13
+
+
+class LinesFormat:
+    """``protocols.ShardFormat`` of files whose lines are samples of one field; stateless.
+
+    Args:
+        name: of the format.
+        field: the only one.
+        stored: see ``recipe.encodings``.
+    """
+
+    def __init__(self, name: str, field: str, stored: str) -> None:
+        self._name, self._field, self._stored = name, field, stored
+
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+        return self._name
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each line lies; a key is the sample's number in the shard.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: more lines than anybody has, or something compressed.
+        """
+        refuse_packed(data, url, self._name)
+        starts, sizes = _lines(data)
+        if len(starts) > _LINES_MAX:
+            raise BadShard(f"expected at most {_LINES_MAX} lines, got {len(starts)}", object=url, stage="decode")
+        return ShardIndex((self._field,), starts[None], sizes[None], *numbered(len(starts)), stored=(self._stored,))
+
+
+def _lines(data: memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return start and size of each line that is not blank, without its end."""
+    raw = np.frombuffer(data, np.uint8)
+    found = [
+        np.flatnonzero(raw[at : at + _PIECE_BYTES] == _LF) + at for at in range(0, len(raw), _PIECE_BYTES)
+    ]  # piece by piece: a comparison of all would take as much memory as the shard
+    feeds = np.concatenate([*found, np.array([len(raw)] if len(raw) and raw[-1] != _LF else [], np.int64)])
+    first = len(BOM_UTF8) if bytes(data[: len(BOM_UTF8)]) == BOM_UTF8 else 0
+    starts = np.concatenate(([first], feeds[:-1] + 1)) if len(feeds) else feeds
+    ends = feeds.copy()
+    returned = (ends > starts) & (raw[np.maximum(ends - 1, 0)] == _CR) if len(raw) else ends > starts
+    ends[returned] -= 1
+    kept = ends > starts
+    return starts[kept], (ends - starts)[kept]

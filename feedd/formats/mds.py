@@ -1,0 +1,143 @@
+"""MosaicML MDS, version 2, as its shards lie when they are not compressed.
+
+A shard is ``u32 n, u32 offset[n + 1], JSON, samples``; offsets count from the shard's start, the first is where the
+samples begin. A sample is one u32 size for each column of variable size, then the values of all columns. The JSON
+repeats what ``index.json`` says of columns, so a shard stands for itself [mosaicml-streaming,
+base/format/mds/{encodings,reader,writer}.py].
+
+Columns of numbers, and arrays whose shape the encoding tells, are fields stored as such; text, JSON and encoded images
+as files; arrays that carry their shape are read by ``npy``, pixels (``pil``) by ``image``. Lists of images and pickles
+come as ``bytes`` where they are asked for: nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from feedd.formats.framing import field_names, numbered
+from feedd.formats.rows import RowsReader
+from feedd.recipe.params import DTYPES
+from feedd.values import ShardIndex
+
+_HEADER_BYTES_MAX: Final = 1 << 20
+_COLUMNS_MAX: Final = 4096
+_ARRAY: Final = re.compile(r"ndarray:([a-z0-9]+):([0-9]+(?:,[0-9]+)*)")
+_STORED: Final = {
+    "int": "int64",
+    "str": "text",
+    "str_int": "text",
+    "str_float": "text",
+    "str_decimal": "text",
+    "json": "json",
+    "jpeg": "image",
+    "png": "image",
+    "jpeg_array": "images",
+    "jpegarray": "images",
+    "list[jpeg]": "images",
+    "list[png]": "images",
+    "list[pil]": "images",
+    "pil": "pil",
+    "ndarray": "mds",
+    "pkl": "pickle",
+}
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=False):
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+
+
+class MdsFormat:
+    """``protocols.ShardFormat`` of MDS shards; stateless.
+
+    Args:
+        params: JSON of the columns that ``index.json`` names, to be compared with the shard's own; empty: not compared.
+    """
+
+    def __init__(self, params: str = "") -> None:
+        self._told = msgspec.json.decode(params.encode(), type=_Header) if params else None
+
+    @property
+    def name(self) -> str:
+        """``mds``."""
+        return "mds"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each sample's columns lie; a key is the sample's number in the shard.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: no MDS, or one whose offsets and sizes do not fit together.
+        """
+        return _Reader(data, url, self._told).read()
+
+
+class _Reader(RowsReader):
+    """The header of one shard, and the columns it names."""
+
+    def __init__(self, data: memoryview, url: str, told: _Header | None) -> None:
+        super().__init__(data, url)
+        self._told = told
+
+    def read(self) -> ShardIndex:
+        """Read header and sizes."""
+        offsets = self.offsets("an MDS shard")
+        header_at = 8 + 4 * (len(offsets) - 1)
+        header = self._header(header_at, int(offsets[0]))
+        self._check(header, header_at)
+        starts, sizes = self.columns(header.column_sizes, offsets)
+        return ShardIndex(
+            field_names(header.column_names, self._url),
+            starts,
+            sizes,
+            *numbered(len(offsets) - 1),
+            stored=tuple(map(_stored, header.column_encodings)),
+        )
+
+    def _header(self, start: int, end: int) -> _Header:
+        if end - start > _HEADER_BYTES_MAX:
+            self.fail(start, f"a header of at most {_HEADER_BYTES_MAX} bytes", f"{end - start}")
+        try:
+            header = msgspec.json.decode(bytes(self._data[start:end]), type=_Header)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.fail(start, "JSON that names columns", str(error))
+        names = header.column_names
+        if not len(names) == len(header.column_encodings) == len(header.column_sizes) == len(set(names)):
+            self.fail(start, "a name, an encoding and a size of each column", f"{names}")
+        if len(names) > _COLUMNS_MAX or any(not 0 <= (size or 0) < 1 << 32 for size in header.column_sizes):
+            self.fail(start, f"at most {_COLUMNS_MAX} columns of sizes below 4 GiB", f"{len(names)} columns")
+        return header
+
+    def _check(self, header: _Header, start: int) -> None:
+        """Compare the shard's columns with those its ``index.json`` names."""
+        told = self._told
+        if told is not None and header != told:
+            pairs = [
+                f"{name} ({encoding}{f' of {size} bytes' if size else ''})"
+                for name, encoding, size in zip(
+                    told.column_names, told.column_encodings, told.column_sizes, strict=False
+                )
+            ]
+            got = ", ".join(
+                f"{name} ({encoding})"
+                for name, encoding in zip(header.column_names, header.column_encodings, strict=True)
+            )
+            self.fail(start, f"the columns that index.json names, {', '.join(pairs)}", got)
+
+
+def _stored(encoding: str) -> str:
+    """Return how a column is stored, as ``recipe.encodings`` has it."""
+    array = _ARRAY.fullmatch(encoding)
+    if array is not None and array[1] in DTYPES:
+        return f"{array[1]}[{array[2]}]"
+    kind, _, dtype = encoding.partition(":")
+    if kind == "ndarray" and dtype in DTYPES:
+        return f"mds:{dtype}"
+    return encoding if encoding in DTYPES else _STORED.get(encoding, "")

@@ -1,0 +1,210 @@
+"""RecordIO, as dmlc's, MXNet's and SageMaker's tools write it.
+
+A part is ``u32 0xCED7230A, u32 kind << 29 | length, payload, zeros up to a multiple of 4`` [dmlc-core,
+include/dmlc/recordio.h]. Kind 0 is a whole record; a record in several parts is one of kind 1, any of kind 2, one of
+kind 3. There is no checksum and no index; an ``.idx`` beside the shard is not needed.
+
+A split record does not lie in one piece: a shard with one is refused here. If the URL begins with ``recordio-join+``,
+records are joined first (``convert.recordio_join``).
+
+What a record is: an image with a label, as MXNet's ``im2rec`` packs them, or just bytes. A shard whose first record
+starts like the former and goes on like an encoded image is one of images; ``recordio-image+`` and ``recordio-raw+``
+before the URL say it instead. Images are the fields ``label`` (one float32, or as many as there are), ``id`` and
+``image``; bytes are the field ``data``.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.errors import BadShard
+from feedd.formats.framing import ShardReader, numbered
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+MAGIC: Final = 0xCED7230A
+DATA: Final = "data"
+"""The field of records that are no images."""
+
+_HEAD: Final = struct.Struct("<II")
+_KIND_BITS: Final = 29
+_LENGTH_MASK: Final = (1 << _KIND_BITS) - 1
+_FIRST, _LAST = 1, 3  # 0 is a whole record, 2 a part between
+_IMAGE_HEAD: Final = 24  # u32 number of labels, f32 label, u64 id, u64 id2
+_LABELS_MAX: Final = 1 << 16
+_PARTS_MAX: Final = 1 << 26
+_IMAGE_STARTS: Final = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"BM")
+
+
+def head(length: int) -> bytes:
+    """Return the head of a record in one part."""
+    return _HEAD.pack(MAGIC, length)
+
+
+class PartsReader(ShardReader):
+    """The parts of one shard, told apart by their heads."""
+
+    def records(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where each record's payload begins, and its bytes.
+
+        Raises:
+            BadShard: see ``parts``; or a record lies in several.
+        """
+        starts: list[int] = []
+        sizes: list[int] = []
+        split_at = None
+        for kind, start, end in self.parts():
+            if kind and split_at is None:
+                split_at = start - 8
+            starts.append(start)
+            sizes.append(end - start)
+        if split_at is not None:
+            raise BadShard(
+                f"expected records in one part each, got one in several at byte {split_at}",
+                object=self._url,
+                hint="write recordio-join+ before the URL: such records are then joined, once per node",
+                stage="decode",
+            )
+        return np.array(starts, np.int64), np.array(sizes, np.int64)
+
+    def records_in_parts(self) -> list[list[tuple[int, int]]]:
+        """Return where the parts of each record begin and end.
+
+        Raises:
+            BadShard: see ``parts``.
+        """
+        found: list[list[tuple[int, int]]] = []
+        for kind, start, end in self.parts():
+            if kind <= _FIRST:
+                found.append([(start, end)])
+            else:
+                found[-1].append((start, end))
+        return found
+
+    def parts(self) -> Iterator[tuple[int, int, int]]:
+        """Yield kind, start and end of each part's payload, from the first to the last.
+
+        Raises:
+            BadShard: no head where one must be, one cut short, or parts in an order that makes no records.
+        """
+        data, at, total, unpack = self._data, 0, len(self._data), _HEAD.unpack_from
+        open_at, count = -1, 0
+        while at < total:
+            if at + 8 > total:
+                self.fail(at, "the 8 bytes of a part's head", f"end of data after {total} bytes")
+            magic, word = unpack(data, at)
+            if magic != MAGIC:
+                self.fail(at, f"the magic {MAGIC:#x} of a part", f"{magic:#x}")
+            kind, body = word >> _KIND_BITS, at + 8
+            end = body + (word & _LENGTH_MASK)
+            if end > total:
+                self.fail(body, f"{end - body} bytes of payload", f"end of data after {total} bytes")
+            if kind <= _FIRST:
+                if open_at >= 0:
+                    self.fail(at, "another part of the record", f"the start of the next one (kind {kind})")
+                if kind:
+                    open_at = at
+            elif open_at < 0 or kind > _LAST:
+                self.fail(at, "the start of a record", f"a part of kind {kind}")
+            elif kind == _LAST:
+                open_at = -1
+            count += 1
+            if count > _PARTS_MAX:
+                self.fail(at, f"at most {_PARTS_MAX} parts", "one more")
+            yield kind, body, end
+            at = end + (-end % 4)
+        if open_at >= 0:
+            self.fail(open_at, "a last part of the record", f"end of data after {total} bytes")
+
+
+def records_end(data: memoryview) -> int:
+    """Return where the last whole record ends of a shard's first bytes; 0: there is none."""
+    end = 0
+    with suppress(BadShard):
+        for kind, _, stop in PartsReader(data, "").parts():
+            if kind in {0, _LAST}:
+                end = stop + (-stop % 4)
+    return end if end <= len(data) else 0
+
+
+class RecordIoFormat:
+    """``protocols.ShardFormat`` of RecordIO; stateless.
+
+    Args:
+        name: of the format.
+        images: whether records are images with labels; None: as the first one looks.
+    """
+
+    def __init__(self, name: str, *, images: bool | None = None) -> None:
+        self._name, self._images = name, images
+
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+        return self._name
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each record lies; a key is the record's number in the shard.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: broken framing, a record in several parts, or one that is no image among those that are.
+        """
+        return _Reader(data, url).read(images=self._images)
+
+
+class _Reader(PartsReader):
+    """The records of one shard."""
+
+    def read(self, *, images: bool | None) -> ShardIndex:
+        """Read the parts, and of images their heads."""
+        starts, sizes = self.records()
+        if images is None:
+            images = bool(len(starts)) and self._is_image(int(starts[0]), int(sizes[0]))
+        if not images:
+            return ShardIndex((DATA,), starts[None], sizes[None], *numbered(len(starts)))
+        return self._image_index(starts, sizes)
+
+    def _is_image(self, start: int, size: int) -> bool:
+        if size < _IMAGE_HEAD:
+            return False
+        labels = int.from_bytes(self._data[start : start + 4], "little")
+        at = _IMAGE_HEAD + 4 * labels
+        return labels <= _LABELS_MAX and bytes(self._data[start + at : start + min(at + 4, size)]).startswith(
+            _IMAGE_STARTS
+        )
+
+    def _image_index(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> ShardIndex:
+        short = np.flatnonzero(sizes < _IMAGE_HEAD)
+        if len(short):
+            at = int(starts[short[0]])
+            self.fail(at, f"an image record's head of {_IMAGE_HEAD} bytes", f"a record of {sizes[short[0]]} bytes")
+        raw = np.frombuffer(self._data, np.uint8)
+        labels = np.zeros(len(starts), np.int64)
+        for byte in range(4):
+            labels += raw[starts + byte].astype(np.int64) << 8 * byte
+        heads = _IMAGE_HEAD + 4 * labels
+        wrong = np.flatnonzero((labels > _LABELS_MAX) | (heads > sizes))
+        if len(wrong):
+            first = int(wrong[0])
+            got = f"{labels[first]} labels in a record of {sizes[first]} bytes"
+            self.fail(int(starts[first]), f"an image record with at most {_LABELS_MAX} labels", got)
+        several = labels > 0
+        return ShardIndex(
+            ("label", "id", "image"),
+            np.stack([np.where(several, starts + _IMAGE_HEAD, starts + 4), starts + 8, starts + heads]),
+            np.stack([np.where(several, 4 * labels, 4), np.full(len(starts), 8), sizes - heads]),
+            *numbered(len(starts)),
+            stored=("float32[]" if several.any() else "float32", "uint64", "image"),
+        )

@@ -1,0 +1,127 @@
+"""What is recognised and not read: by name or by first bytes, with what to do instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from feedd.errors import BadShard, Unsupported
+from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNXZ, UNZSTD, ending_of, head_says
+
+
+class Refusal(NamedTuple):
+    """A kind of file.
+
+    Attributes:
+        what: it is.
+        extensions: of such files, in lower case.
+        magic: regular expression of how such files begin; empty: nothing tells.
+        hint: what to do.
+    """
+
+    what: str
+    extensions: tuple[str, ...]
+    magic: bytes
+    hint: str
+
+
+_NAME: Final = (
+    "say so before its URL, parquet+s3://bucket/ or tar.gz+s3://bucket/, or by an ending, such as .tar.gz, "
+    ".jsonl.zst or .parquet: it is read then"
+)
+_TORCH: Final = "name it .pt if it holds plain tensors: it is read then, without unpickling"
+_PICKLE: Final = (
+    "nothing is unpickled here: save tensors as safetensors, as .npy members of tar shards, or with torch.save"
+)
+REFUSED: Final = (
+    Refusal(
+        "an FFCV file",
+        (".beton",),
+        rb"\x02\x00[\x01-\x40]\x00\x00\x00[\x00-\xff]{2}",
+        "write the samples as tar, MDS or TFRecord shards: FFCV's pages are read by FFCV only",
+    ),
+    Refusal("a PyTorch file", (".ckpt",), rb"PK\x03\x04[\x00-\xff]{26}[^/\x00]{1,200}/data\.pkl", _TORCH),
+    Refusal("a pickle", (".pkl", ".pickle"), rb"\x80[\x02-\x05][\x95cK\]}()\x8c]", _PICKLE),
+    Refusal("gzip", (), rb"\x1f\x8b\x08", _NAME),
+    Refusal("zstd", (), rb"\x28\xb5\x2f\xfd", _NAME),
+    Refusal("bzip2", (), rb"BZh[1-9]1AY", _NAME),
+    Refusal("xz", (), rb"\xfd7zXZ\x00", _NAME),
+    Refusal("lz4", (), rb"\x04\x22\x4d\x18", "unpack it, or compress it with gzip, zstd, bzip2 or xz instead"),
+    Refusal("Parquet", (), rb"PAR[1E]", _NAME),
+    Refusal("Arrow", (), rb"ARROW1|\xff{4}[\x00-\xff]{4}", _NAME),
+    Refusal("HDF5", (), rb"\x89HDF\r\n\x1a\n", _NAME),
+    Refusal(
+        "a zip", (), rb"PK\x03\x04", "name it .npz if it is one; else unpack it, and pack its members as tar shards"
+    ),
+    Refusal("a .npy array", (), rb"\x93NUMPY", _NAME),
+)
+"""In this order: the first that fits says it."""
+
+WHAT: Final = {GUNZIP: "gzip", UNZSTD: "zstd", BUNZIP2: "bzip2", UNXZ: "xz", INFLATE: "a zlib stream"}
+_PACKED: Final = "it begins like"
+_HEAD_BYTES: Final = 512
+_MAGIC_BYTES: Final = 8
+
+
+def refuse_name(file_name: str, url: str, known: str) -> None:
+    """Refuse what a file's name tells.
+
+    Args:
+        file_name: in lower case.
+        url: named in errors.
+        known: what is read, for the message.
+
+    Raises:
+        Unsupported: it is recognised.
+    """
+    for refusal in REFUSED:
+        if file_name.endswith(refusal.extensions):
+            raise _unsupported(refusal, url, known)
+
+
+def refuse_bytes(head: bytes, url: str, known: str) -> None:
+    """Refuse what a file's first bytes tell; as ``refuse_name``.
+
+    Raises:
+        Unsupported: it is recognised.
+    """
+    for refusal in REFUSED:
+        if refusal.magic and re.match(refusal.magic, head[:_HEAD_BYTES]):
+            raise _unsupported(refusal, url, known)
+
+
+def say_packed(error: BadShard, head: bytes, format_name: str) -> None:
+    """Have an error about a shard say that it begins like something compressed, where it does.
+
+    Args:
+        error: that it is not what it was taken for.
+        head: its first bytes.
+        format_name: what it was taken for.
+    """
+    form = head_says(head)
+    if form and not error.hint.startswith(_PACKED):
+        ending = ending_of(form)
+        name = format_name.partition(":")[0]
+        error.hint = (
+            f"{_PACKED} {WHAT[form]}: if that is so, name it before the URL, {name}.{ending}+s3://bucket/prefix/, "
+            f"or end its name in .{ending}"
+        )
+
+
+def refuse_packed(data: memoryview, url: str, format_name: str) -> None:
+    """Refuse what begins like something compressed, where what it should be never does.
+
+    Raises:
+        BadShard: it does.
+    """
+    head = bytes(data[:_MAGIC_BYTES])
+    form = head_says(head)
+    if form and form != INFLATE:  # two bytes that may be text
+        error = BadShard(f"expected {format_name}, got {WHAT[form]}", object=url, stage="decode")
+        say_packed(error, head, format_name)
+        raise error
+
+
+def _unsupported(refusal: Refusal, url: str, known: str) -> Unsupported:
+    message = f"expected a shard ending in {known}, got {refusal.what}"
+    return Unsupported(message, object=url, hint=refusal.hint, stage="decode")

@@ -1,0 +1,231 @@
+"""Arrays whose first dimension is the samples': .npy files and safetensors. They are read where they lie."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from feedd.errors import BadSample
+from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
+from feedd.formats.npy_header import read_npy_head
+from feedd.recipe.low_precision import item_bytes
+from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FIELD: Final = "data"
+"""The field of a .npy file."""
+
+_TENSORS_MAX: Final = 65536
+_HEADER_BYTES_MAX: Final = 100 << 20  # as its own reader has it
+_METADATA: Final = "__metadata__"
+_DTYPES: Final = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+}
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StridedArray:
+    """One array.
+
+    Attributes:
+        inner: shape of a sample.
+        at: where it lies.
+        step_bytes: from one row to the next; below zero: they lie one after another.
+    """
+
+    name: str
+    dtype: str
+    inner: tuple[int, ...]
+    at: int
+    step_bytes: int = -1
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a sample."""
+        return math.prod(self.inner) * item_bytes(self.dtype)
+
+    @property
+    def stored(self) -> str:
+        """As ``recipe.encodings`` has it."""
+        if not self.inner:
+            return self.dtype
+        return f"{self.dtype}[{','.join(map(str, self.inner)) if self.row_bytes else ''}]"
+
+
+class NpyFormat:
+    """``protocols.ShardFormat`` of .npy files: a row is a sample; stateless."""
+
+    @property
+    def name(self) -> str:
+        """``npy``."""
+        return "npy"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each row lies; a key is the row's number.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: no array of numbers, or one whose rows do not lie one after another.
+        """
+        return _NpyReader(data, url).npy()
+
+
+def first_rows(data: memoryview) -> tuple[bytes, memoryview]:
+    """Return a .npy file of those rows that are whole in a file's first bytes, as its header and its rows.
+
+    Both are empty where none is.
+    """
+    try:
+        header = read_npy_head(data, DTYPES)
+    except BadSample:
+        return b"", data[:0]
+    shape, start = header.shape, header.data_at
+    row_bytes = math.prod(shape[1:]) * header.dtype.itemsize
+    count = min(shape[0], (len(data) - start) // row_bytes) if shape and row_bytes else 0
+    if not count:
+        return b"", data[:0]
+    head = io.BytesIO()
+    told = {"descr": header.dtype.str, "fortran_order": header.fortran_order, "shape": (count, *shape[1:])}
+    np.lib.format.write_array_header_1_0(head, told)
+    return head.getvalue(), data[start : start + count * row_bytes]
+
+
+class SafetensorsFormat:
+    """``protocols.ShardFormat`` of safetensors: every tensor is a field, its first dimension the samples'; stateless.
+
+    Of tensors without dimensions nothing is a sample's: they are left out. ``bfloat16`` and the floats of 8 bits become
+    ``float32``.
+    """
+
+    @property
+    def name(self) -> str:
+        """``safetensors``."""
+        return "safetensors"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each row of each tensor lies; a key is the row's number.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: no safetensors, tensors that do not lie within the file, or of different first dimensions.
+        """
+        return _SafetensorsReader(data, url).safetensors()
+
+
+class StridedReader(ShardReader):
+    """The arrays of one shard."""
+
+    def laid(self, arrays: Sequence[StridedArray], rows: int, unread: Mapping[str, str] | None = None) -> ShardIndex:
+        """Return where each of ``rows`` rows of each array lies; ``unread``: what else there is, by name."""
+        self.check_cells(max(1, len(arrays)), rows)
+        empty = next((array for array in arrays if rows and not array.row_bytes), None)
+        if empty is not None:  # else a header of some bytes would name as many samples as it likes
+            self.fail(empty.at, "rows of at least one byte", f"{rows} rows of {empty.name!r} without any")
+        large = next((array for array in arrays if array.row_bytes > SAMPLE_BYTES_MAX), None)
+        if large is not None:
+            self.fail(large.at, f"samples of at most {SAMPLE_BYTES_MAX} bytes", f"{large.row_bytes}")
+        at = np.array([array.at for array in arrays], np.int64).reshape(-1, 1)
+        width = np.array([array.row_bytes for array in arrays], np.int64).reshape(-1, 1)
+        steps = [array.row_bytes if array.step_bytes < 0 else array.step_bytes for array in arrays]
+        starts = at + np.array(steps, np.int64).reshape(-1, 1) * np.arange(rows, dtype=np.int64)
+        sizes = np.broadcast_to(width, starts.shape).copy()
+        names = field_names([array.name for array in arrays], self._url)
+        stored = tuple(array.stored for array in arrays)
+        return ShardIndex(names, starts, sizes, *numbered(rows), stored=stored, unread=unread_of(unread or {}))
+
+
+class _NpyReader(StridedReader):
+    def npy(self) -> ShardIndex:
+        """Read a .npy file."""
+        try:
+            header = read_npy_head(self._data, DTYPES)
+        except BadSample as error:
+            self.fail(0, "a .npy array of numbers", error.message)
+        if not header.shape:
+            self.fail(0, "an array with a row for each sample", "one number")
+        if not header.dtype.isnative and header.dtype.itemsize > 1:
+            self.fail(0, "little-endian numbers", str(header.dtype))
+        rows, inner = header.shape[0], header.shape[1:]
+        if header.fortran_order and math.prod(inner) > 1:
+            self.fail(0, "rows one after another (C order)", "columns (Fortran order)")
+        array = StridedArray(FIELD, header.dtype.newbyteorder("=").name, inner, header.data_at)
+        if len(self._data) - header.data_at != rows * array.row_bytes:
+            got = len(self._data) - header.data_at
+            self.fail(header.data_at, f"{rows * array.row_bytes} bytes of {header.shape}", str(got))
+        return self.laid([array], rows)
+
+
+class _SafetensorsReader(StridedReader):
+    def safetensors(self) -> ShardIndex:
+        """Read the header and what it names."""
+        total = len(self._data)
+        size = int.from_bytes(self._data[:8], "little")
+        if total < 8 or size > min(_HEADER_BYTES_MAX, total - 8):
+            self.fail(0, f"the size of a header within {total} bytes", str(size))
+        try:
+            header = msgspec.json.decode(bytes(self._data[8 : 8 + size]), type=dict[str, msgspec.Raw])
+            header.pop(_METADATA, None)
+            if len(header) > _TENSORS_MAX:
+                self.fail(8, f"at most {_TENSORS_MAX} tensors", str(len(header)))
+            tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.fail(8, "JSON that names tensors", str(error))
+        rows: int | None = None
+        arrays = []
+        unread: dict[str, str] = {}
+        for name, tensor in tensors.items():
+            array = self._tensor(name, tensor, 8 + size)
+            if array is None:
+                unread[name] = f"a tensor of {tensor.dtype} without dimensions"
+                continue
+            rows = tensor.shape[0] if rows is None else rows
+            if rows != tensor.shape[0]:
+                expected = f"tensors with a row for each sample, {rows} as the first has"
+                self.fail(8, expected, f"{name!r} of {tensor.shape}")
+            arrays.append(array)
+        return self.laid(sorted(arrays, key=lambda array: array.at), rows or 0, unread)
+
+    def _tensor(self, name: str, tensor: _Tensor, base: int) -> StridedArray | None:
+        """Return a tensor that can be a field; None: it is none."""
+        dtype, shape, (start, end) = _DTYPES.get(tensor.dtype), tensor.shape, tensor.data_offsets
+        if dtype is None:
+            self.fail(8, f"one of the types {', '.join(_DTYPES)}", f"{name!r} of {tensor.dtype}")
+        if len(shape) > DIMS_MAX + 1 or any(side < 0 for side in shape) or not 0 <= start <= end:
+            self.fail(8, "a shape and a place", f"{name!r} of {shape} at {start} to {end}")
+        if end - start != math.prod(shape) * item_bytes(dtype) or base + end > len(self._data):
+            self.fail(8, f"the bytes of a tensor within {len(self._data)}", f"{name!r} of {shape} at {start} to {end}")
+        return StridedArray(name, dtype, tuple(shape[1:]), base + start) if shape else None

@@ -1,0 +1,184 @@
+"""Tables: columns of samples, as feedd writes them itself of what cannot be read at random (see ``convert``).
+
+    magic[8]                          ``feeddtbl``
+    buffers                           each at a multiple of 64
+    foot                              JSON: how many rows, and where each column's buffers lie
+    u32 size of the foot, magic[8]
+
+The foot comes last, so that columns are written as they come. A column of fixed width is rows x width bytes. Any other
+is its values back to back and int64 ends[rows], counted from its start. Where rows lack the column, a map of one byte a
+row tells which have it, and why others do not (see ``formats.missing_reasons``). All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
+from feedd.formats.missing_reasons import HAS, places_of
+from feedd.recipe.encodings import parse_stored
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAGIC: Final = b"feeddtbl"
+ALIGN_BYTES: Final = 64
+NOWHERE: Final = -1
+"""A buffer that a column does not have."""
+
+NOTES_MAX: Final = 16
+NOTE_CHARS_MAX: Final = 80
+
+_END_BYTES: Final = 4 + len(MAGIC)
+_FOOT_BYTES_MAX: Final = 16 << 20
+_COLUMNS_MAX: Final = 65536
+
+
+class TableColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One column.
+
+    Attributes:
+        stored: how its values are stored, see ``recipe.encodings``.
+        at: where they lie.
+        width: bytes of each; -1: it varies.
+        ends_at: where int64 ends lie; -1 where the width is fixed.
+        valid_at: where the map lies of the rows that have the column; -1: all have.
+    """
+
+    name: str
+    stored: str
+    at: int
+    width: int = NOWHERE
+    ends_at: int = NOWHERE
+    valid_at: int = NOWHERE
+
+
+class TableKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the rows' keys lie.
+
+    Attributes:
+        at: UTF-8, back to back.
+        ends_at: int64 ends, counted from there.
+    """
+
+    at: int
+    ends_at: int
+
+
+class TableFoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a table says of itself; without keys they are the rows' numbers.
+
+    Attributes:
+        notes: see ``ShardIndex``.
+        unread: see ``ShardIndex``.
+    """
+
+    rows: int
+    columns: tuple[TableColumn, ...]
+    keys: TableKeys | None = None
+    notes: tuple[tuple[int, int, str], ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+
+
+class TableFormat:
+    """``protocols.ShardFormat`` of tables; stateless."""
+
+    @property
+    def name(self) -> str:
+        """``table``."""
+        return "table"
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each row's columns lie; where the table has no keys, they are the rows' numbers.
+
+        Args:
+            data: the whole shard, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: no table, or one whose buffers do not lie within it.
+        """
+        return _Reader(data, url).read()
+
+
+class _Reader(ShardReader):
+    """The columns of one shard, all rows at a time."""
+
+    def read(self) -> ShardIndex:
+        """Read the foot and what it points at."""
+        foot, end = self._foot()
+        columns, rows = foot.columns, foot.rows
+        if rows < 0 or len(columns) > _COLUMNS_MAX:
+            self.fail(end, f"rows, and at most {_COLUMNS_MAX} columns", f"{rows} of {len(columns)}")
+        self.check_cells(max(1, len(columns)), rows)
+        starts = np.zeros((len(columns), rows), np.int64)
+        sizes = np.zeros((len(columns), rows), np.int64)
+        for number, column in enumerate(columns):
+            self._column(column, rows, end, starts[number], sizes[number])
+        names = field_names([column.name for column in columns], self._url)
+        stored = tuple(column.stored for column in columns)
+        keys = numbered(rows) if foot.keys is None else self._keys(foot.keys, rows, end)
+        notes = tuple((column, row, text[:NOTE_CHARS_MAX]) for column, row, text in foot.notes[:NOTES_MAX])
+        unread = unread_of(dict(foot.unread))
+        return ShardIndex(names, starts, sizes, *keys, stored=stored, notes=notes, unread=unread)
+
+    def _foot(self) -> tuple[TableFoot, int]:
+        """Return the foot and where it begins."""
+        data, total = self._data, len(self._data)
+        if total < len(MAGIC) + _END_BYTES or {bytes(data[: len(MAGIC)]), bytes(data[total - len(MAGIC) :])} != {MAGIC}:
+            self.fail(0, "a table", f"{total} bytes that begin with {bytes(data[: len(MAGIC)])!r}")
+        size = int.from_bytes(data[total - _END_BYTES : total - len(MAGIC)], "little")
+        at = total - _END_BYTES - size
+        if size > _FOOT_BYTES_MAX or at < len(MAGIC):
+            self.fail(total - _END_BYTES, f"a foot of at most {_FOOT_BYTES_MAX} bytes", f"{size} of {total}")
+        try:
+            return msgspec.json.decode(bytes(data[at : at + size]), type=TableFoot), at
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.fail(at, "a foot that names columns", str(error))
+
+    def _keys(self, keys: TableKeys, rows: int, end: int) -> tuple[bytes, NDArray[np.int64]]:
+        """Return ``key_blob`` and ``key_ends``."""
+        ends, size = self._ends("__key__", keys.ends_at, keys.at, rows, end)
+        return bytes(self._data[keys.at : keys.at + size]), ends.astype(np.int64)
+
+    def _column(
+        self, column: TableColumn, rows: int, end: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> None:
+        """Fill in one column's places."""
+        try:
+            parse_stored(column.stored)
+        except ValueError as error:
+            self.fail(end, f"column {column.name!r} to be stored in a way that is known", str(error))
+        if column.width >= 0:
+            self._check(column.name, column.at, rows * column.width, end)
+            starts[:] = column.at + np.arange(rows, dtype=np.int64) * column.width
+            sizes[:] = column.width
+        else:
+            ends, _ = self._ends(column.name, column.ends_at, column.at, rows, end)
+            starts[1:] = ends[:-1]
+            np.subtract(ends, starts, out=sizes)
+            starts += column.at
+        if column.valid_at != NOWHERE:
+            self._check(column.name, column.valid_at, rows, end)
+            marks = np.frombuffer(self._data, np.uint8, rows, column.valid_at)
+            sizes[marks != HAS] = -1
+            why = marks > HAS
+            starts[why] = places_of(marks[why])
+
+    def _ends(self, name: str, ends_at: int, at: int, rows: int, end: int) -> tuple[NDArray[np.int64], int]:
+        """Return where each of the values at ``at`` ends, borrowed, and how many bytes they are."""
+        self._check(name, ends_at, rows * 8, end)
+        ends = np.frombuffer(self._data, "<i8", rows, ends_at)
+        if rows and (int(ends[0]) < 0 or bool((ends[1:] < ends[:-1]).any())):  # a difference might overflow
+            self.fail(ends_at, f"ascending ends of column {name!r}", "others")
+        size = int(ends[-1]) if rows else 0
+        self._check(name, at, size, end)
+        return ends, size
+
+    def _check(self, name: str, at: int, size: int, end: int) -> None:
+        if at < 0 or at + size > end:
+            self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"them at {at}")

@@ -1,0 +1,200 @@
+"""Files of nothing but token ids, cut into windows by the recipe: a sample is so many tokens from so many on.
+
+| name | file |
+|---|---|
+| ``tokens`` | ids back to back, as nanoGPT and Megatron write ``.bin`` |
+| ``tokens-llmc`` | the same behind 256 int32 (magic, version, number of tokens), as llm.c and modded-nanogpt write |
+| ``tokens-npy`` | one array of one dimension, ``.npy`` |
+
+Windows never reach into the next file. How many there are follows from a file's size alone, so that steps are known
+before anything is read; what was believed of a file to know it is checked when it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+import numpy as np
+
+from feedd.errors import BadSample, BadShard
+from feedd.formats.framing import ShardReader, numbered
+from feedd.formats.npy_header import read_npy_head
+from feedd.recipe.params import DTYPES
+from feedd.values import ShardIndex
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FIELD: Final = "tokens"
+RAW, LLMC, NPY = "tokens", "tokens-llmc", "tokens-npy"
+_BY_EXTENSION: Final = {".bin": RAW}  # a .npy file that nobody named is a sample
+_OTHERS: Final = re.compile(r"chunk-\d+-\d+\.bin|.*\.zstd\.bin")  # LitData's
+_HEAD_BYTES: Final = {RAW: 0, LLMC: 1024, NPY: 128}
+_LLMC_DTYPES: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # by magic and version
+SAY_HOW: Final = (
+    'say how many tokens a sample has: fields={"tokens": "tokens:uint16:2049"}; or put megatron+ in front of the URL '
+    "where each .bin has an .idx beside it, and samples are its documents"
+)
+"""What to do about a file of tokens of which nobody said what its samples are."""
+
+
+class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a file of tokens is cut; in JSON behind the colon of a format's name.
+
+    Attributes:
+        dtype: of an id.
+        count: tokens of a window.
+        stride: tokens from the start of one to that of the next.
+        last: what becomes of tokens behind the last whole window: ``drop`` or ``pad``.
+    """
+
+    dtype: str
+    count: int
+    stride: int
+    last: Literal["drop", "pad"] = "drop"
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an id."""
+        return np.dtype(self.dtype).itemsize
+
+    def windows(self, token_count: int) -> int:
+        """Return how many windows that many tokens make; a shorter one at the end must have a token of its own."""
+        whole = max(token_count - self.count, -self.stride) // self.stride + 1
+        left = token_count - whole * self.stride
+        overlap = max(self.count - self.stride, 0) if whole else 0
+        return whole + (self.last == "pad" and left > overlap)
+
+    def left(self, token_count: int) -> int:
+        """Return how many of that many tokens are behind the last window, and so in none."""
+        if self.last == "pad":
+            return 0
+        count = self.windows(token_count)
+        return token_count - ((count - 1) * self.stride + self.count if count else 0)
+
+
+def kind_of(named: str, url: str) -> str:
+    """Return which of the formats above a file has, where it may be one of them; empty: it is none.
+
+    Args:
+        named: the format that was named for it; empty: its name tells.
+        url: of the file.
+    """
+    if named:
+        return named if named in _HEAD_BYTES else ""
+    file_name = url.rsplit("/", 1)[-1].lower()
+    kind = next((kind for ending, kind in _BY_EXTENSION.items() if file_name.endswith(ending)), "")
+    return "" if _OTHERS.fullmatch(file_name) else kind
+
+
+def with_cut(kind: str, cut: Cut) -> str:
+    """Return the name of a format with its parameters."""
+    return f"{kind}:{msgspec.json.encode(cut, order='sorted').decode()}"
+
+
+def window_count(kind: str, size_bytes: int, cut: Cut) -> int:
+    """Return the samples of a file of that size."""
+    return cut.windows(token_count(kind, size_bytes, cut))
+
+
+def token_count(kind: str, size_bytes: int, cut: Cut) -> int:
+    """Return the tokens of a file of that size."""
+    return max(size_bytes - _HEAD_BYTES[kind], 0) // cut.item_bytes
+
+
+class TokensFormat:
+    """``protocols.ShardFormat`` of one of the formats above; stateless.
+
+    Args:
+        kind: which.
+        params: a ``Cut`` as JSON; empty: nobody said how to cut, and nothing can be read.
+    """
+
+    def __init__(self, kind: str, params: str = "") -> None:
+        self._kind = kind
+        self._cut = msgspec.json.decode(params, type=Cut) if params else None
+
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+        return self._kind
+
+    def index(self, data: memoryview, url: str) -> ShardIndex:
+        """Return where each window lies; a key is its number in the file.
+
+        Args:
+            data: the whole object, borrowed for the call.
+            url: named in errors.
+
+        Raises:
+            BadShard: the file is not what its name or the recipe says, or has more windows than anybody has.
+        """
+        if self._cut is None:
+            raise BadShard("expected a recipe that cuts tokens, got none", object=url, hint=SAY_HOW, stage="decode")
+        return _Reader(data, url, self._kind, self._cut).read()
+
+
+class _Reader(ShardReader):
+    def __init__(self, data: memoryview, url: str, kind: str, cut: Cut) -> None:
+        super().__init__(data, url)
+        self._kind, self._cut = kind, cut
+
+    def read(self) -> ShardIndex:
+        """Check the file and cut it."""
+        cut, total = self._cut, len(self._data)
+        if self._kind == RAW:
+            at = 0
+            self._refuse_header()
+        else:
+            at = self._llmc() if self._kind == LLMC else self._npy()
+        if (total - at) % cut.item_bytes:
+            self.fail(at, f"a whole number of {cut.dtype}", f"{total - at} bytes")
+        count = window_count(self._kind, total, cut)
+        self.check_cells(1, count)
+        starts: NDArray[np.int64] = at + np.arange(count, dtype=np.int64) * (cut.stride * cut.item_bytes)
+        sizes = np.minimum(cut.count * cut.item_bytes, total - starts)
+        return ShardIndex((FIELD,), starts[None], sizes[None], *numbered(count), stored=(f"{cut.dtype}[]",))
+
+    def _refuse_header(self) -> None:
+        """A file with a header read as one without would begin with 512 wrong tokens."""
+        said = self._said()
+        if said is not None and said[0] in _LLMC_DTYPES:
+            dtype, tokens = _LLMC_DTYPES[said[0]], said[1]
+            if _HEAD_BYTES[LLMC] + tokens * np.dtype(dtype).itemsize == len(self._data):
+                hint = f"put {LLMC}+ in front of its URL"
+                raise BadShard("expected tokens only, got llm.c's header", object=self._url, hint=hint, stage="decode")
+
+    def _said(self) -> tuple[tuple[int, int], int] | None:
+        """Return magic and version, and the number of tokens, where there is room for them."""
+        if len(self._data) < _HEAD_BYTES[LLMC]:
+            return None
+        magic, version, tokens = np.frombuffer(self._data, "<i4", 3).tolist()
+        return (magic, version), tokens
+
+    def _llmc(self) -> int:
+        head, said = _HEAD_BYTES[LLMC], self._said()
+        if said is None or said[0] not in _LLMC_DTYPES:
+            self.fail(0, "llm.c's header", f"{said[0] if said else len(self._data)}")
+        dtype, tokens = _LLMC_DTYPES[said[0]], said[1]
+        if dtype != self._cut.dtype:
+            self.fail(0, f"{self._cut.dtype}, as the recipe says", dtype)
+        if head + tokens * self._cut.item_bytes != len(self._data):
+            self.fail(8, f"the number of tokens in {len(self._data)} bytes", str(tokens))
+        return head
+
+    def _npy(self) -> int:
+        try:
+            header = read_npy_head(self._data, DTYPES)
+        except BadSample as error:
+            self.fail(0, "a .npy file", error.message)
+        if len(header.shape) != 1 or header.dtype != np.dtype(self._cut.dtype).newbyteorder("<"):
+            self.fail(
+                0, f"one dimension of {self._cut.dtype}, as the recipe says", f"{header.dtype}{list(header.shape)}"
+            )
+        if header.data_at + header.shape[0] * self._cut.item_bytes != len(self._data):
+            self.fail(0, f"{header.shape[0]} tokens in {len(self._data)} bytes", "another number of bytes")
+        if header.data_at != _HEAD_BYTES[NPY]:  # by which the windows were counted
+            self.fail(0, f"a header of {_HEAD_BYTES[NPY]} bytes, as numpy writes it", f"{header.data_at}")
+        return header.data_at

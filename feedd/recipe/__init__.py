@@ -1,0 +1,1 @@
+"""What users may ask for, and what comes of it: the fields language, encodings, parameters, filters, padding. Pure."""

@@ -1,0 +1,155 @@
+"""``filter``: conditions a sample must meet, on what is cheap to look at.
+
+Each is a JSON object::
+
+    {"field": "txt", "min_bytes": 1, "max_bytes": 4096}      as the shard stores it
+    {"field": "jpg", "min_height": 64, "min_width": 64}      from the image's header
+    {"field": "score", "min": 0.5, "max": 1}                 a number, text or stored; compared as float64
+    {"field": "json", "key": "score", "min": 0.5}            one inside a JSON document (see ``recipe.key_params``)
+    {"field": "json", "key": "text", "min_bytes": 200}       UTF-8 bytes of a text inside one
+
+A field that is decoded with a ``key`` is judged by the value there; of one that is no text, the bytes of its JSON.
+A sample must meet all of them. The field need not be one that is decoded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from feedd.errors import BadRecipe
+from feedd.recipe.key_params import Key, check_key, key_list
+from feedd.recipe.params import FloatParams, ImageParams, canonical, params_of
+from feedd.recipe.text_params import JsonParams, StrParams
+from feedd.values import FieldRecipe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from feedd.recipe.params import Params
+
+_HINT: Final = (
+    'like {"field": "txt", "min_bytes": 1}; known: min_bytes, max_bytes, min_height, max_height, min_width, '
+    "max_width, min, max, and key for values of JSON documents"
+)
+
+
+class Filter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One condition; what is left out is not asked for.
+
+    Attributes:
+        field: batch key of a decoded field, or what the data calls it; ``a;b``: the first one a sample has.
+        key: of a value in the JSON document that the field holds.
+    """
+
+    field: str
+    key: Key | None = None
+    min_bytes: int | None = None
+    max_bytes: int | None = None
+    min_height: int | None = None
+    max_height: int | None = None
+    min_width: int | None = None
+    max_width: int | None = None
+    min: float | None = None
+    max: float | None = None
+
+    def __post_init__(self) -> None:
+        asked = [pair for pair in (self.bytes, self.height, self.width, self.number) if pair != (None, None)]
+        if not asked:
+            raise ValueError("expected a condition beside the field, got none")
+        for low, high in asked:
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"expected a least value that is not above the most, got {low} and {high}")
+        if self.key is not None:
+            check_key(self.key)
+            if self.height != (None, None) or self.width != (None, None):
+                raise ValueError("expected bounds of numbers or bytes beside key, got those of an image")
+
+    @property
+    def bytes(self) -> tuple[int | None, int | None]:
+        """Bounds of the stored size."""
+        return self.min_bytes, self.max_bytes
+
+    @property
+    def height(self) -> tuple[int | None, int | None]:
+        """Bounds of an image's height, in pixels."""
+        return self.min_height, self.max_height
+
+    @property
+    def width(self) -> tuple[int | None, int | None]:
+        """Bounds of an image's width, in pixels."""
+        return self.min_width, self.max_width
+
+    @property
+    def number(self) -> tuple[float | None, float | None]:
+        """Bounds of a number."""
+        return self.min, self.max
+
+    def readers(self, recipes: Iterable[FieldRecipe]) -> tuple[FieldRecipe, ...]:
+        """Return what must be read of a sample beside its stored size.
+
+        An ``image`` header; a number (``float``); bytes of a value inside a document (``str`` or ``json``).
+        """
+        recipes = tuple(recipes)
+        sources, (key, is_text) = self.sources(recipes), self._way(recipes)
+        found: list[tuple[str, Params]] = []
+        if self.height != (None, None) or self.width != (None, None):
+            found.append(("image", ImageParams()))
+        if self.number != (None, None):
+            found.append(("float", FloatParams(key=key)))
+        if key is not None and self.bytes != (None, None):
+            found.append(("str", StrParams(key=key)) if is_text else ("json", JsonParams(key=key)))
+        return tuple(FieldRecipe(self.field, sources, codec, canonical(params)) for codec, params in found)
+
+    def _way(self, recipes: Iterable[FieldRecipe]) -> tuple[Key | None, bool]:
+        """Return the key of what is judged, its own or that of a decoded field; and whether text is expected there."""
+        if self.key is not None:
+            return self.key, True
+        decoded = next((one for one in recipes if one.name == self.field), None)
+        key = None if decoded is None else getattr(params_of(decoded), "key", None)
+        if decoded is not None and decoded.codec == "tokenize":
+            key = key or None  # documents as they lie there have a stored size
+        return key, decoded is not None and decoded.codec in {"str", "tokenize"}
+
+    def sources(self, recipes: Iterable[FieldRecipe]) -> tuple[str, ...]:
+        """Return what the data may call the field: of one that is decoded, what the recipes say."""
+        decoded = [source for recipe in recipes if recipe.name == self.field for source in recipe.sources]
+        return tuple(dict.fromkeys(decoded)) or tuple(part.strip().lower() for part in self.field.split(";"))
+
+
+def within(values: NDArray[Any], bounds: tuple[float | None, float | None]) -> NDArray[np.bool_]:
+    """Return which values lie within bounds, both included; NaN lies within none."""
+    low, high = bounds
+    fits = np.ones(values.shape, np.bool_)
+    if low is not None:
+        fits &= values >= low
+    if high is not None:
+        fits &= values <= high
+    return fits
+
+
+def parse_filter(text: str) -> Filter:
+    """Return one condition.
+
+    Raises:
+        BadRecipe: not understood.
+    """
+    try:
+        given = msgspec.json.decode(text.encode())
+        if isinstance(given, dict) and "key" in given:
+            given["key"] = key_list(given["key"])
+        return msgspec.convert(given, Filter)
+    except (msgspec.DecodeError, RecursionError) as error:
+        problem = str(error)
+        raise BadRecipe(
+            f"filter: {problem[:1].lower()}{problem[1:]} in {text!r}", object="filter", hint=_HINT, stage="decode"
+        ) from error
+
+
+def filter_text(one: Filter) -> str:
+    """Return canonical JSON text: equal conditions, equal text."""
+    return msgspec.json.encode(one, order="sorted").decode()

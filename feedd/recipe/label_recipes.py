@@ -1,0 +1,192 @@
+"""Labels that no sample holds: the number of its folder, or what a table beside the data says of it. Pure.
+
+In a recipe ``folder``, ``table:FILE`` and ``table:FILE:COLUMN``; or as JSON ``{"decode": "table", "file":
+"labels.csv", "column": "breed"}``, which takes ``transforms`` and ``as`` like any number. FILE is a URL, or lies in
+the folder that the dataset's first URL names. All are numbers (``int``): what is text counts by its place among all
+texts of the column, in order.
+
+Such a field comes from no file: what an index says of where it starts is the number itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from feedd.errors import BadRecipe
+from feedd.recipe.classes import check_classes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.values import ObjectRef
+
+FOLDER: Final = "__folder__"
+_TABLE: Final = "__table__"
+_NUMBER_AT: Final = 1 << 62
+_NUMBER_MAX: Final = 1 << 60
+NUMBER_BYTES: Final = 8
+"""Of each."""
+
+NUMBER_STORED: Final = "int64"
+"""How they are stored."""
+
+_NONE: Final = msgspec.Raw(b"null")
+_TABLES: Final = (".csv", ".tsv", ".jsonl", ".ndjson")
+
+
+class TableLabel(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        file: URL, or path below the dataset's folder.
+        column: the labels'; where the table has none of that name, the only one beside that of paths.
+        version: etag of the file; empty: not asked yet.
+        classes: names of labels, in order, where the recipe says them; empty: all that the column has.
+    """
+
+    file: str
+    column: str
+    version: str = ""
+    classes: tuple[str, ...] = ()
+
+
+class _Long(msgspec.Struct, forbid_unknown_fields=True, tag_field="decode", tag="table"):
+    file: str
+    column: str = ""
+    classes: tuple[str, ...] = ()
+    transforms: msgspec.Raw = _NONE
+    as_: msgspec.Raw = msgspec.field(default=_NONE, name="as")
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+
+
+class _Folder(msgspec.Struct, forbid_unknown_fields=True, tag_field="decode", tag="folder"):
+    classes: tuple[str, ...] = ()
+    transforms: msgspec.Raw = _NONE
+    as_: msgspec.Raw = msgspec.field(default=_NONE, name="as")
+
+    def __post_init__(self) -> None:
+        check_classes(self.classes)
+
+
+def label_source(name: str, text: str) -> str:
+    """Return what a field's recipe takes its values from; empty: it is no label of this kind.
+
+    Args:
+        name: key in the batch.
+        text: of the recipe.
+
+    Raises:
+        BadRecipe: a table that is not understood.
+    """
+    text = text.strip()
+    if text == "folder":
+        return FOLDER
+    if text.startswith("table:"):
+        return _table(name, *_split(text.removeprefix("table:")))
+    decoded = _decode_of(text) if text.startswith("{") else None
+    if not isinstance(decoded, str) or decoded not in {"folder", "table"}:
+        return ""
+    try:
+        found = msgspec.json.decode(text.encode(), type=_Folder | _Long)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRecipe(f"{decoded}: {error}", object=name, stage="decode") from error
+    if isinstance(found, _Folder):
+        return FOLDER + (msgspec.json.encode(found.classes).decode() if found.classes else "")
+    return _table(name, found.file, found.column, found.classes)
+
+
+def label_options(text: str) -> dict[str, Any]:
+    """Return what a label's long form says of the number, and not of where it comes from: ``transforms``, ``as``."""
+    form = msgspec.json.decode(text.encode()) if text.strip().startswith("{") else {}
+    return {name: value for name, value in form.items() if name in {"transforms", "as"}}
+
+
+def _decode_of(text: str) -> object:
+    """Return what a long form decodes by; None: it is none, or does not say."""
+    try:
+        form = msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, RecursionError):
+        return None  # said where recipes are read
+    return form.get("decode") if isinstance(form, dict) else None
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Take ``FILE:COLUMN`` apart: a URL has a colon of its own."""
+    file, colon, column = text.rpartition(":")
+    return (file, column) if colon and not column.startswith("//") else (text, "")
+
+
+def _table(name: str, file: str, column: str, classes: tuple[str, ...] = ()) -> str:
+    if not file.lower().endswith(_TABLES):
+        raise BadRecipe(f"expected a table ending in {' or '.join(_TABLES)}, got {file!r}", object=name, stage="decode")
+    return _source(TableLabel(file, column or name, "", classes))
+
+
+def _source(table: TableLabel) -> str:
+    said = table if table.classes else table[: 3 if table.version else 2]
+    return f"{_TABLE}{msgspec.json.encode(said).decode()}"
+
+
+def table_of(source: str) -> TableLabel | None:
+    """Return the table that a recipe's source names; None: it names none."""
+    if not source.startswith(_TABLE):
+        return None
+    return msgspec.json.decode(source.removeprefix(_TABLE), type=TableLabel)
+
+
+def classes_of(source: str) -> tuple[str, ...]:
+    """Return the classes that a recipe names for a label, in order; empty: all that the data has are classes."""
+    table = table_of(source)
+    if table is not None:
+        return table.classes
+    named = source.removeprefix(FOLDER)
+    return msgspec.json.decode(named, type=tuple[str, ...]) if named else ()
+
+
+def versioned(table: TableLabel, ref: ObjectRef) -> str:
+    """Return the source of a column of that version of a table."""
+    return _source(table._replace(file=ref.url, version=ref.etag))
+
+
+def is_label(source: str) -> bool:
+    """Whether a field's source is a label of this kind."""
+    return source.startswith((FOLDER, _TABLE))
+
+
+def unlabelled(source: str) -> str:
+    """Return why a sample is without a label of that source."""
+    table = table_of(source)
+    known = " that is one of the classes" if classes_of(source) else ""
+    if table is None:
+        return f"it is in no folder below the URL{known}"
+    return f"no row of {table.file} gives it a {table.column!r}{known}"
+
+
+def number_at(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where numbers "start", as an index says it."""
+    return values + np.int64(_NUMBER_AT)
+
+
+def number_of(start: int) -> int | None:
+    """Return the number that starts there; None: that is a place in a file."""
+    return start - _NUMBER_AT if start >= _NUMBER_AT - _NUMBER_MAX else None
+
+
+def are_numbers(starts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of them are numbers and no places in a file, bool[rows]: as ``number_of`` says of each."""
+    return starts >= _NUMBER_AT - _NUMBER_MAX
+
+
+def numbers_of(starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers that start there, int64[rows]; all of them are some."""
+    return starts - np.int64(_NUMBER_AT)
+
+
+def fits(value: int) -> bool:
+    """Whether a number can be a label."""
+    return -_NUMBER_MAX <= value < _NUMBER_MAX

@@ -1,0 +1,74 @@
+"""What of a shard's fields is in no batch, or changed, where a user names no fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from feedd.errors import BadRecipe
+from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind
+from feedd.recipe.encodings import PICKLE
+from feedd.recipe.label_recipes import is_label
+from feedd.recipe.recipe import as_stored, default_fields, lacking_library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from feedd.values import FieldRecipe, ShardIndex
+
+_NAMES_MAX: Final = 10_000
+
+
+class LeftOutFields:
+    """What default recipes leave out, or change, of the fields of several shards: each field counts once."""
+
+    def __init__(self) -> None:
+        self._names: dict[NoticeKind, dict[str, None]] = {}
+
+    def add(self, index: ShardIndex) -> None:
+        """Take a shard. Where fields must be named to be read at all, opening is an error, and nothing is added."""
+        try:
+            recipes = as_stored(default_fields(index.fields, index.stored), index)
+        except BadRecipe:
+            return
+        for kind, names in _names_left_out(index, recipes).items():
+            known = self._names.setdefault(kind, {})
+            known.update(dict.fromkeys(names[: _NAMES_MAX - len(known)]))
+
+    @property
+    def amounts(self) -> dict[NoticeKind, Amount]:
+        """How much there is of each kind."""
+        return _amounts({kind: list(names) for kind, names in self._names.items()})
+
+
+def left_out(index: ShardIndex, recipes: Sequence[FieldRecipe], *, named: bool = False) -> dict[NoticeKind, Amount]:
+    """Return what recipes leave out, or change, of a shard's fields.
+
+    Args:
+        index: of the shard that told the fields.
+        recipes: of all fields; they know how the shard stores them.
+        named: the user named the fields: what is in none of them is meant to be left out.
+    """
+    found = _names_left_out(index, recipes)
+    return _amounts({NoticeKind.UNSCALED_DECIMALS: found[NoticeKind.UNSCALED_DECIMALS]} if named else found)
+
+
+def _names_left_out(index: ShardIndex, recipes: Sequence[FieldRecipe]) -> dict[NoticeKind, list[str]]:
+    read = {source for recipe in recipes for source in recipe.sources}
+    unscaled = [f"{name}: {kind}" for name, kind in index.unread if name.lower() in read and kind.find("decimal") >= 0]
+    others = [number for number, name in enumerate(index.fields) if name not in read and not is_label(name)]
+    pickled = [index.fields[number] for number in others if index.stored_as(number) == PICKLE]
+    unread = [text for name, kind in index.unread if (text := f"{name}: {kind}") not in unscaled]
+    return {
+        NoticeKind.UNREAD_COLUMNS: unread,
+        NoticeKind.UNSCALED_DECIMALS: unscaled,
+        NoticeKind.PICKLED_COLUMNS: pickled,
+        NoticeKind.RESERVED_NAMES: [index.fields[number] for number in others if index.fields[number] not in pickled],
+        NoticeKind.UNDECODED_FIELDS: [recipe.name for recipe in recipes if lacking_library(recipe)],
+        NoticeKind.NARROWED_NUMBERS: [
+            recipe.name for recipe in recipes if recipe.codec == "float" and recipe.stored == "float64"
+        ],
+    }
+
+
+def _amounts(found: Mapping[NoticeKind, Sequence[str]]) -> dict[NoticeKind, Amount]:
+    return {kind: Amount(len(names), 0, tuple(names[:EXAMPLES_MAX])) for kind, names in found.items() if names}

@@ -1,0 +1,107 @@
+"""Codecs and transforms that the operator installed, as entry points. Clients only name them.
+
+``feedd.codecs``: a callable that takes the recipe's options as keywords and returns a ``protocols.SampleCodec``.
+``feedd.transforms``: one that returns a ``ImagePlugin``. Either is loaded when the first recipe names it: in the
+daemon, which asks what comes out, and in each worker that decodes it; import what is heavy where it is used.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import msgspec
+
+from feedd.errors import BadRecipe
+
+if TYPE_CHECKING:
+    from importlib import metadata
+
+    from numpy.typing import NDArray
+
+    from feedd.protocols import SampleCodec
+
+CODECS: Final = "feedd.codecs"
+TRANSFORMS: Final = "feedd.transforms"
+
+
+class ImagePlugin(Protocol):
+    """A transform of images."""
+
+    def outcome(self, shape: tuple[int | None, ...], dtype: str) -> tuple[tuple[int | None, ...], str]:
+        """Return rows, columns and channels, and the dtype, of what comes out of such an image.
+
+        ``None`` is what differs from sample to sample. May not depend on anything else: batches are laid out by it.
+
+        Raises:
+            ValueError: it takes no such image.
+        """
+
+    def __call__(self, image: NDArray[Any], seed: int) -> NDArray[Any]:
+        """Return the changed image; ``image`` stays as it is. All chance comes from ``seed``, 64 bits."""
+
+
+def _points(**which: str) -> metadata.EntryPoints:
+    from importlib import metadata  # noqa: PLC0415 - takes 20 ms, and most processes never ask
+
+    found: metadata.EntryPoints = metadata.entry_points(**which)  # type: ignore[assignment]  # of older Pythons
+    return found
+
+
+@functools.cache
+def names(group: str) -> tuple[str, ...]:
+    """Return what is installed in a group; looked up once per process, and nothing is loaded."""
+    return tuple(sorted({point.name for point in _points(group=group)}))
+
+
+@functools.cache
+def _load(group: str, name: str) -> Any | str:  # noqa: ANN401 - whatever the operator installed; text: why it fails
+    point = next(iter(_points(group=group, name=name)))
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - code that is not ours may fail in any way
+        import structlog  # noqa: PLC0415 - workers have no other use for it, and start without
+
+        why = f"{type(error).__name__}: {error}"
+        log = structlog.get_logger("feedd.workers")
+        about = {"group": group, "name": name, "target": point.value, "error": why}
+        log.error("installed plug-in cannot be loaded", **about)  # noqa: TRY400 - one line; who mends it runs it alone
+        return why
+
+
+@functools.lru_cache(maxsize=256)
+def _made(group: str, name: str, options: str) -> Any:  # noqa: ANN401 - what the operator's factory returns
+    factory = _load(group, name)
+    if isinstance(factory, str):
+        raise BadRecipe(
+            f"expected {name!r} of {group} to load, got {factory}",
+            object=name,
+            hint="the operator's installation is broken; the daemon's log has the details",
+            stage="decode",
+        )
+    try:
+        return factory(**msgspec.json.decode(options.encode(), type=dict[str, Any]))
+    except Exception as error:
+        raise BadRecipe(
+            f"expected options that {name!r} takes, got {options}: {type(error).__name__}: {error}",
+            object=name,
+            stage="decode",
+        ) from error
+
+
+def codec(name: str, options: str) -> SampleCodec:
+    """Return an installed codec, made with options (a JSON object).
+
+    Raises:
+        BadRecipe: it does not load, or does not take them.
+    """
+    return cast("SampleCodec", _made(CODECS, name, options))
+
+
+def transform(name: str, options: str) -> ImagePlugin:
+    """Return an installed transform, made with options (a JSON object).
+
+    Raises:
+        BadRecipe: it does not load, or does not take them.
+    """
+    return cast("ImagePlugin", _made(TRANSFORMS, name, options))

@@ -1,0 +1,151 @@
+"""Looks after the crew once a second: are there as many workers as demand asks for, and has one grown too large?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from feedd import metrics
+from feedd.units import format_size
+from feedd.workers.backoff import BackOff
+from feedd.workers.worker_count import Autotune
+from feedd.workers.worker_vitals import anonymous_bytes, run_and_wait_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.protocols import Recorder
+    from feedd.workers.dispatch import Dispatch
+    from feedd.workers.supervisor import Crew, Place
+    from feedd.workers.work import DecodeOptions
+    from feedd.workers.worker_count import Load
+
+_log = structlog.get_logger("feedd.workers")
+
+PERIOD_S: Final = 1.0
+_LOOKED_AT_MAX: Final = 16
+"""Workers looked at in one turn, at about 40 us each: the loop has other things to do."""
+
+
+class Overseer:
+    """Resizes and renews a crew.
+
+    Args:
+        options: as the pool's.
+        dispatch: what measures the load.
+        crew: whom to resize; started before this, stopped after it.
+        recorder: told what is wanted, and of workers replaced.
+    """
+
+    def __init__(self, options: DecodeOptions, dispatch: Dispatch, crew: Crew, recorder: Recorder) -> None:
+        self._growth_bytes = options.recycle_growth_bytes
+        self._autotune = Autotune(options.workers, options.workers_max)
+        self._dispatch = dispatch
+        self._crew = crew
+        self._recorder = recorder
+        self._successor: Place | None = None  # of a worker that has grown too large
+        self._back_off = BackOff(2 * PERIOD_S)  # after a successor that did not start
+        self._renew_after_s = 0.0
+        self._looked_at = 0
+        self._spent: dict[int, tuple[float, float]] = {}  # seconds each process ran, and waited for a core
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look once a second from now on."""
+        self._dispatch.take_load()
+        self._recorder.gauge(metrics.DECODE_WANTED, self._autotune.wanted)
+        self._later()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._recorder.gauge(metrics.DECODE_WANTED, 0)
+        self._recorder.gauge(metrics.DECODE_DEMAND, 0)
+
+    def _later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PERIOD_S, self._turn)
+
+    def _turn(self) -> None:
+        self._later()
+        seen = self._next_places()
+        self.resize(self._dispatch.take_load(self._contended(seen)))
+        self.renew(seen)
+
+    def resize(self, load: Load) -> None:
+        """Have as many workers as ``load`` asks for."""
+        before = self._autotune.wanted
+        wanted = self._autotune.observe(load)
+        self._recorder.gauge(metrics.DECODE_DEMAND, load.demand)
+        self._recorder.gauge(metrics.DECODE_WANTED, wanted)
+        if wanted != before:
+            self._recorder.count(metrics.DECODE_RESIZES, direction="up" if wanted > before else "down")
+            _log.info("decode workers wanted", workers=wanted, before=before, busy=round(load.demand, 1))
+        places = [place for place in self._crew.places if place is not self._successor]
+        for place in places[wanted:]:
+            self._crew.dismiss(place)
+        for _ in range(wanted - len(places)):
+            self._crew.hire().joined.add_done_callback(self._hired)
+
+    def renew(self, seen: list[Place]) -> None:
+        """Start a successor for the first of ``seen`` that has grown too large; the old one leaves when it is there."""
+        if not self._growth_bytes or self._successor is not None or time.monotonic() < self._renew_after_s:
+            return
+        for place in seen:
+            if place.child is None or place.dismissed:
+                continue
+            grown_bytes = anonymous_bytes(place.child.pid) - place.start_bytes
+            if grown_bytes > self._growth_bytes:
+                _log.info("decode worker is replaced", pid=place.child.pid, grown=format_size(grown_bytes))
+                self._successor = self._crew.hire()
+                self._successor.joined.add_done_callback(self._succeed(place))
+                return
+
+    def _succeed(self, place: Place) -> Callable[[asyncio.Future[None]], None]:
+        def joined(future: asyncio.Future[None]) -> None:
+            self._successor = None
+            if not self._hired(future):
+                self._renew_after_s = time.monotonic() + self._back_off.failed()
+                return
+            self._back_off.worked()
+            if not place.dismissed:
+                self._recorder.count(metrics.DECODE_RECYCLED)
+                self._crew.dismiss(place)
+
+        return joined
+
+    def _hired(self, future: asyncio.Future[None]) -> bool:
+        """Note whether a worker could be started. The daemon goes on with those it has."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self._autotune.refused(self._dispatch.worker_count)
+            self._recorder.gauge(metrics.DECODE_WANTED, self._autotune.wanted)
+            _log.warning("decode worker cannot be started", error=str(error))
+        return error is None and not future.cancelled()
+
+    def _next_places(self) -> list[Place]:
+        """Return the workers whose turn it is to be looked at."""
+        places = self._crew.places
+        if len(places) <= _LOOKED_AT_MAX:
+            return places
+        at = self._looked_at % len(places)
+        self._looked_at = at + _LOOKED_AT_MAX
+        return (places + places)[at : at + _LOOKED_AT_MAX]
+
+    def _contended(self, seen: list[Place]) -> float:
+        """Return the share of their time that workers were ready to run and had no core, since they were last seen."""
+        pids = {place.child.pid for place in self._crew.places if place.child is not None}
+        self._spent = {pid: spent for pid, spent in self._spent.items() if pid in pids}
+        ran_s = waited_s = 0.0
+        for place in seen:
+            if place.child is None:
+                continue
+            pid, now = place.child.pid, run_and_wait_s(place.child.pid)
+            before = self._spent.get(pid, now)
+            ran_s += now[0] - before[0]
+            waited_s += now[1] - before[1]
+            self._spent[pid] = now
+        return waited_s / (ran_s + waited_s) if waited_s > 0 else 0.0

@@ -1,0 +1,262 @@
+"""The calls a pool can have under way: how each asks for some of its rows and what it makes of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from feedd import errors
+from feedd.recipe.recipe import pinned_as
+from feedd.workers import index_columns as columns
+from feedd.workers import request_split as split
+from feedd.workers.descriptors import no_room
+from feedd.workers.messages import Answer, Decoded, Failed, Indexed, IndexRequest, Measured, Pinned, PinRequest, encode
+from feedd.workers.work import BadRow, DecodeResult, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.values import FieldRecipe, ShardFile, ShardIndex
+    from feedd.workers.poison import Poison
+    from feedd.workers.work import DecodeTask, FieldWork
+
+
+def _error_classes(root: type[errors.FeeddError]) -> dict[str, type[errors.FeeddError]]:
+    classes = {root.kind: root}
+    for child in root.__subclasses__():
+        classes |= _error_classes(child)
+    return classes
+
+
+_BY_KIND = _error_classes(errors.FeeddError)
+
+
+def error_of(answer: Failed) -> errors.FeeddError:
+    """Return the error a worker met, as it was raised there."""
+    kind = _BY_KIND.get(answer.kind, errors.Internal)
+    return kind(answer.message, object=answer.object, hint=answer.hint, stage="decode")
+
+
+class Work(Protocol):
+    """What a call does, some rows at a time."""
+
+    @property
+    def stream(self) -> int:
+        """Whom it is for: the arena that is written to; 0: what comes before any batch."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that go along with its requests; they stay the call's."""
+
+    @property
+    def long_s(self) -> float:
+        """How much longer than others a row of it may take; above 0 its worker is given nothing else meanwhile."""
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
+        """Take the answer for ``rows``; descriptors stay the caller's."""
+
+    def give_up(self, rows: range, reason: str) -> None:
+        """Do without ``rows``: they killed two workers. Raises where that leaves nothing."""
+
+
+def without(work: FieldWork, rows: Iterable[int]) -> FieldWork:
+    """Return a field that some of its rows lack."""
+    size = work.size.copy()
+    size[list(rows)] = -1
+    return replace(work, size=size)
+
+
+class _Short:
+    """What most calls are: of plain requests that take as long as any other."""
+
+    fds: tuple[int, ...] = ()
+    long_s = 0.0
+
+
+class DecodeCall(_Short):
+    """``DecodePool.decode``."""
+
+    def __init__(self, task: DecodeTask, poison: Poison) -> None:
+        self._poison = poison
+        self._known = poison.rows(task.files, task.fields)
+        self._task = task
+        if self._known:
+            self._task = replace(task, fields=(without(task.fields[0], self._known), *task.fields[1:]))
+        self._bad: list[BadRow] = []
+        self._busy_s = 0.0
+
+    @property
+    def stream(self) -> int:
+        """The arena's."""
+        return self._task.arena_id
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return len(self._task.seeds)
+
+    @property
+    def result(self) -> DecodeResult:
+        """What became of it."""
+        return DecodeResult(tuple(sorted(self._bad)), self._busy_s)
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+        return split.decode_packet(self._task, rows, request_id)
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Note bad rows."""
+        assert isinstance(answer, Decoded)
+        self._busy_s += answer.busy_s
+        names = [work.recipe.name for work in self._task.fields]
+        for row, field, reason in answer.bad:
+            at = rows.start + row
+            self._bad.append(BadRow(at, names[field], self._known.get(at, reason)))
+
+    def give_up(self, rows: range, reason: str) -> None:
+        """Report the rows as bad."""
+        task, reason = self._task, f"worker died: {reason}"
+        for row in rows:
+            self._bad.append(BadRow(row, task.fields[0].recipe.name, reason))
+            self._poison.add(task.files, task.fields, row, reason)
+
+
+class MeasureCall(_Short):
+    """``DecodePool.measure`` and ``DecodePool.numbers``."""
+
+    stream = 0
+
+    def __init__(
+        self, files: Sequence[ShardFile], work: FieldWork, ndim: int, poison: Poison, *, values: bool = False
+    ) -> None:
+        known = poison.rows(files, (work,))
+        self._files = files
+        self._values = values
+        self._work = without(work, known) if known else work
+        self._poison = poison
+        self.shapes: NDArray[np.int64] = np.full((len(work.size), ndim), -1, np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows to measure."""
+        return len(self.shapes)
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+        return split.measure_packet(self._files, self._work, rows, request_id, values=self._values)
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Note shapes."""
+        assert isinstance(answer, Measured)
+        shapes = np.frombuffer(answer.shapes, "<i8").reshape(len(rows), -1)
+        self.shapes[rows.start : rows.stop] = shapes
+
+    def give_up(self, rows: range, reason: str) -> None:
+        """Leave -1: decode knows the rows by then, and reports them."""
+        for row in rows:
+            self._poison.add(self._files, (self._work,), row, f"worker died: {reason}")
+
+
+class ProduceCall(MeasureCall):
+    """``DecodePool.produce``: what is measured is kept."""
+
+    def __init__(self, files: Sequence[ShardFile], work: FieldWork, dtype: str, poison: Poison) -> None:
+        super().__init__(files, work, 1, poison)
+        self._dtype = np.dtype(dtype)
+        self.pieces: list[Piece] = []
+
+    def packet(self, rows: range, request_id: int) -> bytes:
+        """Return the request for ``rows``."""
+        return split.measure_packet(self._files, self._work, rows, request_id, keep=True)
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:
+        """Note lengths, and hold the values; those that were lost on the way are decoded later."""
+        super().accept(rows, answer, fds)
+        assert isinstance(answer, Measured)
+        if not fds or not answer.kept_rows:
+            return
+        kept = range(rows.start, rows.start + answer.kept_rows)
+        size_bytes = int(np.maximum(self.shapes[kept.start : kept.stop], 0).sum()) * self._dtype.itemsize
+        values = columns.mapped(fds[0], size_bytes)
+        self.pieces.append(Piece(kept, np.frombuffer(values, self._dtype)))
+
+
+class IndexCall(_Short):
+    """``DecodePool.index``."""
+
+    rows, stream = 1, 0
+
+    def __init__(self, file: ShardFile, format_name: str) -> None:
+        self._file = file
+        self._format_name = format_name
+        self.index: ShardIndex | None = None
+
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+        """Return the request."""
+        return encode(IndexRequest(request_id, split.file_message(self._file), self._format_name))
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Read the columns.
+
+        Raises:
+            ResourceExhausted: they were lost: this process may open no more files.
+        """
+        assert isinstance(answer, Indexed)
+        if not fds:
+            raise no_room()
+        self.index = columns.unpack(fds[0], answer)
+
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
+        """Call the shard unreadable.
+
+        Raises:
+            BadShard: always.
+        """
+        raise errors.BadShard(
+            f"expected to read the shard's framing, got a worker killed twice by it ({reason})",
+            object=self._file.ref.url,
+            stage="decode",
+        )
+
+
+class PinCall(_Short):
+    """One ``npy`` field of ``DecodePool.resolve``."""
+
+    rows, stream = 1, 0
+
+    def __init__(self, file: ShardFile, recipe: FieldRecipe, start: int, size: int) -> None:
+        self._file = file
+        self._span = (start, size)
+        self.recipe = recipe
+
+    def packet(self, rows: range, request_id: int) -> bytes:  # noqa: ARG002 - the protocol's name
+        """Return the request."""
+        return encode(PinRequest(request_id, split.file_message(self._file), *self._span, self.recipe.stored))
+
+    def accept(self, rows: range, answer: Answer, fds: list[int]) -> None:  # noqa: ARG002 - the protocol's name
+        """Pin."""
+        assert isinstance(answer, Pinned)
+        self.recipe = pinned_as(self.recipe, answer.params)
+
+    def give_up(self, rows: range, reason: str) -> None:  # noqa: ARG002 - the protocol's name
+        """Call the sample undecodable.
+
+        Raises:
+            BadSample: always.
+        """
+        raise errors.BadSample(
+            f"expected to read a first {self.recipe.name}, got a worker killed twice by it ({reason})",
+            object=self._file.ref.url,
+            stage="decode",
+        )

@@ -1,0 +1,338 @@
+"""What a decode worker does with a request. No sockets here: requests in, replies out."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import mmap
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from feedd.codecs.array import pin_npy
+from feedd.codecs.codec_registry import make
+from feedd.convert.memory_limits import at_most
+from feedd.errors import BadSample, BadShard, CacheUnavailable, FeeddError, Internal
+from feedd.formats import format_registry as formats
+from feedd.formats.inline_headers import header_reader
+from feedd.formats.refused import say_packed
+from feedd.recipe.slow_imports import SLOW_MODULES
+from feedd.values import FieldRecipe
+from feedd.workers import index_columns as columns
+from feedd.workers.bulk import copy_rows
+from feedd.workers.convert_shard import make_shard
+from feedd.workers.descriptors import no_room
+from feedd.workers.field_reader import Field
+from feedd.workers.fixed_width import plain_numbers
+from feedd.workers.mapped_files import KeptFiles
+from feedd.workers.messages import (
+    REASON_CHARS_MAX,
+    Answer,
+    Asked,
+    Decoded,
+    DecodeRequest,
+    Failed,
+    Indexed,
+    IndexRequest,
+    MakeRequest,
+    Measured,
+    MeasureRequest,
+    Pinned,
+    PinRequest,
+    Prepare,
+)
+from feedd.workers.shard_bytes import Shard, Shards
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.protocols import SampleCodec
+    from feedd.workers.messages import FieldMessage
+
+_SHORT_REASON_CHARS: Final = 12
+_INDEX_SHARE: Final = 64  # bytes of memory for each byte of a shard that is indexed: 48 where a sample is one byte
+_INDEX_LEAST_BYTES: Final = 512 << 20
+_INDEX_MOST_BYTES: Final = 4 << 30
+_REASONS_BYTES: Final = 64 << 10  # of the 96 KiB of an answer: the short ones of a thousand rows are 22
+_MAPPED_AT_ONCE_BYTES: Final = 256 << 20
+_MADV_POPULATE_WRITE: Final = 23  # which the module has no name for
+_KEPT_BYTES_MAX: Final = 64 << 20  # of an answer: rows behind that are decoded anew
+_codec_for = functools.lru_cache(maxsize=256)(make)
+
+
+@runtime_checkable
+class Producer(Protocol):
+    """A codec whose values are of one dimension, and known at no less cost than by decoding them."""
+
+    def produce(self, data: memoryview) -> NDArray[Any]:
+        """Return all of a sample's value.
+
+        Raises:
+            BadSample: not decodable.
+        """
+
+
+class _Reasons:
+    """Why rows of a request are bad: said in full for as long as an answer has room for it."""
+
+    def __init__(self) -> None:
+        self._left_bytes = _REASONS_BYTES
+
+    def of(self, error: Exception) -> str:
+        """Return what one row's error says."""
+        text = error.message if isinstance(error, BadSample) else f"{type(error).__name__}: {error}"
+        text = text[:REASON_CHARS_MAX]
+        self._left_bytes -= len(text.encode(errors="replace"))
+        if self._left_bytes >= 0:
+            return text
+        return text[:_SHORT_REASON_CHARS].encode("ascii", "replace").decode()
+
+
+def _all_here(given: Sequence[int], count: int) -> Sequence[int]:
+    """Return the descriptors that came with a request, unless some were lost on the way."""
+    if len(given) != count:
+        raise no_room()
+    return given
+
+
+class Executor:
+    """Holds the attached arenas; everything else lives for one request."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[int, mmap.mmap] = {}
+        self._refused: dict[int, str] = {}  # why an arena could not be mapped
+        self._kept = KeptFiles()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether shard files are mapped that ``rest`` would let go."""
+        return bool(self._kept)
+
+    def rest(self) -> None:
+        """Let go of shard files: nobody asks for anything."""
+        self._kept.drop()
+
+    def attach(self, arena_id: int, fd: int | None, size_bytes: int) -> None:
+        """Map an arena read-write; ``fd`` stays the caller's. None: it was lost, for want of room for open files.
+
+        All pages are mapped at once: one by one, on first touch, they cost four times as much, in the middle of
+        decoding (70 us per 224x224 image, until a worker has seen every page of every slot). By ``madvise``: where
+        ``mmap`` does it for two workers at a time they wait for each other, 60 ms for 154 MB instead of 35. Those of a
+        large arena are not: most of a group's slots are never touched, for the one used last is given first, and two
+        workers that clear and map the same 650 MB at a time took seconds (measured: four jobs that share, 5,900 against
+        8,300 images/s).
+
+        Where that fails, decoding into it does: a worker that died of it would be replaced by one that dies of it.
+        """
+        self.detach(arena_id)
+        if fd is None:
+            self._refused[arena_id] = no_room().message
+            return
+        try:
+            self._arenas[arena_id] = _mapped(fd, size_bytes)
+        except (OSError, ValueError) as error:
+            self._refused[arena_id] = str(error)
+
+    def detach(self, arena_id: int) -> None:
+        """Unmap it; unknown ids are ignored."""
+        self._refused.pop(arena_id, None)
+        arena = self._arenas.pop(arena_id, None)
+        if arena is not None:
+            # A cycle of a codec's making may still hold a row: the mapping then goes when that is collected.
+            with suppress(BufferError):
+                arena.close()
+
+    def prepare(self, request: Prepare) -> None:
+        """Import before a row waits for it: OpenCV takes 50 ms, and what is not in memory yet more."""
+        for name in SLOW_MODULES.intersection(request.modules):
+            with suppress(Exception):  # whatever it is, decode meets it again and reports it
+                importlib.import_module(f"feedd.codecs.{name}")
+
+    def run(self, request: Asked, given: Sequence[int] = ()) -> tuple[Answer, list[int]]:
+        """Return the reply and the descriptors that go with it (the caller closes them).
+
+        Args:
+            request: what is asked.
+            given: descriptors that came along; they stay the caller's.
+        """
+        began_s = time.perf_counter()
+        fds: list[int] = []
+
+        def busy_s() -> float:
+            return time.perf_counter() - began_s
+
+        answer: Answer
+        try:
+            match request:
+                case DecodeRequest():
+                    bad = self._decode(request)
+                    answer = Decoded(request.id, busy_s(), bad)
+                case MeasureRequest():
+                    shapes, kept_rows = self._sizes(request, fds)
+                    answer = Measured(request.id, busy_s(), shapes, kept_rows)
+                case IndexRequest():
+                    self._kept.drop()  # others take long: nothing is kept from the cache meanwhile
+                    answer = self._index(request, fds)
+                case MakeRequest():
+                    self._kept.drop()
+                    answer = make_shard(request, _all_here(given, 2))
+                case PinRequest():
+                    with Shard(request.file) as shard:
+                        params = pin_npy(shard.read(request.start, request.size), header_reader(request.stored))
+                    answer = Pinned(request.id, busy_s(), params)
+        except FeeddError as error:
+            answer = Failed(
+                request.id, busy_s(), error.kind, error.message[:2000], error.object[:4000], error.hint[:2000]
+            )
+        except Exception as error:  # noqa: BLE001 - a defect must reach the daemon as an answer, not as silence
+            answer = Failed(request.id, busy_s(), Internal.kind, f"{type(error).__name__}: {error}"[:2000], "", "")
+        return answer, fds
+
+    def _index(self, request: IndexRequest, fds: list[int]) -> Indexed:
+        began_s = time.perf_counter()
+        with Shard(request.file) as shard:
+            room_bytes = max(_INDEX_LEAST_BYTES, min(_INDEX_SHARE * len(shard.whole()), _INDEX_MOST_BYTES))
+            try:
+                with at_most(room_bytes, request.file.url):
+                    index = formats.get(request.format_name).index(shard.whole(), request.file.url)
+            except BadShard as error:
+                say_packed(error, bytes(shard.whole()[:8]), request.format_name)
+                raise
+        fds.append(columns.pack(index))
+        busy_s = time.perf_counter() - began_s
+        told = index.fields, index.sample_count, len(index.key_blob), index.stored, index.notes, index.unread
+        return Indexed(request.id, busy_s, *told)
+
+    def _sizes(self, request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
+        if request.keep:
+            return _produce(request, fds)
+        return self._numbers(request) if request.values else self._measure(request), 0
+
+    def _measure(self, request: MeasureRequest) -> bytes:
+        codec = _codec(request.field)
+        field = Field(request.field, codec)
+        ndim = max(1, codec.spec("").ndim)
+        shapes = np.full((len(field), ndim), -1, np.int64)
+        with Shards(request.files) as shards:
+            for row in range(len(field)):
+                try:
+                    shapes[row] = codec.measure(field.data(row, shards))
+                except CacheUnavailable:
+                    raise
+                except Exception:  # noqa: BLE001 - whatever it is, decode meets it again and reports it with the row
+                    shapes[row] = -1
+        return shapes.tobytes()
+
+    def _numbers(self, request: MeasureRequest) -> bytes:
+        """Return 1 and the number's bits for each row that holds one, else -1."""
+        codec = _codec(request.field)
+        field = Field(request.field, codec)
+        found = np.full((len(field), 2), -1, np.int64)
+        number = np.zeros((), np.float64)
+        with Shards(request.files) as shards:
+            for row in range(len(field)):
+                try:
+                    codec.decode(field.data(row, shards), number, 0)
+                except CacheUnavailable:
+                    raise
+                except Exception:  # noqa: BLE001, S112 - whatever it is, the row holds no number
+                    continue
+                found[row] = 1, number.view(np.int64)
+        return found.tobytes()
+
+    def _decode(self, request: DecodeRequest) -> tuple[tuple[int, int, str], ...]:
+        arena = self._arenas.get(request.arena_id)
+        if arena is None:
+            why = self._refused.get(request.arena_id, "one nobody attached")
+            raise Internal(f"expected an attached arena {request.arena_id}, got {why}", stage="decode")
+        done = self._copy(request, arena)
+        if all(rows is not None and rows.all() for rows in done):
+            return ()
+        fields = [Field(message, _codec(message)) for message in request.fields]
+        seeds: list[int] = np.frombuffer(request.seeds, np.uint64).tolist()
+        bad: list[tuple[int, int, str]] = []
+        reasons = _Reasons()
+        with Shards(request.files) as shards:
+            left: list[tuple[int, Field, list[bool]]] = []
+            for number, field in enumerate(fields):
+                copied = done[number]
+                if copied is None:
+                    copied = field.numbers(shards, arena, request.slot_at)
+                if copied is None or not copied.all():
+                    left.append((number, field, [False] * len(seeds) if copied is None else copied.tolist()))
+                    field.lay(arena, request.slot_at)
+            for row, seed in enumerate(seeds):
+                for number, field, ready in left:
+                    if ready[row]:
+                        continue
+                    try:
+                        field.decode(row, shards, arena, request.slot_at, seed)
+                    except (Internal, CacheUnavailable):
+                        raise
+                    except Exception as error:  # noqa: BLE001 - one sample must not take the others with it
+                        bad.append((row, number, reasons.of(error)))
+                        break
+        return tuple(bad)
+
+    def _copy(self, request: DecodeRequest, arena: mmap.mmap) -> list[NDArray[np.bool_] | None]:
+        """Copy the fields that are plain copies; return, for each field, which rows that did, None for no field."""
+        self._kept.begin()
+        target = (arena, request.slot_at)
+        plains = [plain_numbers(_recipe(message)) for message in request.fields]
+        return [
+            None if plain is None else copy_rows(plain, message, request.files, self._kept, target)
+            for plain, message in zip(plains, request.fields, strict=True)
+        ]
+
+
+def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
+    """Return an arena, all pages of which are mapped unless it is large."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    arena = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, access)
+    if size_bytes > _MAPPED_AT_ONCE_BYTES:
+        return arena
+    try:
+        arena.madvise(_MADV_POPULATE_WRITE)
+    except OSError:  # a kernel before 5.14
+        arena.close()
+        return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE, access)
+    return arena
+
+
+def _produce(request: MeasureRequest, fds: list[int]) -> tuple[bytes, int]:
+    """Return the lengths of a field's values, and of how many rows those go along, in a memfd, back to back."""
+    codec = _codec(request.field)
+    assert isinstance(codec, Producer)
+    field = Field(request.field, codec)
+    lengths = np.full(len(field), -1, np.int64)
+    kept: list[NDArray[Any]] = []
+    kept_rows, room_bytes = len(lengths), _KEPT_BYTES_MAX
+    with Shards(request.files) as shards:
+        for row in range(len(lengths)):
+            try:
+                values = codec.produce(field.data(row, shards))
+            except CacheUnavailable:
+                raise
+            except Exception:  # noqa: BLE001, S112 - whatever it is, decode meets it again and reports it with the row
+                continue
+            lengths[row] = len(values)
+            room_bytes -= values.nbytes
+            if room_bytes < 0:
+                kept_rows = min(kept_rows, row)
+            else:
+                kept.append(values)
+    if sum(map(len, kept)):
+        fds.append(columns.pack_values(np.concatenate(kept)))
+    return lengths.tobytes(), kept_rows
+
+
+def _recipe(message: FieldMessage) -> FieldRecipe:
+    return FieldRecipe(message.name, (), message.codec, message.params, message.stored)
+
+
+def _codec(message: FieldMessage) -> SampleCodec:
+    return _codec_for(_recipe(message))

@@ -1,0 +1,139 @@
+"""One field of a request: where its rows lie, and how each of them is decoded to where it belongs."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from feedd.codecs.number import FloatCodec, IntCodec
+from feedd.errors import BadSample, Internal
+from feedd.recipe.label_recipes import NUMBER_BYTES, are_numbers, number_of
+from feedd.recipe.padding import Padding, parse_pad
+from feedd.values import FieldKind
+from feedd.workers.bulk import windows
+
+if TYPE_CHECKING:
+    import mmap
+
+    from numpy.typing import NDArray
+
+    from feedd.protocols import SampleCodec
+    from feedd.workers.messages import FieldMessage
+    from feedd.workers.shard_bytes import Shards
+
+_SHORT_BYTES: Final = 32  # longer than any number that somebody counted or labelled
+
+
+class Field:
+    """One field of a request, ready to be decoded row by row.
+
+    Args:
+        message: the request's.
+        codec: decodes it.
+    """
+
+    def __init__(self, message: FieldMessage, codec: SampleCodec) -> None:
+        spec = codec.spec(message.name)
+        start = np.frombuffer(message.start, np.int64)
+        self._codec = codec
+        self._dtype: np.dtype[Any] = np.dtype(spec.dtype)
+        self._dense = spec.shape if spec.kind is FieldKind.DENSE else None
+        self._file_no: list[int] = np.frombuffer(message.file_no, np.int32).tolist()
+        self._start: list[int] = start.tolist()
+        self._size: list[int] = np.frombuffer(message.size, np.int64).tolist()
+        self._out_at: list[int] = np.frombuffer(message.out_at, np.int64).tolist()
+        self._told = bool(are_numbers(start).any())
+        shape = np.frombuffer(message.shape, np.int64).reshape(-1, max(1, spec.ndim))
+        self._shape: list[list[int]] = shape.tolist()
+        pad = parse_pad(message.pad)
+        self._padding = None if pad is None or not message.dims else Padding(pad, message.dims, self._dtype)
+        self._targets: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._size)
+
+    def data(self, row: int, shards: Shards) -> memoryview:
+        """Return the bytes of a row, good until the next call.
+
+        Raises:
+            BadSample: the sample lacks the field, or lies outside its shard.
+            CacheUnavailable: the shard cannot be read.
+        """
+        size, start = self._size[row], self._start[row]
+        if size < 0:
+            raise BadSample("expected the field, got a sample without it")
+        number = number_of(start) if self._told else None
+        if number is not None:
+            data = memoryview(number.to_bytes(NUMBER_BYTES, "little", signed=True))
+        else:
+            data = shards[self._file_no[row]].read(start, size)
+        if len(data) != size:
+            raise BadSample(f"expected {size} bytes at byte {start} of the shard, got {len(data)}")
+        return data
+
+    def lay(self, out: mmap.mmap, slot_at: int) -> None:
+        """Say where the rows of the request go: where they follow one another that is one array, made once."""
+        shape = self._dense
+        if not shape or self._padding is not None or len(self) < 2:
+            return
+        row_bytes = math.prod(shape) * self._dtype.itemsize
+        at = slot_at + self._out_at[0]
+        if (np.diff(self._out_at) == row_bytes).all() and 0 <= at <= len(out) - row_bytes * len(self):
+            self._targets = np.ndarray((len(self), *shape), self._dtype, out, at)
+
+    def numbers(self, shards: Shards, out: mmap.mmap, slot_at: int) -> NDArray[np.bool_] | None:
+        """Decode numbers written as text, as labels mostly are: the way of one row costs several times as much.
+
+        Returns:
+            bool[rows], which rows are done. The others are bad, or long, or lie outside: each is to be decoded, which
+            tells. None: this is no field of numbers in text.
+
+        Raises:
+            CacheUnavailable: a shard cannot be read.
+        """
+        codec = self._codec
+        if not isinstance(codec, (IntCodec, FloatCodec)) or self._told:
+            return None
+        item_bytes = self._dtype.itemsize
+        out_at = np.array(self._out_at, np.int64) + slot_at
+        inside = ((out_at >= 0) & (out_at <= len(out) - item_bytes)).tolist()
+        values: list[float] = []
+        done = np.zeros(len(self), np.bool_)
+        for row, size in enumerate(self._size):
+            if inside[row] and 0 < size <= _SHORT_BYTES:
+                with suppress(BadSample):
+                    values.append(codec.value(shards[self._file_no[row]].text(self._start[row], size)))
+                    done[row] = True
+        with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
+            numbers = np.array(values, "int64" if isinstance(codec, IntCodec) else "float64").astype(self._dtype)
+        windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
+        return done
+
+    def decode(self, row: int, shards: Shards, out: mmap.mmap, slot_at: int, seed: int) -> None:
+        """Decode one row.
+
+        Raises:
+            BadSample: it is not what the codec expects.
+            CacheUnavailable: its shard cannot be read.
+            Internal: it does not lie in the arena.
+        """
+        data = self.data(row, shards)
+        if self._targets is not None:
+            self._codec.decode(data, self._targets[row], seed)
+            return
+        shape = self._shape[row] if self._dense is None else self._dense
+        if self._dense is None and min(shape) < 0:
+            measured = list(self._codec.measure(data))
+            raise BadSample(f"expected a shape that could be measured, got {measured} only when decoding")
+        try:
+            room = shape if self._padding is None else self._padding.dims
+            target: np.ndarray[Any, Any] = np.ndarray(room, self._dtype, out, slot_at + self._out_at[row])
+        except (TypeError, ValueError) as error:
+            raise Internal(f"expected row {row} to lie in the arena, got {error}", stage="decode") from error
+        if self._padding is None:
+            self._codec.decode(data, target, seed)
+        else:
+            self._padding.decode(self._codec, data, list(shape), target, seed)

@@ -1,0 +1,112 @@
+"""Which fields are plain copies: as many bytes in every sample, copied as they are or cast to another type. Pure.
+
+Those are decoded for all rows of a request at once, and a request may have many rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.recipe.encodings import parse_stored
+from feedd.recipe.low_precision import item_bytes
+from feedd.recipe.params import FloatParams, ImageParams, IntParams, TensorParams, TokensParams, params_of
+from feedd.recipe.predecoded import PIXELS, prefix_of
+from feedd.workers.chunk_sizer import equal_part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd.values import FieldRecipe
+
+_LITTLE_ENDIAN: Final = sys.byteorder == "little"
+_REQUEST_BYTES: Final = 5 << 20
+_REQUEST_ROWS: Final = 1024  # a worker's answer names each bad row, and must fit one packet
+_COLUMNS_BYTES: Final = 72 << 10  # so must a request, with what else it says
+_ROW_BYTES, _FIELD_ROW_BYTES = 8, 28  # of a row in a request, and of each of its fields
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Numbers of a field that every sample has as many of.
+
+    Attributes:
+        stored: their type in the data, one of ``recipe.low_precision`` perhaps.
+        out: their type in a batch.
+        count: how many.
+    """
+
+    stored: str
+    out: str
+    count: int
+
+    @property
+    def width_bytes(self) -> int:
+        """Bytes of a sample in the data."""
+        return self.count * item_bytes(self.stored)
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of a sample in a batch."""
+        return self.count * np.dtype(self.out).itemsize
+
+
+@functools.lru_cache(maxsize=1024)
+def plain_numbers(recipe: FieldRecipe) -> Plain | None:
+    """Return what is copied for a sample of a resolved field; None: it takes more than that.
+
+    Raises:
+        BadRecipe: unknown codec or parameters.
+    """
+    params, stored = params_of(recipe), parse_stored(recipe.stored)
+    keyed = getattr(params, "key", None) is not None
+    if keyed or not _LITTLE_ENDIAN or (stored is not None and (stored.varint or stored.steps)):
+        return None
+    if isinstance(params, (TensorParams, TokensParams)):
+        count = params.count if isinstance(params, TokensParams) else math.prod(params.shape)
+        own = "" if stored is None or params.dtype != stored.dtype else stored.narrow
+        return Plain(own or params.dtype, params.dtype, count)
+    if isinstance(params, ImageParams) and recipe.stored == PIXELS:
+        return _ready(params)
+    if not isinstance(params, (IntParams, FloatParams)) or params.transforms:
+        return None
+    if stored is not None and stored.dtype != "bool":
+        own = stored.narrow or stored.dtype
+        return Plain(own, params.spec("").dtype, 1)  # a byte that is neither of a bool's two is no number
+    return None
+
+
+def _ready(params: ImageParams) -> Plain | None:
+    prefix = prefix_of(params)
+    if prefix is None or prefix.shape is None or not prefix.whole:
+        return None
+    return Plain(prefix.dtype, prefix.dtype, math.prod(prefix.shape))
+
+
+def request_rows(field_count: int) -> int:
+    """Return how many rows of so many fields a request has room for."""
+    return max(_COLUMNS_BYTES // (_ROW_BYTES + _FIELD_ROW_BYTES * field_count), 1)
+
+
+def chunk_rows(recipes: Iterable[FieldRecipe], rows: int, total: int) -> int:
+    """Return how many rows a worker should be sent at once; ``rows`` unless all fields are plain copies.
+
+    Args:
+        recipes: of the fields.
+        rows: so many where a row is work.
+        total: how many there are: they are sent in equal parts.
+    """
+    row_bytes = field_count = 0
+    for recipe in recipes:
+        plain = plain_numbers(recipe)
+        if plain is None:
+            return rows
+        row_bytes += plain.out_bytes
+        field_count += 1
+    most = min(_REQUEST_BYTES // max(row_bytes, 1), _REQUEST_ROWS, request_rows(field_count))
+    return max(equal_part(total, max(most, rows)), rows)

@@ -1,0 +1,99 @@
+"""A shard index between worker and daemon: too large for a packet, so it travels as a memfd.
+
+Layout: int64 starts[field, sample], int64 sizes[field, sample], int64 key_ends[sample], then the key blob.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feedd.errors import Internal
+from feedd.values import ShardIndex
+from feedd.workers.descriptors import no_room
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.workers.messages import Indexed
+
+
+def pack(index: ShardIndex) -> int:
+    """Return a new memfd with the columns; the caller closes it."""
+    fd = os.memfd_create("feedd-index", os.MFD_CLOEXEC)
+    try:
+        for column in (index.starts, index.sizes, index.key_ends):
+            _write(fd, np.ascontiguousarray(column, "<i8").reshape(-1).view(np.uint8).data)
+        _write(fd, memoryview(index.key_blob))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def pack_values(values: NDArray[Any]) -> int:
+    """Return a new memfd with an array's numbers; the caller closes it."""
+    fd = os.memfd_create("feedd-values", os.MFD_CLOEXEC)
+    try:
+        _write(fd, np.ascontiguousarray(values).view(np.uint8).data)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def mapped(fd: int, size_bytes: int) -> memoryview:
+    """Return the bytes of a memfd, which need not stay open.
+
+    Raises:
+        Internal: there are others than so many.
+        ResourceExhausted: no room for a mapping.
+    """
+    if not size_bytes:
+        return memoryview(b"")
+    if os.fstat(fd).st_size != size_bytes:
+        raise Internal(f"expected {size_bytes} bytes of values, got {os.fstat(fd).st_size}", stage="decode")
+    try:
+        return memoryview(mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+    except OSError as error:
+        raise no_room(str(error.strerror)) from error
+
+
+def _write(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def unpack(fd: int, reply: Indexed) -> ShardIndex:
+    """Return the index in a memfd made by ``pack``; does not close it.
+
+    Raises:
+        Internal: the memfd is shorter than the reply says.
+    """
+    samples, cells = reply.sample_count, reply.sample_count * len(reply.fields)
+    numbers = np.empty(2 * cells + samples, np.int64)
+    keys = bytearray(reply.key_bytes)
+    _read(fd, numbers.view(np.uint8).data, 0)
+    _read(fd, memoryview(keys), numbers.nbytes)
+    shape = (len(reply.fields), samples)
+    return ShardIndex(
+        fields=reply.fields,
+        starts=numbers[:cells].reshape(shape),
+        sizes=numbers[cells : 2 * cells].reshape(shape),
+        key_blob=bytes(keys),
+        key_ends=numbers[2 * cells :],
+        stored=reply.stored,
+        notes=reply.notes,
+        unread=reply.unread,
+    )
+
+
+def _read(fd: int, target: memoryview, at: int) -> None:
+    while target:
+        count = os.preadv(fd, [target], at)
+        if not count:
+            raise Internal(f"expected {len(target)} more bytes of a shard index, got its end", stage="decode")
+        target, at = target[count:], at + count

@@ -1,0 +1,59 @@
+"""Rows that killed two workers, remembered, so that they cost no more of them: a hang costs two deadlines each time.
+
+For an hour: what looked like a row's doing may have been that of a machine short of memory.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from feedd.values import FieldRecipe, ShardFile
+    from feedd.workers.work import FieldWork
+
+REMEMBERED_S: Final = 3600.0
+_ROWS_MAX: Final = 4096
+
+_Spot = tuple[str, str, str, tuple[int, ...]]  # the object's URL, version and form, where the fields begin in it
+
+
+class Poison:
+    """What is known of rows, by the fields that were asked of them. ``clock`` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[tuple[FieldRecipe, ...], dict[_Spot, tuple[str, float]]] = {}
+        self._count = 0
+
+    def add(self, files: Sequence[ShardFile], fields: Sequence[FieldWork], row: int, reason: str) -> None:
+        """Remember a row."""
+        if self._count >= _ROWS_MAX:
+            self._known.clear()
+            self._count = 0
+        spots = self._known.setdefault(tuple(work.recipe for work in fields), {})
+        spots[_spot(files, fields, row)] = reason, self._clock() + REMEMBERED_S
+        self._count += 1
+
+    def rows(self, files: Sequence[ShardFile], fields: Sequence[FieldWork]) -> dict[int, str]:
+        """Return the rows that are known, with the reason: as a whole, or for one of their fields while measured."""
+        found: dict[int, str] = {}
+        if not self._known:
+            return found
+        now_s = self._clock()
+        groups = [tuple(fields), *((work,) for work in fields)]
+        for group in groups:
+            spots = self._known.get(tuple(work.recipe for work in group))
+            for row in range(len(group[0].size)) if spots else ():
+                reason, until_s = (spots or {}).get(_spot(files, group, row), ("", 0.0))
+                if now_s < until_s:
+                    found[row] = reason
+        return found
+
+
+def _spot(files: Sequence[ShardFile], fields: Sequence[FieldWork], row: int) -> _Spot:
+    """Return what tells a row from others: by all its fields, for samples of one label may begin alike."""
+    ref = files[int(fields[0].file_no[row])].ref
+    return ref.url, ref.etag, ref.form, tuple(int(work.start[row]) for work in fields)

@@ -1,0 +1,79 @@
+"""From calls to packets: the rows of a chunk, with only the files those rows need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.workers.messages import DecodeRequest, FieldMessage, FileMessage, MeasureRequest, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.values import ShardFile
+    from feedd.workers.work import DecodeTask, FieldWork
+
+_FEW_FILES: Final = 8  # go along as they are: which of them some rows need costs as much as the rest of a request
+
+
+def file_message(file: ShardFile) -> FileMessage:
+    """Return what a worker needs to map ``file``."""
+    return FileMessage(file.path, file.data_at, file.ref.size_bytes, file.ref.url)
+
+
+def decode_packet(task: DecodeTask, rows: range, request_id: int) -> bytes:
+    """Return the request to decode ``rows`` of ``task``."""
+    files, renumber = _files(task.files, task.fields, rows)
+    fields = tuple(_field(work, rows, renumber) for work in task.fields)
+    seeds = task.seeds[rows.start : rows.stop].astype("<u8", copy=False).tobytes()
+    return encode(DecodeRequest(request_id, files, task.arena_id, task.slot_at, fields, seeds))
+
+
+def measure_packet(
+    files: Sequence[ShardFile],
+    work: FieldWork,
+    rows: range,
+    request_id: int,
+    *,
+    values: bool = False,
+    keep: bool = False,
+) -> bytes:
+    """Return the request to measure ``rows`` of one field, to read them as numbers, or to keep what they are."""
+    needed, renumber = _files(files, (work,), rows)
+    return encode(MeasureRequest(request_id, needed, _field(work, rows, renumber), values, keep))
+
+
+def _files(
+    files: Sequence[ShardFile], fields: Sequence[FieldWork], rows: range
+) -> tuple[tuple[FileMessage, ...], NDArray[np.int32] | None]:
+    """Return the files that ``rows`` need, and their new numbers by old number; None: all of them, as they are."""
+    if len(files) <= _FEW_FILES and len(rows) > 1:  # a row by itself is sent as small as it can be
+        return tuple(map(file_message, files)), None
+    needed = np.zeros(len(files), np.bool_)
+    for work in fields:
+        needed[work.file_no[rows.start : rows.stop]] = True
+    used = np.flatnonzero(needed)
+    renumber = np.zeros(len(files), np.int32)
+    renumber[used] = np.arange(len(used))
+    return tuple(file_message(files[old]) for old in used.tolist()), renumber
+
+
+def _field(work: FieldWork, rows: range, renumber: NDArray[np.int32] | None) -> FieldMessage:
+    part = slice(rows.start, rows.stop)
+    file_no = work.file_no[part] if renumber is None else renumber[work.file_no[part]]
+    return FieldMessage(
+        name=work.recipe.name,
+        codec=work.recipe.codec,
+        params=work.recipe.params,
+        stored=work.recipe.stored,
+        file_no=file_no.astype("<i4", copy=False).tobytes(),
+        start=work.start[part].astype("<i8", copy=False).tobytes(),
+        size=work.size[part].astype("<i8", copy=False).tobytes(),
+        out_at=work.out_at[part].astype("<i8", copy=False).tobytes(),
+        shape=b"" if work.shape is None else work.shape[part].astype("<i8", copy=False).tobytes(),
+        pad=work.recipe.pad,
+        dims=work.dims,
+    )

@@ -1,0 +1,246 @@
+"""The workers behind the pool: starting, greeting, replacing and ending them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from feedd import metrics
+from feedd.errors import Internal, ResourceExhausted, WorkerLost
+from feedd.workers.backoff import BackOff
+from feedd.workers.build import build_digest
+from feedd.workers.descriptors import close_all
+from feedd.workers.messages import PROTOCOL, Begun, Hello, reply_decoder
+from feedd.workers.worker_process import Child
+from feedd.workers.worker_vitals import anonymous_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.protocols import Recorder
+    from feedd.workers.dispatch import Dispatch, Packet
+    from feedd.workers.work import DecodeOptions
+
+_log = structlog.get_logger("feedd.workers")
+
+FIRST_WAIT_S: Final = 0.2
+"""After a worker could not be started; see ``BackOff`` for what comes after it."""
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """Where a worker stands, one after the other should they die.
+
+    Attributes:
+        number: its worker's.
+        joined: done when the first worker of the place takes work; fails with ``WorkerLost`` where none can be started.
+        child: its worker, once that takes work.
+        start_bytes: memory of its own that the worker had then.
+        dismissed: its worker is let go, and none comes after it.
+        over: done when nobody is to be started in it any more.
+    """
+
+    number: int
+    joined: asyncio.Future[None]
+    child: Child | None = None
+    start_bytes: int = 0
+    dismissed: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Crew:
+    """Keeps as many processes in the service of ``dispatch`` as it is told, ``options.workers`` at first.
+
+    A worker that dies and cannot be started again is tried again and again, ever more rarely: what is missing
+    (processes, memory, open files) may come back, and until then calls wait, or others do the work.
+
+    Args:
+        options: as the pool's.
+        dispatch: whom workers join and leave.
+        recorder: told of workers that could not be started.
+        first_packets: what a worker must be told before its first chunk.
+    """
+
+    def __init__(
+        self,
+        options: DecodeOptions,
+        dispatch: Dispatch,
+        recorder: Recorder,
+        first_packets: Callable[[], list[Packet]],
+    ) -> None:
+        self._options = options
+        self._recorder = recorder
+        self._dispatch = dispatch
+        self._first_packets = first_packets
+        self._places: dict[int, Place] = {}
+        self._numbers: dict[Child, int] = {}
+        self._hellos: dict[Child, asyncio.Future[None]] = {}
+        self._last_number = -1
+        self._group = asyncio.TaskGroup()
+        self._closing = False
+        self._outdated = False
+
+    async def start(self) -> None:
+        """Start all workers and wait for their hellos.
+
+        Raises:
+            WorkerLost: one does not start; the others are gone again.
+        """
+        build_digest()  # now: an upgrade comes later
+        self._recorder.gauge(metrics.DECODE_OUTDATED, 0)
+        await self._group.__aenter__()
+        started = [self.hire().joined for _ in range(self._options.workers)]
+        try:
+            await asyncio.wait(started, return_when=asyncio.FIRST_EXCEPTION)
+            for future in started:
+                if future.done():
+                    future.result()
+        except BaseException:
+            for future in started:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # one report is enough
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End and reap all workers; bounded by ``close_grace_s`` and the time a kill takes."""
+        self._closing = True
+        self._dispatch.close()
+        for place in self._places.values():
+            place.over.set()
+        for child in self._hellos:
+            child.kill("closing")
+        # The keepers end by themselves; the group only has to cancel them where we are cancelled meanwhile.
+        await self._group.__aexit__(None, None, None)
+
+    @property
+    def places(self) -> list[Place]:
+        """Those whose workers take work, or soon will; the oldest first."""
+        return [place for place in self._places.values() if not place.dismissed]
+
+    def hire(self) -> Place:
+        """Start one more worker; whoever asks looks at what becomes of ``joined``."""
+        self._last_number += 1
+        place = Place(self._last_number, asyncio.get_running_loop().create_future())
+        self._places[place.number] = place
+        self._group.create_task(self._keep(place), name=f"decode-worker-{place.number}")
+        return place
+
+    def dismiss(self, place: Place) -> None:
+        """Let a worker go once it has done what it holds; one that has not said hello, at once."""
+        place.dismissed = True
+        place.over.set()
+        self._dispatch.retire(place.number)
+        for child in self._hellos:
+            if self._numbers[child] == place.number:
+                child.kill("not needed any more")
+
+    async def _keep(self, place: Place) -> None:
+        """Have a worker in ``place`` until that is dismissed or the crew ends."""
+        back_off = BackOff(FIRST_WAIT_S)
+        try:
+            while not self._closing and not place.dismissed:
+                failure = await self._employ(place)
+                if not failure or self._closing or place.dismissed:
+                    back_off.worked()
+                    continue
+                self._recorder.count(metrics.DECODE_START_FAILURES)
+                message = f"expected decode worker {place.number} to start, got {failure}"
+                if not place.joined.done():
+                    place.joined.set_exception(WorkerLost(message, stage="decode"))
+                    return
+                await self._wait(place, message, back_off)
+        finally:
+            del self._places[place.number]
+
+    async def _wait(self, place: Place, message: str, back_off: BackOff) -> None:
+        """Wait until it is time to try again, or no use any more.
+
+        Raises:
+            Internal: the daemon was upgraded while it ran, and has no worker left: only a new one can go on.
+        """
+        left = self._dispatch.worker_count
+        if self._outdated and not left:
+            raise Internal(message, hint="restart the daemon", stage="decode")
+        wait_s = back_off.failed()
+        if back_off.news:
+            _log.warning("decode worker cannot be started", error=message, workers=left, again_in_s=wait_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await place.over.wait()
+
+    async def _employ(self, place: Place) -> str:
+        """Run one worker to its end; return how it ended if it never said hello, else nothing."""
+        try:
+            child = Child(self._options, self._on_message)
+        except OSError as error:
+            return str(error)
+        self._numbers[child] = place.number
+        try:
+            greeted = await self._greet(child) and not place.dismissed and self._told(child)
+            if greeted:
+                place.child, place.start_bytes = child, anonymous_bytes(child.pid)
+                self._dispatch.join(place.number, child)
+                if not place.joined.done():
+                    place.joined.set_result(None)
+                await asyncio.wait((child.gone,))
+        finally:
+            place.child = None
+            await child.reap()
+            self._dispatch.leave(place.number)
+            del self._numbers[child]
+        return "" if greeted else child.ending
+
+    async def _greet(self, child: Child) -> bool:
+        hello = self._hellos[child] = asyncio.get_running_loop().create_future()
+        try:
+            start_s = self._options.start_deadline_s
+            await asyncio.wait((hello, child.gone), timeout=start_s, return_when=asyncio.FIRST_COMPLETED)
+            if not hello.done() and not child.gone.done():
+                child.kill(f"no hello within {start_s:g} s")
+            return hello.done() and not child.gone.done()
+        finally:
+            del self._hellos[child]
+
+    def _told(self, child: Child) -> bool:
+        """Tell a worker what it must know first; it is of no use where that cannot be sent."""
+        try:
+            for packet in self._first_packets():
+                child.send(*packet)
+        except ResourceExhausted as error:
+            child.kill(error.message)
+            return False
+        return True
+
+    def _refuse(self, child: Child, hello: Hello) -> None:
+        """Let no worker join that decodes with other code: one epoch would hold two kinds of samples."""
+        if hello.protocol != PROTOCOL:
+            reason = f"protocol {hello.protocol} and not {PROTOCOL}"
+        else:
+            reason = f"build {hello.build[:8] or 'unknown'} and not {build_digest()[:8]}"
+        self._outdated = True
+        self._recorder.gauge(metrics.DECODE_OUTDATED, 1)
+        _log.error("decode worker is refused: feedd or a library was upgraded while the daemon ran", reason=reason)
+        child.kill(f"{reason}: upgraded while the daemon ran")
+
+    def _on_message(self, child: Child, data: bytes, fds: list[int]) -> None:
+        try:
+            reply = reply_decoder.decode(data)
+            if isinstance(reply, Begun):
+                self._dispatch.begun(self._numbers[child], reply.id)
+            elif not isinstance(reply, Hello):
+                self._dispatch.answer(self._numbers[child], reply, fds)
+            elif (reply.protocol, reply.build) != (PROTOCOL, build_digest()):
+                self._refuse(child, reply)
+            elif child in self._hellos and not self._hellos[child].done():
+                self._hellos[child].set_result(None)
+        except (Internal, msgspec.DecodeError) as error:
+            _log.error("decode worker broke the protocol", pid=child.pid, error=str(error))
+            child.kill("broke the protocol")
+        finally:
+            close_all(fds)

@@ -1,0 +1,143 @@
+"""A decode worker: ``python -m feedd.workers.worker DESCRIPTOR PARENT_PID [NICE [CPU,...]]``.
+
+Started by the pool with one end of a SEQPACKET socket pair. It knows no network and no asyncio: it reads a request,
+does it, answers. It leaves when the other end closes, and the kernel kills it when its daemon dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+
+from feedd.errors import BadShard
+from feedd.workers.build import build_digest
+from feedd.workers.executor import Executor
+from feedd.workers.mapped_files import REST_S
+from feedd.workers.messages import (
+    MESSAGE_BYTES_MAX,
+    PROTOCOL,
+    Answer,
+    Attach,
+    Begun,
+    Detach,
+    Failed,
+    Hello,
+    Mind,
+    Prepare,
+    encode,
+    request_decoder,
+)
+
+_PR_SET_PDEATHSIG = 1
+_DESCRIPTORS_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+# Plain ints: the flags of the socket module are enums, slow to combine.
+_CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CUT_OFF = int(socket.MSG_TRUNC)
+_FDS_LOST = int(socket.MSG_CTRUNC)
+
+
+def die_with(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent dies; leave at once if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """Return the next packet and its descriptors; ``b""`` at the end.
+
+    Where this process may open no more files, the packet comes without them: whoever needs them has to look.
+
+    Raises:
+        OSError: also for a packet over the limit, of which the kernel kept only a part.
+    """
+    data, control, flags, _ = sock.recvmsg(MESSAGE_BYTES_MAX, _DESCRIPTORS_BYTES, _CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if flags & (_CUT_OFF | _FDS_LOST):
+        while fds:
+            os.close(fds.pop())
+    if flags & _CUT_OFF:
+        raise OSError(errno.EMSGSIZE, f"expected a packet of at most {MESSAGE_BYTES_MAX} bytes")
+    return data, list(fds)
+
+
+def _too_much(reply: Answer) -> Failed:
+    """Return what is said instead of an answer that fits no packet: the names of very many fields."""
+    message = f"expected an answer of at most {MESSAGE_BYTES_MAX} bytes, got more: a shard with thousands of fields"
+    return Failed(reply.id, reply.busy_s, BadShard.kind, message, "", "name the columns you need in fields=")
+
+
+def _answer(sock: socket.socket, reply: Answer, fds: list[int]) -> None:
+    try:
+        packet, fds_sent = encode(reply), fds
+        if len(packet) > MESSAGE_BYTES_MAX:  # whoever reads it would cut it off
+            packet, fds_sent = encode(_too_much(reply)), []
+        socket.send_fds(sock, [packet], fds_sent)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def serve(sock: socket.socket) -> None:
+    """Answer requests until the other end closes."""
+    executor = Executor()
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
+    sock.send(encode(Hello(PROTOCOL, build_digest())))
+    while True:
+        if executor.keeps and not waiting.poll(1000 * REST_S):
+            executor.rest()
+        data, fds = receive(sock)
+        if not data:
+            return
+        try:
+            request = request_decoder.decode(data)
+            if isinstance(request, Attach):
+                executor.attach(request.arena_id, fds[0] if fds else None, request.size_bytes)
+                continue
+            if isinstance(request, Detach):
+                executor.detach(request.arena_id)
+                continue
+            if isinstance(request, Prepare):
+                executor.prepare(request)
+                continue
+            if isinstance(request, Mind):
+                sock.send(encode(Begun(request.id)))
+                continue
+            reply, answered = executor.run(request, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        _answer(sock, reply, answered)
+
+
+def main(arguments: list[str]) -> int:
+    """Run until the daemon hangs up."""
+    descriptor, parent_pid, nice = (int(argument) for argument in (*arguments, "0")[:3])
+    die_with(parent_pid)
+    if len(arguments) > 3:
+        try:
+            os.sched_setaffinity(0, {int(cpu) for cpu in arguments[3].split(",")})
+        except OSError as error:
+            raise SystemExit(f"feedd decode worker: expected to run on cores {arguments[3]}, got: {error}") from error
+    if nice:
+        os.nice(nice)
+    gc.freeze()  # what importing left behind is never garbage
+    with socket.socket(fileno=descriptor) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(sock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
