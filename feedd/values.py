@@ -305,7 +305,7 @@ class OpenSpec:
         shared_arena: the client can read the group's batches where they lie, and changes nothing there.
         expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
         sources: datasets to be mixed; empty: ``urls`` and ``fields`` are the only one.
-        mix: how they are mixed, see ``plan.mixing``.
+        mix: how they are mixed, see ``ordering.mixing``.
         samples_per_epoch: of all ranks of a mixture; 0: until the first source ends.
     """
 

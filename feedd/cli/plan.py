@@ -14,12 +14,12 @@ from rich.table import Table
 
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
 from feedd.cli.report import log_without_notices, notice_facts, say, say_notices
+from feedd.dataset.assignment import Share
+from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadRequest
 from feedd.notices import notices_of, summed
-from feedd.plan.epoch import EpochOptions
-from feedd.plan.quality import mix
-from feedd.plan.sharding import SAMPLE, assign_all, check_mode
-from feedd.plan.share import Share
+from feedd.ordering.epoch import EpochOptions
+from feedd.ordering.quality import mix
 from feedd.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class PlanReport:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleReport:
-    """From how many shards the samples of a batch of the fullest node come; see ``plan.quality.Mix``.
+    """From how many shards the samples of a batch of the fullest node come; see ``ordering.quality.Mix``.
 
     Attributes:
         sample_bytes: mean bytes of a sample; assumed where they are not counted.

@@ -12,7 +12,7 @@ from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetF
 from feedd.cli.owner import AddressFlag, chosen_address, owner_of
 from feedd.cli.report import EXIT_FAILED, say
 from feedd.cli.warm_display import Display, display
-from feedd.plan.sharding import check_mode
+from feedd.dataset.sharding import check_mode
 from feedd.units import format_size
 from feedd.warming import WarmSpec
 

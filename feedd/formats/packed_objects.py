@@ -1,4 +1,4 @@
-"""Packs of objects that are samples, or files of samples: see ``plan.objects.layout``.
+"""Packs of objects that are samples, or files of samples: see ``dataset.pack_layout``.
 
 The key of a sample is what its objects are called, below the folder of the dataset's URL and without extension; its
 fields are their extensions, in lower case.
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from feedd.dataset.object_kinds import split_name
+from feedd.dataset.pack_layout import parse
 from feedd.formats.framing import ShardReader
-from feedd.plan.objects.kinds import split_name
-from feedd.plan.objects.layout import parse
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
-    from feedd.plan.objects.layout import Table
+    from feedd.dataset.pack_layout import Table
 
 _CELLS_MAX: Final = 1 << 24
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.flow.arena import Arena
+    from feedd.ordering.batch_plan import Drawn
+    from feedd.ordering.mixed_reader import AnyReader
     from feedd.pipeline.filling import Filling
-    from feedd.plan.drawn import Drawn
-    from feedd.plan.mixed import AnyReader
     from feedd.values import BatchReady, SlotRef
 
 AHEAD_BATCHES = 2

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import CacheUnavailable
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.objects.layout import is_pack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from feedd.ordering.batch_plan import BatchRows
     from feedd.pipeline.derived.cache import MadeCache
-    from feedd.plan.drawn import BatchRows
     from feedd.protocols import PinnedShards
     from feedd.source.arriving import Awaited
     from feedd.source.sources import Sources

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from feedd.ordering.batch_plan import Several
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.drawn import Several
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.batch_plan import Drawn
     from feedd.pipeline.batches.assemble import Assembler
     from feedd.pipeline.dataset.shelf import Shelf
-    from feedd.plan.drawn import Drawn
-    from feedd.plan.listing import Listing
     from feedd.protocols import ShardCache
     from feedd.values import BatchReady, ShardFile, SlotRef
 

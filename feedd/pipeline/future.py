@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.plan.horizon import Horizon
-from feedd.plan.progress import Progress
+from feedd.ordering.next_use import Horizon
+from feedd.ordering.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.epoch_access import Use, Walk
+    from feedd.ordering.mixed_reader import AnyReader
     from feedd.pipeline.dataset.foresight import Foresight
-    from feedd.plan.listing import Listing
-    from feedd.plan.mixed import AnyReader
-    from feedd.plan.walk import Use, Walk
     from feedd.protocols import ShardCache
     from feedd.values import Cursor
 

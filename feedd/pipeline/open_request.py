@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from feedd.dataset.sharding import check_mode
+from feedd.dataset.step_counts import parse_uneven
 from feedd.errors import Unsupported
+from feedd.ordering.mixed_reader import mix_facts
 from feedd.pipeline.batches.packing import check_packing
 from feedd.pipeline.batches.policy import BadSamples, parse_policy
 from feedd.pipeline.dataset.cuts import Cuts, cut_of
-from feedd.plan.mixed import mix_facts
-from feedd.plan.sharding import check_mode
-from feedd.plan.steps import parse_uneven
 from feedd.recipe.filters import Filter, filter_text, parse_filter
 from feedd.recipe.predecoded import crop_friendly
 from feedd.recipe.recipe import parse_field
 from feedd.values import FieldRecipe
 
 if TYPE_CHECKING:
-    from feedd.plan.listing import Listing
+    from feedd.dataset.listing import Listing
     from feedd.values import OpenSpec
 
 PACKS_PER_WINDOW: Final = 16  # some 320 MiB

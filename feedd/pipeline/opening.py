@@ -15,6 +15,7 @@ from feedd.flow.open_progress import enter_stage
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import both
 from feedd.notices import NoticeKind, notices_of, summed
+from feedd.ordering.sorted_windows import SortedWindows
 from feedd.pipeline.ahead import AHEAD_BATCHES, Ahead, AheadParts
 from feedd.pipeline.batches.assemble import KEY_SPECS, Assembler, AssemblerOptions
 from feedd.pipeline.batches.packing import packing_of
@@ -38,21 +39,20 @@ from feedd.pipeline.recipes import estimated_bytes, resolve, resolved_by
 from feedd.pipeline.session import Session, SessionParts
 from feedd.pipeline.sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
 from feedd.pipeline.telling import NoticeLog
-from feedd.plan.orders import SortedWindows
 from feedd.values import Cursor, FieldKind, SessionInfo
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping, Sequence
 
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.mixed_reader import AnyReader
     from feedd.pipeline.batches.quarantine import Quarantine
     from feedd.pipeline.dataset.labels import Tables
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.pipeline.planning import Planned
     from feedd.pipeline.recipes import Recipes, Resolved
     from feedd.pipeline.stages import PipelineOptions, Stages
-    from feedd.plan.listing import Listing
-    from feedd.plan.mixed import AnyReader
     from feedd.values import OpenSpec, TensorSpec
 
     Classes = Mapping[str, tuple[str, ...]]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.plan.mixed import AnyReader, MixedPlan, MixedReader
-from feedd.plan.reader import WINDOWS_KEPT, Reader, ReaderOptions, own_orders
-from feedd.plan.steps import Uneven, parse_uneven
+from feedd.dataset.step_counts import Uneven, parse_uneven
+from feedd.ordering.mixed_reader import AnyReader, MixedPlan, MixedReader
+from feedd.ordering.rank_reader import WINDOWS_KEPT, Reader, ReaderOptions, own_orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.sorted_windows import Orders, SortedWindows
     from feedd.pipeline.open_request import Request
-    from feedd.plan.listing import Listing
-    from feedd.plan.orders import Orders, SortedWindows
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.batch.pack import Packing
+    from feedd.dataset.listing import Listing
     from feedd.notices import Amount, NoticeKind
+    from feedd.ordering.mixed_reader import AnyReader
     from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.open_request import Request
     from feedd.pipeline.stages import Stages
-    from feedd.plan.listing import Listing
-    from feedd.plan.mixed import AnyReader
     from feedd.values import ShardIndex, TensorSpec
 
 Recipe = tuple["FieldRecipe", ...]

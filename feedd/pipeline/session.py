@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from feedd.flow.arena import Arena
+    from feedd.ordering.batch_plan import BatchRows, Drawn
+    from feedd.ordering.mixed_reader import AnyReader
     from feedd.pipeline.ahead import Ahead
     from feedd.pipeline.dataset.late import LateFields
     from feedd.pipeline.filling import Filling
     from feedd.pipeline.future import Outlook
     from feedd.pipeline.sharing import SharedBatches
     from feedd.pipeline.stages import Stages
-    from feedd.plan.drawn import BatchRows, Drawn
-    from feedd.plan.mixed import AnyReader
     from feedd.protocols import Slots
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from feedd.flow.arena import Arena
+    from feedd.ordering.batch_plan import BatchRows
     from feedd.pipeline.batches.assemble import Assembler
     from feedd.pipeline.keeping import Kept
     from feedd.pipeline.stages import Stages
-    from feedd.plan.drawn import BatchRows
     from feedd.values import BatchReady, Cursor, ObjectRef, ShardIndex
 
 LEASES_MOST = 8  # of one session where the daemon chooses: the group looks ahead for all of them

@@ -11,6 +11,8 @@ import numpy as np
 from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
 from feedd.convert.conversion_registry import COLUMNAR, split
+from feedd.dataset.listing import Listing
+from feedd.dataset.sharding import assign, check_mode
 from feedd.errors import CacheTooSmall, CacheUnavailable, Draining, FeeddError, NotFound, ObjectChanged
 from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CPU
@@ -22,8 +24,6 @@ from feedd.pipeline.derived.maker import formed
 from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.pool_on_demand import PoolOnDemand
 from feedd.pipeline.run import cache_options, decode_options, node_maker, source_options
-from feedd.plan.listing import Listing
-from feedd.plan.sharding import assign, check_mode
 from feedd.recipe.recipe import parse_field
 from feedd.source.sources import Sources
 from feedd.units import format_size

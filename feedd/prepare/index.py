@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
 from feedd.pipeline.dataset.late import fields_told, late_fields
-from feedd.plan.counts import INDEX_NAME, Row, folder_of, known
-from feedd.plan.objects.layout import is_pack
-from feedd.plan.objects.strays import PassedOver
 from feedd.recipe.left_out import LeftOutFields
 from feedd.source.braces import expand, split
 from feedd.source.urls import parse_url
@@ -24,9 +24,9 @@ from feedd.source.urls import parse_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from feedd.dataset.listing import Listing
     from feedd.notices import Notice
     from feedd.pipeline import Pipeline
-    from feedd.plan.listing import Listing
     from feedd.prepare.kept import KeptIndex
     from feedd.values import ObjectRef
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedd.dataset.index_file import INDEX_BYTES_MAX, merged, parse, render
 from feedd.errors import NotFound, ObjectChanged, StoreUnavailable
 from feedd.flow.pools import CPU
-from feedd.plan.counts import INDEX_BYTES_MAX, merged, parse, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.plan.counts import Row
+    from feedd.dataset.index_file import Row
     from feedd.source.sources import Sources
     from feedd.values import ObjectRef
 

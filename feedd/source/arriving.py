@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.dataset.packs import Packs
     from feedd.flow.mapping import FilePlace
-    from feedd.plan.objects.packs import Packs
     from feedd.values import ObjectRef
 
 _turn_of = attrgetter("turn")

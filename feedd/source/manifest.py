@@ -20,7 +20,7 @@ from feedd.source.urls import parse_url
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
-    from feedd.plan.json_pieces import Octets
+    from feedd.dataset.json_pieces import Octets
 
 _T = TypeVar("_T")
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import NotFound, ObjectChanged
 from feedd.flow.mapping import file_of
 from feedd.flow.writing import write_over
-from feedd.plan.objects.layout import is_pack
 from feedd.source.arriving import Arriving, Awaited, objects_of
 from feedd.source.hints import CHANGED_HINT
 from feedd.source.verified import Arrivals
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from feedd.dataset.packs import Packs
     from feedd.errors import FeeddError
     from feedd.flow.line import Standing
     from feedd.flow.mapping import FilePlace
-    from feedd.plan.objects.packs import Packs
     from feedd.protocols import FetchWatch
     from feedd.source.ranged import RangeFetcher
     from feedd.values import ObjectRef

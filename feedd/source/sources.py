@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import structlog
 
+from feedd.dataset.ignored_objects import PassedOver
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.flow.budget import ByteBudget
 from feedd.flow.line import PARTS_PER_PLACE
@@ -17,7 +18,6 @@ from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.flow.retry import RetryPolicy
 from feedd.flow.turn_gate import TurnGate
 from feedd.notices import OBJECTS_EVENT, notices_of
-from feedd.plan.objects.strays import PassedOver
 from feedd.source.hedge import HedgeStore
 from feedd.source.limit import LimitStore
 from feedd.source.lists import UrlList, lists_of, runs_of
@@ -40,7 +40,7 @@ from feedd.source.urls import FILE_ROOT, Location, likely_bucket, parse_url
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.plan.objects.packs import Packs
+    from feedd.dataset.packs import Packs
     from feedd.protocols import Clock, ObjectStore, Recorder, SpanFetcher
     from feedd.source.braces import Allowance
     from feedd.source.options import SourceOptions
@@ -57,7 +57,7 @@ class Resolved:
 
     Attributes:
         refs: the data.
-        beside: objects among it that tell of samples and hold none (``plan.counts``, ``plan.beside``).
+        beside: objects among it that tell of samples and hold none (``dataset.index_file``, ``dataset.sidecars``).
         packs: what is in those of the refs that are packs, which can be fetched as long as these are held.
         named: the format of those whose URL names one, by their place in ``refs``.
         passed_over: objects that are no data.

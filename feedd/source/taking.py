@@ -7,11 +7,11 @@ import os.path
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.plan.beside import is_beside
-from feedd.plan.objects.gathering import Gathering, Grouped
-from feedd.plan.objects.roots import refuse_root
-from feedd.plan.objects.splits import splits_together
-from feedd.plan.objects.strays import Strays
+from feedd.dataset.ignored_objects import Strays
+from feedd.dataset.object_grouper import Gathering, Grouped
+from feedd.dataset.sidecars import is_beside
+from feedd.dataset.splits import splits_together
+from feedd.dataset.table_roots import refuse_root
 
 if TYPE_CHECKING:
     from feedd.source.urls import Location

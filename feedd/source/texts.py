@@ -1,6 +1,6 @@
 """Fetches and parses foreign texts that are read as a whole: manifests, indexes and tables of labels.
 
-Parsing runs in a thread. A parser takes a piece of the text per call (``plan.json_pieces``), so that the event loop
+Parsing runs in a thread. A parser takes a piece of the text per call (``dataset.json_pieces``), so that the event loop
 gets its turn, and keeps only what concerns objects of the listing. The bytes of all texts in memory are bounded.
 """
 

@@ -15,10 +15,10 @@ import numpy as np
 from feedd.bench.harness import Outcome
 from feedd.bench.report import Column, Result, Verdict
 from feedd.cache import layout
+from feedd.dataset.assignment import Share
+from feedd.dataset.listing import Listing
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.pipeline.future import Crowd, Outlook
-from feedd.plan.listing import Listing
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.share import Share
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.fakes.books import BooksCache
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import torch
 
 import tests.fixtures
-from feedd.plan.counts import INDEX_NAME, Row, render
+from feedd.dataset.index_file import INDEX_NAME, Row, render
 from feedd_client import Ragged, Shuffle, Source, Topology
 from tests.fakes.megatron import megatron
 from tests.fakes.recordio import recordio

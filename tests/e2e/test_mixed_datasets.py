@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader
 
-from feedd.plan.counts import INDEX_NAME, Row, render
+from feedd.dataset.index_file import INDEX_NAME, Row, render
 from feedd_client import BadRecipeError, BadRequestError, FeedDataset, Source, StateError, Topology
 from tests.e2e.shards import jpeg, numbered, tar
 

@@ -13,12 +13,12 @@ import pytest
 from feedd.cache.disk import MemoryCache
 from feedd.cache.ondisk import files
 from feedd.config import machine
+from feedd.dataset.assignment import Share
+from feedd.dataset.listing import Listing
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED, CACHE_DISK_STATE, CACHE_ERRORS
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.pipeline.future import Crowd, Outlook
-from feedd.plan.listing import Listing
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.share import Share
 from feedd.units import GIB, MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read

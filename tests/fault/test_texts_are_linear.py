@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from feedd.dataset.index_file import parse
+from feedd.dataset.object_labels import parse_table
+from feedd.dataset.sidecars import Claims
 from feedd.errors import FeeddError
 from feedd.observe.logs import redact, redact_text
-from feedd.plan.beside import Claims
-from feedd.plan.counts import parse
-from feedd.plan.objects.labels import parse_table
 from feedd.recipe.filters import parse_filter
 from feedd.recipe.label_recipes import label_options, label_source
 from feedd.recipe.recipe import parse_field

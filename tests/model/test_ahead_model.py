@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadSample
 from feedd.flow.arena import Arena
+from feedd.ordering.batch_plan import Drawn
 from feedd.pipeline.ahead import Ahead, AheadParts
 from feedd.pipeline.filling import Filling
-from feedd.plan.drawn import Drawn
 from feedd.values import BatchReady, Cursor
 from tests.budget import budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.plan.drawn import Several
+    from feedd.ordering.batch_plan import Several
     from feedd.values import SlotRef
 
 SLOTS = 3

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.plan.buckets import NeedLengths, by_length, lengths_of
-from feedd.plan.drawn import BatchRows
-from feedd.plan.epoch import NeedCounts
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.steps import Uneven
+from feedd.dataset.step_counts import Uneven
+from feedd.ordering.batch_plan import BatchRows
+from feedd.ordering.buckets import NeedLengths, by_length, lengths_of
+from feedd.ordering.epoch import NeedCounts
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, EpochEnd, OpenSpec, ShardIndex, Topology
 from tests.budget import budget
 from tests.model.test_plan_model import Run, Sample, ids, ranks_of, runs
 
 if TYPE_CHECKING:
-    from feedd.plan.listing import Listing
+    from feedd.dataset.listing import Listing
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from feedd.plan.horizon import Horizon
+from feedd.ordering.next_use import Horizon
 from feedd.values import ObjectRef
 from tests.budget import budget
 

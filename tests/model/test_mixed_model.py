@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from feedd.dataset.assignment import Cut
+from feedd.dataset.listing import Listing
 from feedd.errors import BadRequest
-from feedd.plan import mixing, rng
-from feedd.plan.drawn import BatchRows
-from feedd.plan.listing import Listing
-from feedd.plan.mixed import PARTITIONS, MixedPlan, MixedReader, source_seed
-from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.share import Cut
+from feedd.ordering import mixing, rng
+from feedd.ordering.batch_plan import BatchRows
+from feedd.ordering.mixed_reader import PARTITIONS, MixedPlan, MixedReader, source_seed
+from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, SourceSpec, Topology
 from tests.budget import budget
 from tests.model.test_mixing_model import one_by_one, shuffled, until_one_ends

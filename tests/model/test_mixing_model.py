@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.plan import mixing, rng
-from feedd.plan.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, MixOptions, Mixture
+from feedd.ordering import mixing, rng
+from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, MixOptions, Mixture
 from tests.budget import budget
 
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from feedd.dataset.listing import Listing
+from feedd.dataset.step_counts import Uneven
 from feedd.errors import BadRequest, Unsupported
-from feedd.plan.epoch import NeedCounts
-from feedd.plan.listing import Listing
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.steps import Uneven
+from feedd.ordering.epoch import NeedCounts
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, EpochEnd, ObjectRef, OpenSpec, Topology
 from tests.budget import budget
 
 if TYPE_CHECKING:
-    from feedd.plan.drawn import BatchRows
+    from feedd.ordering.batch_plan import BatchRows
 
 Sample = tuple[int, int]
 

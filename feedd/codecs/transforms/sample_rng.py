@@ -1,9 +1,9 @@
 """Random numbers of one transform of one sample.
 
 Draw ``i`` of the transform at place ``p`` of its list is draw ``i`` of a stream (see ``codecs.transforms.crop``). That
-stream's seed is draw ``64 + p`` of the sample's stream, as 64 bits. So it depends on nothing but the sample's seed, the place in the
-list and ``i``: not on the worker, nor on what other transforms draw; and two fields of one sample with the same
-transforms at the same places (an image and its mask) are treated alike.
+stream's seed is draw ``64 + p`` of the sample's stream, as 64 bits. So the draw depends on the sample's seed, ``p`` and
+``i`` alone, not on the worker or on other transforms. Two fields of one sample with the same transforms at the same
+places (an image and its mask) are treated alike.
 """
 
 from __future__ import annotations

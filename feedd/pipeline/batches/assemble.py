@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
     from feedd.batch.gather import Text
     from feedd.batch.layout import Layout
+    from feedd.ordering.batch_plan import BatchRows, Several
     from feedd.pipeline.batches.parts import Share
     from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.recipes import Recipes
     from feedd.pipeline.stages import Stages
-    from feedd.plan.drawn import BatchRows, Several
     from feedd.recipe.filters import Filter
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
     from feedd.workers.work import BadRow, DecodeResult

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from feedd.errors import BadSample
-    from feedd.plan.drawn import BatchRows
+    from feedd.ordering.batch_plan import BatchRows
     from feedd.values import Cursor, FieldRecipe, ShardFile, ShardIndex
     from feedd.workers.work import BadRow
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.ordering.batch_plan import BatchRows
     from feedd.pipeline.recipes import Recipe
-    from feedd.plan.drawn import BatchRows
     from feedd.recipe.filters import Filter
     from feedd.values import ShardFile, ShardIndex
     from feedd.workers.worker_pool import DecodePool

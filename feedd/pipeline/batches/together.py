@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from feedd.batch.layout import Layout
     from feedd.flow.arena import Arena
+    from feedd.ordering.batch_plan import Drawn, Several
     from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.batches.remedy import Remedy
     from feedd.pipeline.dataset.lost import Reasons
     from feedd.pipeline.recipes import Recipes
-    from feedd.plan.drawn import Drawn, Several
     from feedd.values import ShardFile, ShardIndex, SlotRef
     from feedd.workers.work import BadRow
     from feedd.workers.worker_pool import DecodePool

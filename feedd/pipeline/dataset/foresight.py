@@ -17,9 +17,9 @@ from feedd.errors import Draining
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from feedd.dataset.listing import Listing
     from feedd.pipeline.dataset.indexes import Indexes, IndexRun
     from feedd.pipeline.derived.cache import MadeCache
-    from feedd.plan.listing import Listing
     from feedd.values import ShardIndex
 
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.convert.head_detection import HEAD_BYTES, form_by_head, is_unsaid
+from feedd.dataset.object_kinds import split_name
+from feedd.dataset.pack_layout import is_pack
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.plan.objects.kinds import split_name
-from feedd.plan.objects.layout import is_pack
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.convert.conversion_registry import form_named, is_ready
+from feedd.dataset.listing import format_of
+from feedd.dataset.pack_layout import is_pack
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CPU
 from feedd.flow.singleflight import Flight, SingleFlight
@@ -14,14 +16,12 @@ from feedd.formats.packed_objects import index_of
 from feedd.pipeline.dataset.megatron import told_by
 from feedd.pipeline.dataset.record_idx import say_fewer
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.listing import format_of
-from feedd.plan.objects.layout import is_pack
 
 if TYPE_CHECKING:
     import asyncio
 
+    from feedd.dataset.listing import Listing
     from feedd.pipeline.stages import Stages
-    from feedd.plan.listing import Listing
     from feedd.values import ObjectRef, ShardIndex
 
 _KEPT_BYTES = 256 << 20

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from feedd.dataset.object_labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
 from feedd.errors import BadRequest, FeeddError, StoreUnavailable
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CPU
+from feedd.ordering.mixed_reader import mix_facts
 from feedd.pipeline.batches.policy import BadSamples
-from feedd.plan.mixed import mix_facts
-from feedd.plan.objects.labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
 from feedd.recipe.label_recipes import (
     NUMBER_BYTES,
     NUMBER_STORED,
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.dataset.listing import Listing
+    from feedd.dataset.object_labels import Labels, LabelTable
+    from feedd.dataset.packs import Packs
     from feedd.pipeline.open_request import Request
-    from feedd.plan.listing import Listing
-    from feedd.plan.objects.labels import Labels, LabelTable
-    from feedd.plan.objects.packs import Packs
     from feedd.recipe.label_recipes import TableLabel
     from feedd.source.sources import Sources
     from feedd.values import FieldRecipe, ObjectRef, ShardIndex
@@ -142,7 +142,7 @@ class _Known(NamedTuple):
     """What is known of a column of labels.
 
     Attributes:
-        classes: see ``plan.objects.labels.Labels``.
+        classes: see ``dataset.object_labels.Labels``.
         missing: samples without a label.
         first_missing: the first of them.
         total: samples.

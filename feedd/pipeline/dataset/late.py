@@ -9,7 +9,7 @@ from feedd.notices import EXAMPLES_MAX, Amount
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from feedd.plan.listing import Listing
+    from feedd.dataset.listing import Listing
     from feedd.values import ShardIndex
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from feedd.dataset.object_kinds import split_name
+from feedd.dataset.pack_layout import HEAD_BYTES, head_bytes, is_pack, parse
 from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CACHE_DISK, CPU
-from feedd.plan.objects.kinds import split_name
-from feedd.plan.objects.layout import HEAD_BYTES, head_bytes, is_pack, parse
 from feedd.source.manifest import head_all
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.dataset.pack_layout import Table
+    from feedd.dataset.packs import Members, Packs
     from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.derived.cache import MadeCache
-    from feedd.plan.objects.layout import Table
-    from feedd.plan.objects.packs import Members, Packs
     from feedd.source.sources import Sources
     from feedd.values import ObjectRef, ShardFile, ShardIndex
 

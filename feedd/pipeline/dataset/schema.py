@@ -29,14 +29,14 @@ from feedd.convert.conversion_registry import (
     only_unpacks,
     split,
 )
+from feedd.dataset.listing import format_of
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
 from feedd.formats.format_registry import format_for
 from feedd.formats.tokens import LLMC, NPY, RAW, Cut
 from feedd.pipeline.dataset.late import fields_told
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.listing import format_of
-from feedd.plan.objects.layout import is_pack
 from feedd.recipe.left_out import left_out
 from feedd.recipe.predecoded import PIXELS, RowsParams
 from feedd.recipe.recipe import as_stored, check_fields, default_fields, needs_resolve
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from typing import TypeAlias
 
+    from feedd.dataset.listing import Listing
     from feedd.notices import Amount, NoticeKind
     from feedd.pipeline.dataset.shelf import Shelf
     from feedd.pipeline.stages import Stages
-    from feedd.plan.listing import Listing
     from feedd.recipe.predecoded import ReadyField
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
 

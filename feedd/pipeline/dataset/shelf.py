@@ -10,11 +10,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.convert.conversion_registry import check_named
+from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.listing import Listing, format_of
 from feedd.errors import ObjectChanged
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.singleflight import SingleFlight
 from feedd.flow.tasks import run_all
 from feedd.notices import Amount, NoticeKind, summed
+from feedd.ordering.buckets import NeedLengths
+from feedd.ordering.epoch import NeedCounts
+from feedd.ordering.sorted_windows import NeedOrder
 from feedd.pipeline.dataset.cuts import Cuts, cut_files
 from feedd.pipeline.dataset.heads import with_heads
 from feedd.pipeline.dataset.indexes import Indexes
@@ -25,11 +30,6 @@ from feedd.pipeline.dataset.sorting import Sorting
 from feedd.pipeline.dataset.told import read_told
 from feedd.pipeline.derived.columnar import counting
 from feedd.pipeline.derived.maker import formed
-from feedd.plan.buckets import NeedLengths
-from feedd.plan.epoch import NeedCounts
-from feedd.plan.listing import Listing, format_of
-from feedd.plan.objects.strays import PassedOver
-from feedd.plan.orders import NeedOrder
 from feedd.source.braces import Allowance
 from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from feedd.ordering.batch_plan import BatchRows, Drawn
+    from feedd.ordering.mixed_reader import AnyReader
     from feedd.pipeline.dataset.cuts import CutFiles
     from feedd.pipeline.dataset.learned import Learned
     from feedd.pipeline.dataset.told import Told
     from feedd.pipeline.stages import Stages
-    from feedd.plan.drawn import BatchRows, Drawn
-    from feedd.plan.mixed import AnyReader
     from feedd.values import Cursor, ShardIndex
 
 _Urls = tuple[tuple[str, ...], ...]

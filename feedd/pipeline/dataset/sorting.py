@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Hashable, Mapping
 
-    from feedd.plan.orders import NeedOrder, WindowName, WindowRows
+    from feedd.ordering.sorted_windows import NeedOrder, WindowName, WindowRows
 
     _Found = Mapping[WindowName, WindowRows]
 

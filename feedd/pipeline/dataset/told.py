@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from feedd.dataset.index_file import INDEX_BYTES_MAX, is_index, rows_of
+from feedd.dataset.packs import pack_counts
+from feedd.dataset.sidecars import CLAIMS_BYTES_MAX, Claims, Surroundings, Unused, is_claim, tells_bytes
 from feedd.errors import FeeddError
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
 from feedd.notices import SIDECARS_EVENT, Amount, NoticeKind, summed
-from feedd.plan.beside import CLAIMS_BYTES_MAX, Claims, Surroundings, Unused, is_claim, tells_bytes
-from feedd.plan.counts import INDEX_BYTES_MAX, is_index, rows_of
-from feedd.plan.objects.packs import pack_counts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 from feedd.convert.columnar import ROWS_ONLY, params_of
 from feedd.convert.conversion_registry import COLUMNAR, counts_apart
 from feedd.convert.long_params import PARAMS_BYTES_MAX
+from feedd.dataset.listing import view_of
 from feedd.pipeline.derived.maker import formed
-from feedd.plan.listing import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.plan.listing import Listing
+    from feedd.dataset.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
 
 _CHEAP_TO_COUNT: Final = frozenset({"parquet"})

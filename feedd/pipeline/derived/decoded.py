@@ -9,17 +9,17 @@ import structlog
 
 from feedd.convert.conversion_registry import form_named, ready_form
 from feedd.convert.long_params import PARAMS_BYTES_MAX
+from feedd.dataset.listing import format_of, view_of
+from feedd.dataset.pack_layout import is_pack
 from feedd.errors import Unsupported
 from feedd.formats.format_registry import format_for
-from feedd.plan.listing import format_of, view_of
-from feedd.plan.objects.layout import is_pack
 from feedd.recipe.predecoded import ready_prefix, rows_params
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.dataset.listing import Listing
     from feedd.pipeline.open_request import Request
-    from feedd.plan.listing import Listing
     from feedd.values import FieldRecipe, ObjectRef
 
 _SHARE: Final = 0.8  # of the cache, for what one dataset becomes

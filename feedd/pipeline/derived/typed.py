@@ -17,17 +17,17 @@ from feedd.convert.arrow import DELIMITER, TYPES
 from feedd.convert.columnar import typed_params
 from feedd.convert.conversion_registry import DELIMITED, split
 from feedd.convert.long_params import PARAMS_BYTES_MAX, is_long
+from feedd.dataset.listing import view_of
 from feedd.errors import BadRecipe, CacheUnavailable
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.pipeline.derived.columnar import asked_for
 from feedd.pipeline.pinned import with_pinned
-from feedd.plan.listing import view_of
 from feedd.recipe.params import params_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.plan.listing import Listing
+    from feedd.dataset.listing import Listing
     from feedd.protocols import ShardCache
     from feedd.values import FieldRecipe, ObjectRef, ShardFile
 

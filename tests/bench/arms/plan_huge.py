@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from feedd.plan.listing import Listing
+from feedd.dataset.listing import Listing
 from feedd.values import ObjectRef
 from tests.bench.arms.plan_data import peak_resident_bytes, read_settings, write_row
 from tests.bench.arms.plan_node import Node, rows_at

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedd.plan.drawn import BatchRows
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.share import Cut, Share
-from feedd.plan.steps import Uneven, common_steps, known_counts, partition_samples
+from feedd.dataset.assignment import Cut, Share
+from feedd.dataset.step_counts import Uneven, common_steps, known_counts, partition_samples
+from feedd.ordering.batch_plan import BatchRows
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.values import Cursor, Topology
 from tests.bench.arms.plan_data import SEED, sample_counts, shard_sizes
 

@@ -13,9 +13,9 @@ import sys
 import numpy as np
 
 from feedd.batch.gather import gather
-from feedd.plan.listing import Listing
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.share import Share
+from feedd.dataset.listing import Listing
+from feedd.ordering.rank_reader import Reader, ReaderOptions
+from feedd.dataset.assignment import Share
 from feedd.values import Cursor, FieldRecipe, ObjectRef, OpenSpec, ShardIndex, Topology
 
 before = set(sys.modules)

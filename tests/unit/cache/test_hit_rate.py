@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from feedd.dataset.assignment import Share
+from feedd.dataset.listing import Listing
+from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.pipeline.future import Crowd, Outlook
-from feedd.plan.listing import Listing
-from feedd.plan.reader import Reader, ReaderOptions
-from feedd.plan.share import Share
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.bench.eviction import SHARES, feedd, fill_and_keep, lru, optimum, trace
 from tests.fakes.books import BooksCache

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.cli.plan import PlanReport, assignments, summarise, warnings_of
-from feedd.plan.counts import INDEX_NAME, Row, render
-from feedd.plan.sharding import assign, balance
+from feedd.dataset.index_file import INDEX_NAME, Row, render
+from feedd.dataset.sharding import assign, balance
 from feedd.source.local import LocalStore
 from feedd.values import ObjectRef
 
@@ -68,7 +68,7 @@ def test_all_nodes_are_planned_at_once(monkeypatch: pytest.MonkeyPatch, sharding
         calls.append(count)
         return balance(sizes, count)
 
-    monkeypatch.setattr("feedd.plan.sharding.balance", noted)
+    monkeypatch.setattr("feedd.dataset.sharding.balance", noted)
     refs = _refs([(7 * index) % 31 for index in range(200)])
     found = [indices.tolist() for indices in assignments(refs, 64, sharding)]
     assert len(calls) == (sharding == "size")

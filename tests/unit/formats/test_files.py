@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedd.dataset.pack_layout import Table
 from feedd.errors import BadShard
 from feedd.formats.format_registry import get
-from feedd.plan.objects.layout import Table
 
 FILES = get("files")
 

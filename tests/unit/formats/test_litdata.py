@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.dataset.litdata_index import leaves
+from feedd.dataset.sidecars import Claims, Surroundings, Unused
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for, get
-from feedd.plan.beside import Claims, Surroundings, Unused
-from feedd.plan.litdata import leaves
 from feedd.values import ObjectRef
 from tests.budget import budget
 from tests.fakes.reading import read

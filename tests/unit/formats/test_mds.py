@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feedd.dataset.sidecars import Claims
 from feedd.errors import BadRecipe, BadShard
 from feedd.formats.format_registry import format_for, get
-from feedd.plan.beside import Claims
 from feedd.recipe.recipe import as_stored, default_fields, parse_field
 from tests.budget import budget
 

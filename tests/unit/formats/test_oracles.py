@@ -12,9 +12,9 @@ import pytest
 
 import tests.fixtures
 from feedd.convert.conversion_registry import form_for
+from feedd.dataset.sidecars import Claims, Surroundings, is_beside
 from feedd.errors import BadRecipe, Unsupported
 from feedd.formats.format_registry import format_for
-from feedd.plan.beside import Claims, Surroundings, is_beside
 from feedd.values import ObjectRef
 from tests.fakes.made import made_of
 from tests.fakes.reading import read

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from feedd.convert import conversion_registry as forms
 from feedd.convert.conversion_io import FileOut, HeldObject
+from feedd.dataset.sidecars import is_beside
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for, get
-from feedd.plan.beside import is_beside
 from feedd.values import ByteRange
 from tests.budget import budget
 from tests.fakes.reading import read

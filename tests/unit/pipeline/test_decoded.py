@@ -10,13 +10,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedd.convert.conversion_registry import is_ready, split
+from feedd.dataset.listing import Listing
+from feedd.dataset.pack_layout import TAG
 from feedd.metrics import PIPELINE_MADE
 from feedd.pipeline.derived.decoded import Room, made_ready
 from feedd.pipeline.derived.maker import formed
 from feedd.pipeline.open_request import Request
 from feedd.pipeline.stages import PipelineOptions
-from feedd.plan.listing import Listing
-from feedd.plan.objects.layout import TAG
 from feedd.values import ObjectRef, OpenSpec
 from feedd.workers.work import DecodeOptions
 from tests.fakes import poison_worker

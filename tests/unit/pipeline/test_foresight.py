@@ -18,10 +18,10 @@ from tests.fakes.fetchers import until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from feedd.dataset.listing import Listing
     from feedd.pipeline.dataset.indexes import Indexes
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.pipeline.session import Session
-    from feedd.plan.listing import Listing
     from feedd.values import ShardIndex
     from tests.fakes.feeding import Feeding
 

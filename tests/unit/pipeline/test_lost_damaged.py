@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from feedd.dataset.pack_layout import TAG, Table
 from feedd.errors import CacheUnavailable
 from feedd.pipeline.dataset.lost import LostObjects
-from feedd.plan.objects.layout import TAG, Table
 from feedd.values import ObjectRef, ShardFile
 
 if TYPE_CHECKING:

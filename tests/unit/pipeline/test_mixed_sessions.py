@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from feedd import metrics
+from feedd.dataset.index_file import INDEX_NAME, Row, render
 from feedd.errors import BadRecipe, BadRequest, BadSample, ObjectChanged
-from feedd.plan.counts import INDEX_NAME, Row, render
 from feedd.values import Cursor, EpochEnd, SourceSpec
 from tests.fakes.feeding import ROOT, Taken, batches, feeding, rank, take
 from tests.fakes.fetchers import until

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import tests.fixtures
+from feedd.dataset.listing import Listing
 from feedd.errors import ObjectChanged, Unsupported
-from feedd.plan.listing import Listing
 from tests.fakes.feeding import URL, batches, feeding
 
 if TYPE_CHECKING:

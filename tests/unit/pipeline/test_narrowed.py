@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from feedd.dataset.listing import Listing
 from feedd.pipeline.derived.columnar import counting, narrowed
 from feedd.pipeline.derived.maker import formed
-from feedd.plan.listing import Listing
 from feedd.recipe.recipe import parse_field
 from feedd.values import ObjectRef
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.plan.epoch import EpochMap
+from feedd.ordering.epoch import EpochMap
 from feedd.values import Cursor
 from tests.fakes.feeding import batches, feeding, rank
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.plan.orders import WindowRows
+    from feedd.ordering.sorted_windows import WindowRows
 
 _COUNTS = (8, 8, 8, 8, 8, 8)
 _WINDOWS = 3  # of two shards

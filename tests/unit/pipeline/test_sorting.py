@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from feedd.flow.tasks import both
+from feedd.ordering.sorted_windows import NeedOrder, WindowName
 from feedd.pipeline.dataset.sorting import Sorting
-from feedd.plan.orders import NeedOrder, WindowName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.plan.orders import WindowRows
+    from feedd.ordering.sorted_windows import WindowRows
 
 _LARGE, _SMALL = 1 << 20, 1 << 10
 _NAME = WindowName(0, 0, 1)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from feedd.dataset.index_file import Row, render
 from feedd.errors import NotFound, ObjectChanged
 from feedd.pipeline.dataset import told
-from feedd.plan.counts import Row, render
 from tests.fakes.feeding import URL, Feeding, batches, feeding, rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from feedd.plan.listing import Listing
+    from feedd.dataset.listing import Listing
 
 PASSED_OVER = "sample counts beside the data are passed over"
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from feedd.dataset.index_file import Row, parse, render
 from feedd.errors import BadRequest
 from feedd.notices import Amount
-from feedd.plan.counts import Row, parse, render
 from feedd.prepare import index
 from feedd.prepare.index import Counter, Counting
 from feedd.prepare.kept import KeptIndex

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
+from feedd.dataset.index_file import Row, merged, parse, render
 from feedd.errors import NotFound
-from feedd.plan.counts import Row, merged, parse, render
 from feedd.prepare.kept import KeptIndex
 from tests.fakes.stores import sources_over
 

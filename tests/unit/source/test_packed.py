@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from feedd.bench.server import faults as fault
+from feedd.dataset.pack_layout import is_pack, parse
 from feedd.errors import FeeddError, NotFound, ObjectChanged, PermissionDenied
 from feedd.formats.packed_objects import index_of
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
-from feedd.plan.objects.layout import is_pack, parse
 from feedd.values import ByteRange
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.plan.objects.labels import parse_table
+from feedd.dataset.object_labels import parse_table
 from feedd.source.manifest import Names
 from feedd.source.texts import Texts
 from feedd.values import ObjectRef

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
+from feedd.dataset.ignored_objects import PassedOver
 from feedd.errors import BadRequest, NotFound
-from feedd.plan.objects.strays import PassedOver
 from feedd.prepare.index import index_url
 from tests.fakes.stores import serving, sources_over
 

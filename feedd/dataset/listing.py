@@ -1,0 +1,298 @@
+"""A resolved dataset: the ordered objects and what has been learned of them."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from feedd.dataset.assignment import Cut
+from feedd.dataset.field_names import FieldNames
+from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
+from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.index_file import folder_of
+from feedd.dataset.sharding import balance
+from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
+from feedd.errors import ObjectChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.dataset.assignment import Share
+    from feedd.dataset.fingerprint import Runs
+    from feedd.dataset.packs import Packs
+    from feedd.values import FieldRecipe, ObjectRef, OpenSpec
+
+_APART_MAX: Final = 64
+
+
+@dataclass(slots=True)
+class Listing:
+    """One listing of one set of URLs.
+
+    Attributes:
+        refs: the objects, in the dataset's order; a shard's dataset index is its place here.
+        sizes: int64[shards], bytes.
+        digest: over keys, sizes and ETags.
+        listed_s: monotonic time of the listing.
+        counts: sample counts by dataset index, as far as they are known. Plans rest on them: none ever changes.
+        indexed: whether what lies beside the data tells them all: every daemon that lists it then knows the same.
+        told_by: URLs of the files beside the data that counts are from.
+        firsts: the first dataset index of each source; of several, one lies behind another.
+        named: the format of shards whose URL names one, by dataset index.
+        formats: how shards are to be read where what lies beside them says so, by dataset index.
+        twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
+        base: the listing that this one is a view of, see ``view_of``; None: it is none.
+        view: tells its forms from those of other views.
+        packs: what is in those shards that are packs of objects.
+        apart: counts by view, of views that may have other samples than others have.
+        labels: of their samples, by column (see ``recipe.label_recipes``) and shard.
+        passed_over: objects that were listed, too, and are no data.
+        idx_bytes: of MXNet's ``.idx`` beside shards of records, by dataset index.
+        learned: shards whose counts an index has told: they need not be learned again.
+        read_as: the format by which a shard is indexed, by dataset index, once it was worked out.
+        field_names: those of the shards whose counts an index has told.
+        view_names: likewise of its views, by what tells one from another.
+    """
+
+    refs: tuple[ObjectRef, ...]
+    sizes: NDArray[np.int64]
+    digest: bytes
+    listed_s: float
+    counts: dict[int, int] = field(default_factory=dict)
+    indexed: bool = False
+    told_by: tuple[str, ...] = ()
+    firsts: tuple[int, ...] = (0,)
+    twins: NDArray[np.int64] | None = None
+    named: Mapping[int, str] = field(default_factory=dict)
+    formats: Mapping[int, str] = field(default_factory=dict)
+    base: Listing | None = field(default=None, repr=False)
+    view: tuple[str, ...] = ()
+    packs: tuple[Packs, ...] = ()
+    labels: dict[str, dict[int, NDArray[np.int64]]] = field(default_factory=dict)
+    apart: dict[tuple[str, ...], dict[int, int]] = field(default_factory=dict, repr=False)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    idx_bytes: Mapping[int, int] = field(default_factory=dict)
+    learned: set[int] = field(default_factory=set, repr=False)
+    read_as: dict[int, str] = field(default_factory=dict, repr=False)
+    field_names: FieldNames = field(default_factory=FieldNames, repr=False)
+    view_names: dict[tuple[str, ...], FieldNames] = field(default_factory=dict, repr=False)
+    _owners: tuple[int, NDArray[np.int64]] | None = field(default=None, repr=False)
+    _named: tuple[Mapping[int, str], Runs] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
+        """Build from the refs; hashes every key, so call it off the event loop when there are many."""
+        sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
+        twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
+        return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
+
+    def source_of(self, shard: int) -> int:
+        """Return the source of a shard."""
+        return bisect.bisect_right(self.firsts, shard) - 1
+
+    def shards_of(self, source: int) -> range:
+        """Return the dataset indices of one source."""
+        ends = (*self.firsts[1:], len(self.refs))
+        return range(self.firsts[source], ends[source])
+
+    def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], told_by: tuple[str, ...]) -> None:
+        """Take counts from what lies beside the data; who opens from here on may be told another policy.
+
+        Args:
+            exact: counted in these very objects.
+            claimed: of other shards, by whoever.
+            told_by: the files' URLs.
+
+        Raises:
+            ObjectChanged: see ``learn``.
+        """
+        _add(self.counts, exact)
+        wrong = self.contradicts(claimed)
+        if wrong is not None:
+            raise self._contradiction(wrong, claimed[wrong], told_by, self.counts[wrong])
+        _add(self.counts, claimed)
+        self.indexed, self.told_by = len(exact) + len(claimed) == len(self.refs), told_by
+
+    def renew(self, newer: Listing) -> None:
+        """Take what a later listing of the same objects knows, which contradicts nothing here."""
+        for shard, count in newer.counts.items():  # one by one, see ``_add``
+            self.counts.setdefault(shard, count)  # what was learned meanwhile, on the loop, was counted in the shard
+        self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
+        self.formats, self.passed_over = newer.formats, newer.passed_over
+        self.read_as.clear()
+
+    def contradicts(self, counts: Mapping[int, int]) -> int | None:
+        """Return the first shard that is known to hold another number of samples; None: there is none."""
+        return next((shard for shard, count in counts.items() if self.counts.get(shard, count) != count), None)
+
+    def learn(self, shard: int, sample_count: int) -> None:
+        """Take the count of a shard that was read.
+
+        Raises:
+            ObjectChanged: another was told before, and plans were made with it.
+        """
+        told = self.counts.setdefault(shard, sample_count)
+        if told != sample_count:
+            raise self._contradiction(shard, told, self.told_by, sample_count)
+        self.learned.add(shard)
+
+    def _contradiction(self, shard: int, told: int, told_by: tuple[str, ...], found: int) -> ObjectChanged:
+        url = self.refs[shard].url
+        files = " or ".join(file for file in told_by if url.startswith(folder_of(file)))
+        return ObjectChanged(
+            f"expected {told} samples, as {files or 'an earlier reading'} says, got {found}",
+            object=url,
+            hint="correct that file or remove it; an index by feedd index goes before it" if files else "open it again",
+            stage="plan",
+        )
+
+    def settled(self, uneven: Uneven) -> Uneven:
+        """Return the policy, of AUTO the one it comes to: the same for all who open this listing: ranks must agree."""
+        if uneven is not Uneven.AUTO:
+            return uneven
+        return Uneven.DROP if self.indexed else Uneven.JOIN
+
+    def cut(self, spec: OpenSpec) -> Cut:
+        """Return how the spec wants the dataset cut.
+
+        Raises:
+            BadRequest: partitions and topology do not go together.
+        """
+        cut = Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        return replace(cut, owners_of=self._owners_of)
+
+    def _owners_of(self, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Return ``balance``, and remember the last one of the whole listing: ranks open alike, and each asks twice."""
+        if sizes is not self.sizes:
+            return balance(sizes, count)
+        last = self._owners  # taken once: opens run side by side on threads
+        if last is None or last[0] != count:
+            last = self._owners = (count, balance(sizes, count))
+            last[1].setflags(write=False)
+        return last[1]
+
+    def shares(self, spec: OpenSpec) -> tuple[Share, ...]:
+        """Return the partitions of the node that the spec's rank lives on.
+
+        Raises:
+            BadRequest: see ``Cut``.
+        """
+        return self.cut(spec).shares(self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank)
+
+    def steps(self, spec: OpenSpec, uneven: Uneven) -> int | None:
+        """Return the steps of every rank; None: not the same for all, or not known ahead.
+
+        Raises:
+            BadRequest, Unsupported: they are wanted, and cannot be told.
+        """
+        if spec.steps:
+            return spec.steps
+        if uneven in UNEQUAL:
+            return None
+        counts = known_counts(self.counts, len(self.refs))
+        if counts is None:
+            raise needs_counts(uneven)
+        samples = partition_samples(self.cut(spec), self.sizes, counts)
+        return common_steps(uneven, samples, spec.batch_size, spec.topology)
+
+    def fingerprint(
+        self,
+        spec: OpenSpec,
+        recipes: Sequence[FieldRecipe],
+        window_shards: int,
+        mix: Mapping[str, object] | None = None,
+        filters: Sequence[str] = (),
+    ) -> bytes:
+        """Return 16 bytes over everything that decides which samples a step of the run holds.
+
+        Of shards whose formats were named the first call takes a tenth of a microsecond for each.
+
+        Not in it: how the samples of a step are dealt out to ranks and nodes, which may change when a run resumes.
+
+        Args:
+            spec: what was asked for.
+            recipes: of the fields; of several sources they are among the facts of ``mix``.
+            window_shards: shards per shuffle window.
+            mix: facts of a mixture.
+            filters: conditions samples must meet, as text.
+        """
+        columns: dict[str, Runs] = {}
+        facts: dict[str, object] = {
+            "fields": recipe_facts(recipes),
+            "step_samples": spec.batch_size * spec.topology.world_size,
+            "partitions": spec.partitions or spec.topology.node_count,
+            "sharding": spec.sharding,
+            "shuffle": [spec.shuffle, window_shards if spec.shuffle else 1, spec.window_bytes],
+            "seed": spec.seed,
+        }
+        if self.named:
+            columns["formats"] = self._named_runs()
+        if mix is not None:
+            facts["mix"] = {**mix, "firsts": list(self.firsts)}
+        if filters:
+            facts["filters"] = list(filters)
+        if spec.bucket_by:
+            facts["bucket_by"] = spec.bucket_by
+        return fingerprint(self.digest, facts, columns)
+
+    def _named_runs(self) -> Runs:
+        """Return the format that was named for each shard; they are looked up once."""
+        known = self._named
+        if known is None or known[0] is not self.named:
+            runs = runs_of(self.named.get(shard, "") for shard in range(len(self.refs)))
+            known = self._named = (self.named, runs)
+        return known[1]
+
+
+def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
+    """Take in counts one by one: all at once is a single call, which a million of them make too long for a thread."""
+    for shard, count in more.items():
+        counts[shard] = count  # noqa: PERF403 - see above
+
+
+def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...], *, apart: bool = False) -> Listing:
+    """Return a listing with its objects in other forms; what either learns of them, both know.
+
+    Args:
+        listing: the objects.
+        refs: the same, in those forms.
+        view: tells the forms of one such listing from another's.
+        apart: its objects may have other samples in those forms than in others: what is learned of them, only views of
+            that name know.
+    """
+    twins = _twins(refs) if listing.twins is not None else None
+    counts = listing.counts
+    if apart:
+        while len(listing.apart) >= _APART_MAX and view not in listing.apart:
+            del listing.apart[next(iter(listing.apart))]
+        counts = listing.apart.setdefault(view, dict(counts))
+    while len(listing.view_names) >= _APART_MAX and view not in listing.view_names:
+        del listing.view_names[next(iter(listing.view_names))]
+    names = listing.view_names.setdefault(view, FieldNames())
+    own: dict[str, Any] = {"learned": set(), "read_as": {}, "field_names": names}
+    return replace(listing, refs=refs, twins=twins, counts=counts, base=listing.base or listing, view=view, **own)
+
+
+def format_of(listing: Listing, shard: int) -> str:
+    """Return the format that somebody named for a shard; empty: its name tells it."""
+    named, told = listing.named.get(shard, ""), listing.formats.get(shard, "")
+    return told if not named or told.startswith(f"{named}:") else named  # what was named, with its parameters
+
+
+def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
+    first: dict[tuple[str, str, str], int] = {}
+    found = [first.setdefault((ref.root, ref.key, ref.form), number) for number, ref in enumerate(refs)]
+    return np.array(found, dtype=np.int64) if len(first) < len(refs) else None
+
+
+def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
+    """Return what of a recipe decides what a batch holds."""
+    return [
+        [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
+        for recipe in recipes
+    ]

@@ -1,0 +1,157 @@
+"""The packs of a listing: columns over all their objects, so that ten million of them are no objects here. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from feedd.dataset.pack_layout import TAG, Table, is_pack, table_bytes
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_TAG_BYTES = 16  # of an MD5 sum, which most etags are
+
+
+def packed_tag(etag: str) -> bytes:
+    """Return an etag in fewer bytes where it is an MD5 sum."""
+    if len(etag) == 2 * _TAG_BYTES:
+        try:
+            tag = bytes.fromhex(etag)
+        except ValueError:
+            tag = b""
+        if len(tag) == _TAG_BYTES and tag.hex() == etag:
+            return tag
+    text = b"\0" + etag.encode("utf-8", "surrogatepass")
+    return b"\0" + text if len(text) == _TAG_BYTES else text
+
+
+def unpacked_tag(tag: bytes) -> str:
+    """Return the etag that ``packed_tag`` was given."""
+    return tag.hex() if len(tag) == _TAG_BYTES else tag.lstrip(b"\0").decode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Objects, in columns.
+
+    Attributes:
+        root: of their store.
+        base: what all their keys begin with: the folder of the URL.
+        keys: the rest of each key, UTF-8, one after another.
+        key_ends: int64[objects], end of each in ``keys``.
+        sizes: int64[objects], bytes.
+        tags: packed etags, one after another.
+        tag_ends: int64[objects], end of each in ``tags``.
+        sample: int64[objects], the sample each belongs to, from 0 in order.
+    """
+
+    root: str
+    base: str
+    keys: bytes
+    key_ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    tags: bytes
+    tag_ends: NDArray[np.int64]
+    sample: NDArray[np.int64]
+
+    def key(self, number: int) -> str:
+        """Return the key of one object."""
+        start = int(self.key_ends[number - 1]) if number else 0
+        return self.base + self.keys[start : int(self.key_ends[number])].decode("utf-8", "surrogatepass")
+
+    def ref(self, number: int) -> ObjectRef:
+        """Return one object."""
+        start = int(self.tag_ends[number - 1]) if number else 0
+        tag = unpacked_tag(self.tags[start : int(self.tag_ends[number])])
+        return ObjectRef(self.root, self.key(number), int(self.sizes[number]), tag)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Packs:
+    """Packs of the objects of one URL.
+
+    Attributes:
+        members: all their objects, in order.
+        firsts: int64[packs + 1], the object each pack begins with, and how many there are.
+        refs: the packs as the cache and the plan know them.
+        counts: samples of each.
+    """
+
+    members: Members
+    firsts: NDArray[np.int64]
+    refs: tuple[ObjectRef, ...]
+    counts: tuple[int, ...]
+    _numbers: dict[ObjectRef, int] = field(repr=False)
+
+    @classmethod
+    def of(cls, members: Members, firsts: NDArray[np.int64]) -> Packs:
+        """Name the packs; some ten microseconds for each."""
+        ends = firsts.tolist()
+        spans = [range(low, high) for low, high in itertools.pairwise(ends)]
+        refs = tuple(_ref(members, span) for span in spans)
+        counts = tuple(int(members.sample[span.stop - 1] - members.sample[span.start]) + 1 for span in spans)
+        return cls(members, firsts, refs, counts, {ref: number for number, ref in enumerate(refs)})
+
+    def __len__(self) -> int:
+        """Return how many packs there are."""
+        return len(self.refs)
+
+    def find(self, ref: ObjectRef) -> int | None:
+        """Return the number of a pack; None: it is none of these."""
+        return self._numbers.get(ref)
+
+    def span(self, number: int) -> range:
+        """Return the objects of a pack."""
+        return range(int(self.firsts[number]), int(self.firsts[number + 1]))
+
+    def samples(self, number: int) -> slice:
+        """Return which of all samples a pack has."""
+        low = int(self.members.sample[self.firsts[number]])
+        return slice(low, low + self.counts[number])
+
+    def table(self, number: int) -> Table:
+        """Return what stands at the start of a pack."""
+        return _table(self.members, self.span(number))
+
+
+def _table(members: Members, span: range) -> Table:
+    low, high = span.start, span.stop
+    key_at = int(members.key_ends[low - 1]) if low else 0
+    ends = members.key_ends[low:high]
+    return Table(
+        members.sizes[low:high],
+        members.sample[low:high] - members.sample[low],
+        ends - key_at,
+        members.keys[key_at : int(ends[-1])],
+    )
+
+
+def _ref(members: Members, span: range) -> ObjectRef:
+    """Return a pack: named by its first object and how many more there are, its version all that is in it."""
+    low, high = span.start, span.stop
+    table = _table(members, span)
+    tag_at = int(members.tag_ends[low - 1]) if low else 0
+    digest = hashlib.blake2b(digest_size=16)
+    tags = members.tag_ends[low:high]
+    for part in (
+        f"{len(members.root)} {members.root}{members.base}".encode("utf-8", "surrogatepass"),
+        table.render(),
+        (tags - tag_at).astype("<i8").tobytes(),
+        members.tags[tag_at : int(tags[-1])],
+    ):
+        digest.update(part)
+    size_bytes = table_bytes(len(span), len(table.keys)) + int(table.sizes.sum())
+    return ObjectRef(members.root, f"{members.key(low)}+{len(span) - 1}", size_bytes, TAG + digest.hexdigest())
+
+
+def pack_counts(refs: Sequence[ObjectRef], packs: Iterable[Packs]) -> dict[int, int]:
+    """Return the samples of those of ``refs`` that are packs, by index into them."""
+    known = {ref: count for one in packs for ref, count in zip(one.refs, one.counts, strict=True)}
+    return {number: known[ref] for number, ref in enumerate(refs) if is_pack(ref)} if known else {}

@@ -1,0 +1,383 @@
+"""Sample counts that other tools leave beside the data. They are claims, believed as far as they can be checked.
+
+| file | written for | what it claims of each shard |
+|---|---|---|
+| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the shard as it is and compressed; columns |
+| ``index.json`` (chunks) | LitData | bytes and samples of each chunk, and what its items are |
+| ``shardindex.json`` | webdataset, by ``widsindex`` | bytes and samples |
+| ``sizes.json`` | open_clip, open_flamingo | samples, by the shard's name |
+| ``_info.json`` | timm | samples, by the shard's name, per split |
+
+None knows an ETag. Where bytes are claimed, a shard of other bytes is not the one that was counted. Where none are, the
+file must name exactly the shards that lie beside it: one that was left there while shards came and went does not. What
+is wrong all the same shows when the shard is read (``Listing.learn``). ``__len__`` (open_clip) has only the sum of all
+shards, which tells nothing of any; it is just no shard.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from feedd.dataset import litdata_index as litdata
+from feedd.dataset.index_file import SAMPLES_MAX, folder_of, is_index
+from feedd.dataset.json_pieces import elements, find, items, members, value
+from feedd.notices import EXAMPLES_MAX, Amount
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from feedd.dataset.index_file import Row
+    from feedd.dataset.json_pieces import Octets
+    from feedd.values import ObjectRef
+
+CLAIMS_BYTES_MAX = 256 << 20
+_READERS_KEPT: Final = 1024
+
+
+class Claim(NamedTuple):
+    """What a file says of one shard.
+
+    Attributes:
+        key: below the file's folder.
+        size_bytes: None: it does not say.
+        format: how the shard is to be read (see ``formats.format_registry``); empty: it does not say.
+        again: of the same shard as the claim before: another form of it, or another way to count its bytes.
+    """
+
+    key: str
+    size_bytes: int | None
+    sample_count: int
+    format: str = ""
+    again: bool = False
+
+
+class _Data(msgspec.Struct):
+    basename: str
+    bytes: int
+
+
+class _MdsShard(msgspec.Struct):
+    samples: int
+    raw_data: _Data | None = None
+    zip_data: _Data | None = None
+    format: str = ""
+    column_names: list[str] = []
+    column_encodings: list[str] = []
+    column_sizes: list[int | None] = []
+
+    def reader(self) -> str:
+        """Return the format with the columns that the shard must have; empty: none are named."""
+        if self.format != "mds" or not self.column_names:
+            return ""
+        columns = {
+            "column_names": self.column_names,
+            "column_encodings": self.column_encodings,
+            "column_sizes": self.column_sizes,
+        }
+        return f"mds:{msgspec.json.encode(columns).decode()}"
+
+
+class _WidsShard(msgspec.Struct):
+    url: str
+    nsamples: int
+    filesize: int
+
+
+def _index(data: Octets) -> Iterator[Claim]:
+    if "chunks" not in (name for name, _ in members(data)):
+        yield from _mosaic(data)
+        return
+    before = None
+    for key, size_bytes, count, reader in litdata.chunks(data):
+        yield Claim(key, size_bytes, count, reader, again=key == before)
+        before = key
+
+
+def _mosaic(data: Octets) -> Iterator[Claim]:
+    places = find(data, ("version", "shards"))
+    version = value(data, places["version"], int)
+    if version != 2:
+        raise ValueError(f"expected an index of version 2, got {version}")
+    readers: dict[str, str] = {}  # one text for all shards that have it
+    for shard in elements(data, places["shards"], _MdsShard):
+        reader = shard.reader()
+        if len(readers) < _READERS_KEPT:
+            reader = readers.setdefault(reader, reader)
+        if shard.raw_data is not None:
+            yield Claim(shard.raw_data.basename, shard.raw_data.bytes, shard.samples, reader)
+        if shard.zip_data is not None:
+            again = shard.raw_data is not None
+            yield Claim(shard.zip_data.basename, shard.zip_data.bytes, shard.samples, again=again)
+
+
+def _wids(data: Octets) -> Iterator[Claim]:
+    places = find(data, ("wids_version", "shardlist"))
+    version = value(data, places["wids_version"], int)
+    if version != 1:
+        raise ValueError(f"expected an index of version 1, got {version}")
+    # it may name shards as they lay where it was made: looked for here by their last name
+    for shard in elements(data, places["shardlist"], _WidsShard):
+        yield Claim(shard.url.rpartition("/")[2], shard.filesize, shard.nsamples)
+
+
+def _sizes(data: Octets) -> Iterator[Claim]:
+    # some write numbers as text, and those who read it take them
+    for name, count in items(data, int, strict=False):
+        yield Claim(name, None, count)
+
+
+def _timm(data: Octets) -> Iterator[Claim]:
+    for _, split in members(data, find(data, ("splits",))["splits"]):
+        columns = dict(members(data, split))
+        if not columns.keys() >= {"filenames", "shard_lengths"}:
+            raise ValueError("expected an index of splits with filenames and shard_lengths, got one without")
+        names, counts = elements(data, columns["filenames"], str), elements(data, columns["shard_lengths"], int)
+        for name, count in itertools.zip_longest(names, counts):
+            if name is None or count is None:
+                raise ValueError("expected as many shard_lengths as filenames, got others")
+            yield Claim(name, None, count)
+
+
+_READERS: Final[Mapping[str, Callable[[Octets], Iterator[Claim]]]] = {
+    "index.json": _index,
+    "shardindex.json": _wids,
+    "sizes.json": _sizes,
+    "_info.json": _timm,
+}
+_WITH_BYTES: Final = frozenset(("index.json", "shardindex.json"))
+_WITH_FORMATS: Final = frozenset(("index.json",))
+_ONLY_SUMS: Final = "__len__"
+_ABOUT_RECORDS: Final = (".idx", ".lst")  # where MXNet's records lie, and what im2rec was given to pack
+
+
+def is_claim(key: str) -> bool:
+    """Whether an object's name is that of a file this module reads."""
+    return key.rpartition("/")[2] in _READERS
+
+
+def tells_bytes(key: str) -> bool:
+    """Whether a file of this name tells the bytes of the shards that it counted."""
+    return key.rpartition("/")[2] in _WITH_BYTES
+
+
+def is_beside(key: str) -> bool:
+    """Whether an object is about samples, feedd's own index or another's, and so no shard."""
+    return is_index(key) or is_claim(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a file says of shards. Each iteration parses the text again, a piece at a time, and keeps nothing of it.
+
+    Attributes:
+        key: of the file: its name tells what it is.
+        data: all of it; nothing in it is trusted.
+    """
+
+    key: str
+    data: Octets
+
+    def __iter__(self) -> Iterator[Claim]:
+        """Yield what it says of each shard.
+
+        Raises:
+            ValueError: it is no such file, or says what cannot be; one line. What came before it is worth nothing.
+        """
+        for claim in _READERS[self.key.rpartition("/")[2]](self.data):
+            if not 0 <= claim.sample_count < SAMPLES_MAX:
+                raise ValueError(f"expected a count of samples, got {claim.sample_count} for {claim.key!r:.80}")
+            yield claim
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names without bytes that a file claims, held against those of the objects that lie where it claims them."""
+
+    seen: set[str] = field(default_factory=set)
+    folders: set[str] = field(default_factory=set)
+    gone_count: int = 0
+    first_gone: str = ""
+
+    def gone(self, key: str) -> None:
+        """Take note of one that is not there."""
+        self.gone_count += 1
+        self.first_gone = min(self.first_gone or key, key)
+
+
+class Unused:
+    """Counts of a file that are not used: how many, and why the first ones are not."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._examples: list[str] = []
+
+    def add(self, key: str, why: str, *values: object) -> None:
+        """Take one; ``values`` are put into ``why`` where it is among the first."""
+        self._count += 1
+        if len(self._examples) < EXAMPLES_MAX:
+            self._examples.append(f"{key}: {why.format(*values)}")
+
+    @property
+    def amount(self) -> Amount:
+        """All of them."""
+        return Amount(self._count, 0, tuple(self._examples))
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What claims that follow each other say of one shard.
+
+    Attributes:
+        key: of the first claim; empty: there is none yet.
+        sizes: claimed bytes of the first form that is there, and those that it has; None: no form is there.
+        fits: one of the claims is right.
+    """
+
+    key: str = ""
+    sizes: tuple[int, int] | None = None
+    fits: bool = False
+
+    def close(self, unused: Unused) -> None:
+        """Tell a shard of which no claim is right."""
+        if not self.key or self.fits:
+            return
+        if self.sizes is None:
+            unused.add(self.key, "is not there")
+        else:
+            unused.add(self.key, "counted as {} bytes, has {}", *self.sizes)
+
+
+class Surroundings:
+    """The dataset's objects by where they lie. Made once for all files; a microsecond or two per object."""
+
+    def __init__(self, refs: Sequence[ObjectRef]) -> None:
+        self._refs = refs
+        self._at: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        self._folders: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for number, ref in enumerate(refs):
+            self._at[ref.root, ref.key].append(number)  # the same object may be listed twice
+            self._folders[ref.root, folder_of(ref.key)].add(ref.key)
+
+    def clear(self) -> None:
+        """Forget the objects, one by one: to free millions in one call keeps the interpreter from everybody else."""
+        while self._at:
+            self._at.popitem()
+        while self._folders:
+            _, keys = self._folders.popitem()
+            while keys:
+                keys.pop()
+
+    def counted(self, file: ObjectRef, rows: Iterable[Row], unused: Unused | None = None) -> dict[int, int]:
+        """Return the counts of the shards that are still what they were when feedd's own index was written.
+
+        Args:
+            file: the index.
+            rows: of it. Where two say different counts of one shard, neither is used.
+            unused: takes the rows that are not used.
+        """
+        unused = unused or Unused()
+        folder = folder_of(file.key)
+        found: dict[int, int] = {}
+        twice: dict[str, Sequence[int]] = {}
+        for row in rows:
+            key = folder + row.key
+            numbers = self._at.get((file.root, key), ())
+            wanted = row.size_bytes, row.etag
+            fits = [n for n in numbers if (self._refs[n].size_bytes, self._refs[n].etag) == wanted]
+            if fits:
+                known = found.setdefault(fits[0], row.sample_count)
+                if known != row.sample_count and key not in twice:
+                    unused.add(key, "counted as {} samples and as {}", known, row.sample_count)
+                    twice[key] = fits
+                found.update(dict.fromkeys(fits, known))
+            elif numbers:
+                actual = self._refs[numbers[0]]
+                why = "counted as {} bytes with ETag {}, has {} with ETag {}"
+                unused.add(key, why, *wanted, actual.size_bytes, actual.etag)
+            else:
+                unused.add(key, "is not there")
+        for number in itertools.chain.from_iterable(twice.values()):
+            del found[number]
+        return found
+
+    def believed(self, file: ObjectRef, claims: Iterable[Claim], unused: Unused | None = None) -> dict[int, int]:
+        """Return the counts of the shards that can be what a file claims they are, by their index.
+
+        Args:
+            file: it.
+            claims: of the file.
+            unused: takes the claims that are not used. What it has where this raises is worth nothing.
+
+        Raises:
+            ValueError: none is, or it says two counts of one, or no bytes and is not of the shards that lie beside it.
+        """
+        unused = unused or Unused()
+        folder = folder_of(file.key)
+        found: dict[int, int] = {}
+        names, shard = _Names(), _Shard()
+        total = 0
+        for key, size_bytes, count, _, again in claims:
+            total += 1
+            numbers = self._at.get((file.root, folder + key), ())
+            if not again:
+                shard.close(unused)
+                shard = _Shard(folder + key)
+            if size_bytes is None:
+                self._note(names, file.root, folder + key)
+            for number in numbers:
+                actual_bytes = self._refs[number].size_bytes
+                if size_bytes is None and count and count >= actual_bytes:
+                    raise ValueError(f"expected counts of samples, got {count} for the {actual_bytes} bytes of {key!r}")
+                if size_bytes not in {None, actual_bytes}:
+                    shard.sizes = shard.sizes or (size_bytes or 0, actual_bytes)
+                    continue
+                shard.fits = True
+                if found.setdefault(number, count) != count:
+                    raise ValueError(f"expected one count for {key!r:.80}, got two")
+        shard.close(unused)
+        self._check(file.root, names)
+        if not found:
+            raise ValueError(f"expected objects that are there as it says, got none of {total}")
+        return found
+
+    def formats(self, file: ObjectRef, claims: Iterable[Claim], believed: Collection[int]) -> dict[int, str]:
+        """Return how shards are to be read as far as a file says, by their index.
+
+        What LitData says holds for chunks of other bytes, too: without it they cannot be read at all. A file whose
+        kind tells no formats is not read again.
+        """
+        if file.key.rpartition("/")[2] not in _WITH_FORMATS:
+            return {}
+        folder = folder_of(file.key)
+        return {
+            number: claim.format
+            for claim in claims
+            if claim.format
+            for number in self._at.get((file.root, folder + claim.key), ())
+            if number in believed or claim.format.startswith("litdata:")
+        }
+
+    def _note(self, names: _Names, root: str, key: str) -> None:
+        if (root, key) in self._at:
+            names.seen.add(key)
+        else:
+            names.gone(key)
+        if (root, folder_of(key)) in self._folders:
+            names.folders.add(folder_of(key))
+
+    def _check(self, root: str, names: _Names) -> None:
+        missing_count, first = 0, ""
+        for folder in names.folders:
+            for key in self._folders[root, folder]:
+                if key not in names.seen:
+                    missing_count, first = missing_count + 1, min(first or key, key)
+        if missing_count:
+            raise ValueError(f"expected counts of all objects beside it, got none of {missing_count}: {first!r}")
+        if names.gone_count:
+            gone = f"{names.gone_count} that are not: {names.first_gone!r}"
+            raise ValueError(f"expected counts of objects that are there, got {gone}")

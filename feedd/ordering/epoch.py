@@ -1,0 +1,265 @@
+"""One partition's epoch as a pure function: shard order, windows, and the stream of its samples.
+
+The stream is windows one after another, samples permuted inside each. Sample counts may become known one shard at a
+time: ``locate`` answers with where a span of the stream lies, with the shards whose counts it still needs, or with the
+end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from feedd.ordering import rng
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from feedd.dataset.assignment import Share
+
+Anchor = tuple[int, int]
+"""A window, and the position in the stream of its first sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOptions:
+    """What an order depends on, besides the assignment.
+
+    Attributes:
+        window_shards: shards per shuffle window; without shuffle a window is one shard.
+        window_bytes: as many shards per window as fit into it, at least one, instead; 0: by their number.
+    """
+
+    epoch: int
+    seed: int
+    shuffle: bool
+    window_shards: int
+    window_bytes: int = 0
+
+
+class Segment(NamedTuple):
+    """Samples ``[low, high)`` of one window's permuted order."""
+
+    window: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A span of the stream, cut off where the stream ends: its segments, in order.
+
+    Attributes:
+        anchor: window of its first sample, and that window's position: finds it, and all that follows, again.
+    """
+
+    segments: tuple[Segment, ...]
+    anchor: Anchor
+
+
+@dataclass(frozen=True, slots=True)
+class NeedCounts:
+    """Nothing can be said before the sample counts of these shards (dataset indices) are known."""
+
+    shards: tuple[int, ...]
+
+
+def epoch_places(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[np.int64]:
+    """Return which of the shards (dataset indices) this epoch reads first, second, ...: indices into ``assigned``.
+
+    A shard's place is decided by the stream word of its own dataset index, so that the relative order of two shards
+    is the same on whatever node they are.
+    """
+    if not options.shuffle:
+        return np.arange(assigned.shape[0], dtype=np.int64)
+    key = rng.derive(rng.SHARDS, options.seed, options.epoch)
+    return np.argsort(rng.stream(key, assigned), kind="stable")
+
+
+class EpochMap:
+    """Where each sample of one partition's epoch lies. Synchronous, no I/O; not thread-safe."""
+
+    def __init__(self, share: Share, options: EpochOptions, counts: Mapping[int, int]) -> None:
+        """Plan an epoch.
+
+        Args:
+            share: the partition.
+            options: what the order depends on.
+            counts: sample counts by dataset index; may grow between calls, never change.
+        """
+        self._options = options
+        self._counts = counts
+        self._places = places = epoch_places(share.shards, options)
+        self._order = share.shards[places]
+        self._lows = None if share.lows is None else share.lows[places]
+        self._highs = None if share.highs is None else share.highs[places]
+        self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
+        self.window_count: int = self._edges.shape[0] - 1
+        self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
+        self._samples: dict[int, int] = {}  # of windows that samples were looked for in
+
+    def know(self, share_counts: NDArray[np.int64]) -> None:
+        """Take the counts of all shards, int64 in the share's order: nothing need be counted any more."""
+        sums = (
+            np.add.reduceat(share_counts[self._places], self._edges[:-1])
+            if self.window_count
+            else np.zeros(0, dtype=np.int64)
+        )
+        self._starts = list(zip([0, *np.cumsum(sums).tolist()], range(self.window_count + 1), strict=True))
+
+    def add_anchor(self, window: int, sample: int) -> None:
+        """Take note that ``window`` starts at stream position ``sample``.
+
+        Raises:
+            ValueError: no such window, or it contradicts what is known.
+        """
+        if not 0 <= window <= self.window_count or sample < 0:
+            raise ValueError(f"expected a window in [0, {self.window_count}], got {window} at sample {sample}")
+        place = bisect_right(self._starts, window, key=lambda start: start[1])
+        before = self._starts[place - 1]
+        if before[1] == window:
+            if before[0] != sample:
+                raise ValueError(f"expected window {window} to start at sample {before[0]}, got {sample}")
+            return
+        after = self._starts[place] if place < len(self._starts) else None
+        if sample < before[0] or (after is not None and sample > after[0]):
+            raise ValueError(f"expected window {window} to start after {before}, before {after}, got {sample}")
+        insort(self._starts, (sample, window))
+
+    def shards(self, window: int) -> NDArray[np.int64]:
+        """Return the shards (dataset indices) of one window, in order; empty past the last window."""
+        return self._order[self._slice(window)]
+
+    def position(self, window: int) -> int:
+        """Return where in the epoch's shard order the window starts."""
+        return int(self._edges[min(window, self.window_count)])
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The shards (dataset indices) in reading order."""
+        return self._order
+
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """Where in ``order`` each window begins, and where the last one ends."""
+        return self._edges
+
+    @property
+    def sample_count(self) -> int | None:
+        """Samples of the stream; None: not known yet."""
+        start, window = self._starts[-1]
+        return start if window == self.window_count else None
+
+    def windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where each window begins, and where the last one ends: in ``order``, and in the stream.
+
+        All counts must be known.
+        """
+        assert self.sample_count is not None, "expected all counts to be known"
+        return self._edges, np.fromiter((start for start, _ in self._starts), np.int64, len(self._starts))
+
+    def start(self, window: int) -> int:
+        """Return the position in the stream of a window that ``locate`` found samples in."""
+        found = self._starts[bisect_right(self._starts, window, key=lambda start: start[1]) - 1]
+        assert found[1] == window, f"window {window} was not located"
+        return found[0]
+
+    def locate(self, low: int, high: int) -> Located | NeedCounts:
+        """Find samples ``[low, high)`` of the stream; those that are there: past the end there are no segments."""
+        start, window = self._starts[bisect_right(self._starts, (low, self.window_count + 1)) - 1]
+        anchor: tuple[int, int] | None = None
+        segments: list[Segment] = []
+        while window < self.window_count:
+            count = self.counted(window)
+            if isinstance(count, NeedCounts):
+                return count
+            end = start + count
+            if end > low:
+                anchor = anchor or (window, start)
+                segments.append(Segment(window, max(low - start, 0), min(high - start, count)))
+            window, start = window + 1, end
+            if window <= self.window_count:
+                self._remember(window, start)
+            if end >= high:
+                break
+        # past the end, or nothing was asked for: what follows is found from here as well
+        return Located(tuple(segment for segment in segments if segment.high > segment.low), anchor or (window, start))
+
+    def samples(self, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (shard, ordinal), int64 each, of a window's samples in reading order. Its counts must be known.
+
+        May run in a thread: of what it reads, nothing changes.
+        """
+        shards = self.shards(window)
+        lows, counts = self._spans(window, shards)
+        shard = np.repeat(shards, counts)
+        starts = np.cumsum(counts) - counts
+        ordinal = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts - lows, counts)
+        if self._options.shuffle:
+            key = rng.derive(rng.SAMPLES, self._options.seed, self._options.epoch, window)
+            places = rng.permutation(int(ordinal.shape[0]), key)
+            shard, ordinal = shard[places], ordinal[places]
+        return shard, ordinal
+
+    def window_samples(self, window: int) -> int:
+        """Return how many samples a window has. Its counts must be known."""
+        return int(self._spans(window, self.shards(window))[1].sum())
+
+    def counted(self, window: int) -> int | NeedCounts:
+        """Return how many samples a window has, or the shards that must be counted first."""
+        known = self._samples.get(window)
+        if known is not None:
+            return known
+        if self._lows is None:
+            missing = tuple(shard for shard in self.shards(window).tolist() if shard not in self._counts)
+            if missing:
+                return NeedCounts(missing)
+        count = self._samples[window] = self.window_samples(window)
+        return count
+
+    def _slice(self, window: int) -> slice:
+        return slice(self.position(window), self.position(window + 1))
+
+    def _spans(self, window: int, shards: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first sample and the number of samples, int64 each, of every shard of a window."""
+        if self._lows is None or self._highs is None:
+            counts = np.array([self._counts[shard] for shard in shards.tolist()], dtype=np.int64)
+            return np.zeros_like(counts), counts
+        here = self._slice(window)
+        return self._lows[here], self._highs[here] - self._lows[here]
+
+    def _remember(self, window: int, start: int) -> None:
+        if self._starts[-1][1] < window:
+            self._starts.append((start, window))
+        else:
+            place = bisect_right(self._starts, window, key=lambda start: start[1])
+            if self._starts[place - 1][1] != window:
+                self._starts.insert(place, (start, window))
+
+
+def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return where in the order each window begins, and where the last one ends."""
+    if not options.shuffle:
+        return np.arange(shard_count + 1, dtype=np.int64)
+    if not options.window_bytes:
+        starts = np.arange(0, shard_count, options.window_shards, dtype=np.int64)
+        return np.append(starts, shard_count)
+    assert sizes is not None, "windows of so many bytes need the sizes of shards"
+    ends = np.cumsum(sizes)
+    edges, before = [0], 0
+    while edges[-1] < shard_count:
+        end = max(int(np.searchsorted(ends, before + options.window_bytes, "right")), edges[-1] + 1)
+        edges.append(end)
+        before = int(ends[end - 1])
+    return np.array(edges, dtype=np.int64)
+
+
+def seeds(options: EpochOptions, shard: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return the augmentation seed of each sample: a function of (seed, epoch, shard, ordinal) and of nothing else."""
+    key = rng.derive(rng.AUGMENT, options.seed, options.epoch)
+    return rng.stream(key, rng.stream(key, shard) ^ ordinal.astype(np.uint64))

@@ -1,0 +1,373 @@
+"""Several datasets mixed into one, as one rank reads them.
+
+Each partition has a mixture of its own over its share of every source, and gives, as it does without mixing, an equal
+part of each step to the node that reads it. All partitions' mixtures have the same weights and end their epochs by the
+least share of each source, so all ranks have the same number of whole steps. Nothing is given up for that: a mixed
+epoch is where all of them stop to count, and each source goes on in the next one where it stood. A source that ends
+begins its own next epoch, on each partition by itself, for shares differ by a shard or so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from feedd.dataset.listing import recipe_facts
+from feedd.dataset.sharding import REPLICATED, SAMPLE
+from feedd.dataset.step_counts import partition_samples
+from feedd.errors import BadRequest
+from feedd.ordering import rng
+from feedd.ordering.batch_plan import Drawn
+from feedd.ordering.epoch import EpochOptions
+from feedd.ordering.mixed_schedule import Course, MixedWalk, course
+from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
+from feedd.ordering.rank_reader import Reader
+from feedd.ordering.repeating_source import Endless
+from feedd.values import Cursor, EpochEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.dataset.assignment import Cut
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.batch_plan import BatchRows
+    from feedd.values import FieldRecipe, OpenSpec, SourceSpec, Topology
+
+# Domains beside ``mixing.MIX`` and those of ``rng``: part of the order, never renumber.
+SOURCES = 17
+PARTITIONS = 18
+
+_ROUNDS_MAX = 1_000  # each is an order of its own, some 100 microseconds
+_COURSES_KEPT = 3  # of this epoch, of the next one, and of one that drains
+
+
+def source_seed(seed: int, source: int) -> int:
+    """Return the seed of a source's own epochs: what reads as two sources is not shuffled alike."""
+    return rng.derive(SOURCES, seed, source)
+
+
+def weights_of(sources: Sequence[SourceSpec]) -> dict[int, tuple[float, ...]]:
+    """Return the weights of all sources, from each epoch on at which one of them changes."""
+    since = sorted({epoch for source in sources for epoch, _ in source.weights})
+    return {
+        epoch: tuple([weight for start, weight in source.weights if start <= epoch][-1] for source in sources)
+        for epoch in since
+    }
+
+
+def mix_facts(spec: OpenSpec, recipes: Sequence[Sequence[FieldRecipe]]) -> dict[str, object]:
+    """Return what of a mixture decides which samples a step holds, for the fingerprint.
+
+    Raises:
+        BadRequest: weights or a mode that cannot be served.
+    """
+    options = MixOptions(0, spec.mix, spec.batch_size, samples_per_epoch=spec.batch_size)  # any end: there must be one
+    whole = Mixture(weights_of(spec.sources), options)
+    return {
+        "mode": spec.mix,
+        "batch": spec.batch_size if spec.mix in {BATCH, BATCH_SAMPLE} else 0,
+        "weights": [[epoch, list(parts)] for epoch, parts in whole.ratios],
+        "samples": _epoch_samples(spec) or 0,
+        "fields": [recipe_facts(one) for one in recipes],
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class MixedPlan:
+    """What the ranks of a node read, and how. Shared by readers; not thread-safe.
+
+    Attributes:
+        spec: what was asked for.
+        partitions: of the node; of each, its mixture and its streams of the sources.
+        share_samples: samples of a step that each partition gives.
+        twins: see ``Listing``.
+    """
+
+    spec: OpenSpec
+    partitions: tuple[tuple[Mixture, tuple[Endless, ...]], ...]
+    share_samples: int
+    twins: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, listing: Listing, spec: OpenSpec, window_shards: int) -> MixedPlan:
+        """Plan a mixture; takes microseconds per shard.
+
+        Raises:
+            BadRequest: sample counts that are not known, or what was asked for and the data do not go together.
+        """
+        topology, cut = spec.topology, listing.cut(spec)
+        _check(spec, cut)
+        counts = [_counts(listing, spec, source) for source in range(len(listing.firsts))]
+        sizes = [listing.sizes[_slice(listing, source)] for source in range(len(listing.firsts))]
+        held = [partition_samples(cut, size, count) for size, count in zip(sizes, counts, strict=True)]
+        mixture = _mixture(spec, cut, [int(samples.min()) for samples in held])
+        nodes, node = topology.node_count, topology.node_rank
+        streams: list[list[Endless]] = []
+        for source, first in enumerate(listing.firsts):
+            known = dict(enumerate(counts[source].tolist())) if cut.how == SAMPLE else {}
+            seed = source_seed(spec.seed, source)
+            options = EpochOptions(0, seed, spec.shuffle, window_shards, spec.window_bytes)
+            shares = cut.shares(sizes[source], known, nodes, node)
+            streams.append([Endless(share, first, counts[source], options) for share in shares])
+        numbers = range(node, cut.partition_count, nodes)
+        drawn = [rng.derive(PARTITIONS, spec.seed, 0 if cut.how == REPLICATED else number) for number in numbers]
+        partitions = tuple(
+            (mixture.with_seed(seed), its) for seed, its in zip(drawn, zip(*streams, strict=True), strict=True)
+        )
+        return cls(spec, partitions, _step_samples(spec) // cut.partition_count, listing.twins)
+
+    @cached_property
+    def assigned(self) -> NDArray[np.int64]:
+        """The node's shards (dataset indices), ascending, each once."""
+        return np.unique(np.concatenate([stream.shards for _, streams in self.partitions for stream in streams]))
+
+    @cached_property
+    def objects(self) -> NDArray[np.int64]:
+        """The node's shards, ascending, of those that are the same object the first."""
+        return self.assigned if self.twins is None else np.unique(self.twins[self.assigned])
+
+    @cached_property
+    def _courses(self) -> dict[int, Course]:
+        return {}
+
+    def steps(self, epoch: int) -> int:
+        """Return the steps of every rank in a mixed epoch.
+
+        Raises:
+            BadRequest: an epoch beyond all reason.
+        """
+        samples = self.partitions[0][0].epoch_samples(epoch)
+        assert samples is not None, "sizes of sources are known"
+        return samples // self.share_samples
+
+    def course(self, epoch: int) -> Course:
+        """Return which shards are needed when in a mixed epoch; those that are the same object are one."""
+        known = self._courses.get(epoch)
+        if known is None:
+            known = course(self.partitions, epoch, self.share_samples)
+            if self.twins is not None:
+                known = replace(known, shards=self.twins[known.shards])
+            self._courses[epoch] = known
+            while len(self._courses) > _COURSES_KEPT:
+                del self._courses[next(iter(self._courses))]
+        return known
+
+    def take(
+        self, partition: int, epoch: int, low: int, high: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+        """Return (shard, ordinal, augmentation seed) of samples ``[low, high)`` of a partition's mixed epoch."""
+        mixture, streams = self.partitions[partition]
+        source, position = mixture.rows(epoch, low, high - low)
+        shard, ordinal = np.empty_like(position), np.empty_like(position)
+        seed = np.empty(position.shape, dtype=np.uint64)
+        for number in np.unique(source).tolist():
+            here = np.flatnonzero(source == number)
+            first = int(position[here[0]])
+            shard[here], ordinal[here], seed[here] = streams[number].take(first, first + here.shape[0])
+        return shard, ordinal, seed
+
+
+class MixedReader:
+    """Plans one rank's batches over its node's partitions of several sources. Synchronous; owns no resource."""
+
+    def __init__(self, plan: MixedPlan) -> None:
+        self._plan = plan
+
+    @property
+    def assigned(self) -> NDArray[np.int64]:
+        """The node's shards (dataset indices), ascending, each once."""
+        return self._plan.assigned
+
+    def steps(self, epoch: int) -> int:
+        """Return the rank's steps of an epoch.
+
+        Raises:
+            BadRequest: an epoch beyond all reason.
+        """
+        return self._plan.steps(epoch)
+
+    def left_out(self) -> int:
+        """Return 0: what the last step leaves of a source comes in the next epoch."""
+        return 0
+
+    def orders(self, at: Cursor) -> list[list[int]]:
+        """Return each source's shards (dataset indices) of the node, those that are needed first in front."""
+        starts = [mixture.starts(at.epoch).tolist() for mixture, _ in self._plan.partitions]
+        by_source = zip(*(streams for _, streams in self._plan.partitions), strict=True)
+        return [
+            [
+                shard
+                for stream, start in zip(streams, starts, strict=True)
+                for shard in stream.order(start[source]).tolist()
+            ]
+            for source, streams in enumerate(by_source)
+        ]
+
+    def window(self, at: Cursor) -> int:
+        """Return the window of the epoch's course that a cursor stands in."""
+        return self._plan.course(at.epoch).window(at.step)
+
+    def walk(self, listing: Listing, at: Cursor) -> MixedWalk:
+        """Return the cursor's epoch as the cache is told of it."""
+        plan = self._plan
+        return MixedWalk(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.objects)
+
+    def rows(self, at: Cursor) -> BatchRows | EpochEnd:
+        """Return the batch at ``at``, or the end of the epoch. Any step is found at once: anchors do not matter.
+
+        Raises:
+            BadRequest: an epoch beyond all reason.
+        """
+        found = self.draw(at)
+        return found.rows() if isinstance(found, Drawn) else found
+
+    def draw(self, at: Cursor) -> Drawn | EpochEnd:
+        """As ``rows``, with nothing worked out.
+
+        Raises:
+            BadRequest: an epoch beyond all reason.
+        """
+        plan = self._plan
+        steps = plan.steps(at.epoch)
+        if at.step >= steps:
+            return EpochEnd(at.epoch, steps)
+        per_step, batch_size = plan.share_samples, plan.spec.batch_size
+        low = plan.spec.topology.local_rank * batch_size
+        parts = []
+        for number in range(low // per_step, -(-(low + batch_size) // per_step)):
+            begin, end = max(low - number * per_step, 0), min(low + batch_size - number * per_step, per_step)
+            before = at.step * per_step
+            parts.append(plan.take(number, at.epoch, before + begin, before + end))
+        shard, ordinal, seed = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        window = self.window(at)
+        return Drawn(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
+
+    def ahead(self) -> None:
+        """Return None: what a stream takes it sorts by itself."""
+
+
+def _step_samples(spec: OpenSpec) -> int:
+    """Return the samples of a step of all ranks."""
+    return spec.batch_size * spec.topology.world_size
+
+
+def _epoch_samples(spec: OpenSpec) -> int | None:
+    """Return the samples of a mixed epoch of all ranks, whole steps; None: until the first source ends."""
+    if spec.steps:
+        return spec.steps * _step_samples(spec)
+    if not spec.samples_per_epoch:
+        return None
+    steps = spec.samples_per_epoch // _step_samples(spec)
+    if not steps:
+        raise _bad(
+            f"samples_per_epoch to hold a step of {_step_samples(spec)} samples of all ranks",
+            spec.samples_per_epoch,
+            "raise samples_per_epoch",
+        )
+    return steps * _step_samples(spec)
+
+
+def _check(spec: OpenSpec, cut: Cut) -> None:
+    topology: Topology = spec.topology
+    if spec.mix not in MODES:
+        raise _bad(f"mix to be one of {', '.join(MODES)}", repr(spec.mix), "choose one of them")
+    if topology.world_size != topology.node_count * topology.local_world_size:
+        raise _bad(
+            "the same number of ranks on all nodes to mix datasets",
+            f"{topology.world_size} ranks on {topology.node_count} nodes, {topology.local_world_size} of them on this",
+            "run as many ranks on every node",
+        )
+    if spec.mix in {BATCH, BATCH_SAMPLE} and cut.partition_count != topology.node_count:
+        raise _bad(
+            f"as many partitions as nodes for mix={spec.mix!r}, where a batch is one source's",
+            cut.partition_count,
+            "leave partitions out, or use mix='stratified' or 'sample'",
+        )
+
+
+def _slice(listing: Listing, source: int) -> slice:
+    shards = listing.shards_of(source)
+    return slice(shards.start, shards.stop)
+
+
+def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
+    """Return the samples of each shard of a source, int64[shards].
+
+    Raises:
+        BadRequest: they are not all known.
+    """
+    shards, known = listing.shards_of(source), listing.counts
+    try:
+        return np.fromiter((known[shard] for shard in shards), np.int64, len(shards))
+    except KeyError:
+        urls = spec.sources[source].urls
+        raise BadRequest(
+            f"expected the sample counts of all {len(shards)} shards of a dataset that is mixed, got"
+            f" {sum(shard in known for shard in shards)}",
+            object=" ".join(urls),
+            hint=f"run feedd index {urls[0]}",
+            stage="plan",
+        ) from None
+
+
+def _mixture(spec: OpenSpec, cut: Cut, held: list[int]) -> Mixture:
+    """Return the mixture of every partition.
+
+    Args:
+        spec: what was asked for.
+        cut: how the sources are cut.
+        held: what the partition with the fewest samples of a source has of it.
+    """
+    weights = weights_of(spec.sources)
+    for source, samples in enumerate(held):
+        if not samples and any(by_source[source] for by_source in weights.values()):
+            raise BadRequest(
+                f"expected samples of every mixed dataset in all {cut.partition_count} partitions, got none in some",
+                object=" ".join(spec.sources[source].urls),
+                hint="use sharding='sample' or 'replicated', or more and smaller shards",
+                stage="plan",
+            )
+    per_epoch = _epoch_samples(spec)
+    options = MixOptions(
+        seed=0,
+        mode=spec.mix,
+        batch_size=spec.batch_size,
+        source_samples=tuple(held),
+        samples_per_epoch=None if per_epoch is None else per_epoch // cut.partition_count,
+        step_samples=_step_samples(spec) // cut.partition_count,
+    )
+    try:
+        mixture = Mixture(weights, options)
+    except BadRequest as error:
+        names = "; ".join(f"source {number}: {source.urls[0]}" for number, source in enumerate(spec.sources[:8]))
+        raise BadRequest(error.message, object=names, hint=error.hint, stage="plan") from error
+    _check_rounds(spec, mixture, held, options.step_samples)
+    return mixture
+
+
+def _check_rounds(spec: OpenSpec, mixture: Mixture, held: list[int], step_samples: int) -> None:
+    """Refuse a source of which one step takes hundreds of own epochs: that would take seconds to plan."""
+    for (_, parts), source in itertools.product(mixture.ratios, range(len(held))):
+        taken = step_samples * parts[source] / sum(parts)
+        if taken and max(taken, mixture.unit) > held[source] * _ROUNDS_MAX:
+            raise BadRequest(
+                f"expected a mixed dataset to go round at most {_ROUNDS_MAX} times in a step, got one of {held[source]}"
+                f" samples with a weight of {parts[source] / sum(parts):.3g} in a step of {step_samples}",
+                object=" ".join(spec.sources[source].urls),
+                hint="lower its weight or batch_size",
+                stage="plan",
+            )
+
+
+def _bad(expected: str, got: object, hint: str) -> BadRequest:
+    return BadRequest(f"expected {expected}, got {got}", object="mix", hint=hint, stage="plan")
+
+
+AnyReader: TypeAlias = Reader | MixedReader
+"""What one rank reads, whether or not it is mixed."""

@@ -1,0 +1,225 @@
+"""Which shards a mixed epoch needs, and from when till when: what the cache is told of it.
+
+Only hints: batches come from the mixture itself. The even order is within half a sample per source of a straight line,
+so where a window of a source begins and ends is computed by its weight alone; where sources are drawn, an end is put
+off by four standard deviations of the draw.
+
+Windows of a course are not windows of a source: a new one begins at each step at which some source needs new shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.epoch_access import Use
+    from feedd.ordering.mixing import Mixture
+    from feedd.ordering.repeating_source import Endless
+
+_AHEAD_WINDOWS = 2
+_AHEAD_SHARDS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The shards of one node's mixed epoch; a shard that is needed in two own epochs of its source is in it twice.
+
+    Attributes:
+        shards: int64[n], dataset indices, in order of the first step that needs them.
+        begins: int64[n], the window in which that step lies; ascending.
+        ends: int64[n], the window of the last step.
+        edges: int64[windows], the first step of each window; there is one at least.
+    """
+
+    shards: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    edges: NDArray[np.int64]
+
+    def window(self, step: int) -> int:
+        """Return the window of a step."""
+        return int(np.searchsorted(self.edges, step, "right")) - 1
+
+    def position(self, window: int) -> int:
+        """Return how many places of ``shards`` are of windows before this one."""
+        return int(np.searchsorted(self.begins, window, "left"))
+
+    def needed(self, window: int) -> NDArray[np.int64]:
+        """Return the places of the shards that a window needs."""
+        return np.flatnonzero(self.ends[: self.position(window + 1)] >= window)
+
+    def ending(self, window: int) -> NDArray[np.int64]:
+        """Return the places of the shards that are not needed after a window."""
+        low, high = np.searchsorted(self._sorted_ends, (window, window + 1))
+        return self._by_end[low:high]
+
+    @cached_property
+    def soonest(self) -> NDArray[np.int64]:
+        """Of each place, the first place of its shard, int64[n], at which need ends no sooner: often itself."""
+        return self._first_place("left")
+
+    @cached_property
+    def after(self) -> NDArray[np.int64]:
+        """Of each place, the first place of its shard, int64[n], at which need ends in a later window; -1: none."""
+        return self._first_place("right")
+
+    def _first_place(self, side: Literal["left", "right"]) -> NDArray[np.int64]:
+        """Return the first place of each one's shard among those that end as late ("left"), or later ("right")."""
+        count = self.shards.shape[0]
+        order = np.lexsort((self.ends, self.shards))
+        shards, key = self.shards[order], self.shards[order] * (self.edges.shape[0] + 1) + self.ends[order]
+        # The least place from here to the end of the same shard: what belongs to lower shards is less than all of it.
+        least = np.minimum.accumulate((order + shards * count)[::-1])[::-1] - shards * count
+        at = np.searchsorted(key, key, side)
+        inside = np.minimum(at, count - 1)
+        found = np.empty(count, dtype=np.int64)
+        found[order] = np.where((at < count) & (shards[inside] == shards), least[inside], -1)
+        return found
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What two courses that are the same have in common."""
+        columns = (self.shards, self.begins, self.ends, self.edges)
+        return hashlib.blake2b(b"".join(column.tobytes() for column in columns), digest_size=16).digest()
+
+    @cached_property
+    def _by_end(self) -> NDArray[np.int64]:
+        return np.argsort(self.ends, kind="stable")
+
+    @cached_property
+    def _sorted_ends(self) -> NDArray[np.int64]:
+        return self.ends[self._by_end]
+
+
+def course(partitions: Sequence[tuple[Mixture, Sequence[Endless]]], epoch: int, share_samples: int) -> Course:
+    """Return the course of a node's mixed epoch.
+
+    Args:
+        partitions: of the node; of each, its mixture and its streams of the sources.
+        epoch: the mixed epoch.
+        share_samples: samples of a step that each partition gives.
+    """
+    found = [_needed(mixture, streams, epoch) for mixture, streams in partitions]
+    shards, begins, ends = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    samples = partitions[0][0].epoch_samples(epoch)
+    assert samples is not None
+    last = samples // share_samples - 1
+    order = np.argsort(begins, kind="stable")
+    first_step = np.clip(begins[order] // share_samples, 0, last).astype(np.int64)
+    last_step = np.clip(ends[order] // share_samples, first_step, last).astype(np.int64)
+    edges = np.union1d([0], first_step)
+    return Course(
+        shards[order],
+        np.searchsorted(edges, first_step, "right") - 1,
+        np.searchsorted(edges, last_step, "right") - 1,
+        edges,
+    )
+
+
+def _needed(
+    mixture: Mixture, streams: Sequence[Endless], epoch: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return (shard, first sample, last sample) of a partition's mixed epoch, the latter two about so."""
+    parts, unit = mixture.parts(epoch).tolist(), mixture.unit
+    lows, highs = mixture.starts(epoch).tolist(), mixture.ends(epoch).tolist()
+    slack = (np.count_nonzero(parts) / 2 + 1) * unit
+    found = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))]
+    for part, stream, low, high in zip(parts, streams, lows, highs, strict=True):
+        if low == high:
+            continue
+        needed, share = stream.needed(low, high), part / sum(parts)
+        first, last = (((at - low) // unit + 0.5) * unit / share for at in (needed.first, needed.last))
+        found.append((needed.shards, first - slack, last + slack + mixture.stray_samples(share)))
+    shards, first, last = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    return shards, first, last
+
+
+class MixedWalk:
+    """One mixed epoch as a stream of bytes, which the next epoch continues. See ``walk.Walk``."""
+
+    def __init__(
+        self,
+        listing: Listing,
+        epoch: int,
+        its: Course,
+        following: Callable[[], Course],
+        assigned: NDArray[np.int64],
+    ) -> None:
+        self.key: tuple[object, ...] = ("mixed", listing.digest, listing.view, epoch, its.digest)
+        self.epoch = epoch
+        self._course = its
+        self._following = following
+        self._assigned = assigned
+        self._refs = listing.refs
+        self._sizes = listing.sizes
+        self._starts = self._starts_of(its)
+
+    @property
+    def epoch_bytes(self) -> float:
+        """Bytes of the epoch, what comes twice counted twice."""
+        return float(self._starts[-1])
+
+    def position(self, window: int) -> float:
+        """Return where a window starts in the stream."""
+        return float(self._starts[self._course.position(window)])
+
+    def start(self, window: int) -> Iterator[Use]:
+        """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
+        left = np.flatnonzero(self._course.ends >= window)[::-1]  # the first use of several is said last, and stays
+        positions = self._next.copy()
+        positions[self._course.shards[left]] = self._starts[left]
+        return self._uses(self._assigned, positions[self._assigned])
+
+    def again(self, window: int) -> Iterator[Use]:
+        """Yield the uses in this epoch of what ends with a window."""
+        places = self._course.ending(window)
+        return self._uses(self._course.shards[places], self._starts[self._course.soonest[places]])
+
+    def left(self, window: int) -> Iterator[Use]:
+        """Yield the uses that come after a window, of what ends with it."""
+        its = self._course
+        places = its.ending(window)
+        shards, after = its.shards[places], its.after[places]
+        return self._uses(shards, np.where(after < 0, self._next[shards], self._starts[after]))
+
+    def wishes(self, window: int) -> list[int]:
+        """Return what should be at hand from a window on (dataset indices), what is needed first in front."""
+        its = self._course
+        here, end = its.needed(window), its.position(window + 1)
+        more = max(_AHEAD_WINDOWS * here.shape[0], _AHEAD_SHARDS)
+        wishes = its.shards[here].tolist() + its.shards[end : end + more].tolist()
+        missing = here.shape[0] + more - len(wishes)
+        if missing:
+            wishes += self._following().shards[:missing].tolist()
+        return list(dict.fromkeys(wishes))
+
+    def needed(self, window: int) -> list[int]:
+        """Return the shards of one window (dataset indices); none past the last."""
+        found: list[int] = self._course.shards[self._course.needed(window)].tolist()
+        return found
+
+    def _starts_of(self, its: Course) -> NDArray[np.float64]:
+        return np.concatenate([np.zeros(1), np.cumsum(self._sizes[its.shards], dtype=np.float64)])
+
+    @cached_property
+    def _next(self) -> NDArray[np.float64]:
+        """Where each shard (by dataset index) is needed in the next epoch; at its end, where it is not."""
+        its = self._following()
+        starts = self._starts_of(its) + self.epoch_bytes
+        positions = np.full(self._sizes.shape, starts[-1])
+        positions[its.shards[::-1]] = starts[:-1][::-1]
+        return positions
+
+    def _uses(self, shards: NDArray[np.int64], positions: NDArray[np.float64]) -> Iterator[Use]:
+        refs = self._refs
+        return ((refs[shard], at) for shard, at in zip(shards.tolist(), positions.tolist(), strict=True))

@@ -1,0 +1,325 @@
+"""Which dataset each sample of a stream comes from, when several are mixed by weights. See ``even`` for the order."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.errors import BadRequest
+from feedd.ordering import rng
+from feedd.ordering.weighted_interleave import even_counts, even_place, even_rows, to_parts
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.ordering.weighted_interleave import Rows
+
+Weights = Sequence[float] | Mapping[int, Sequence[float]]
+"""Of each source: for all epochs, or from certain epochs on (from 0 at least)."""
+
+MIX = 16  # the domain of this module, beside those of ``rng``: part of the order, never renumber
+
+STRATIFIED = "stratified"
+SAMPLE = "sample"
+BATCH = "batch"
+BATCH_SAMPLE = "batch-sample"
+MODES = (STRATIFIED, SAMPLE, BATCH, BATCH_SAMPLE)
+
+MAX_ROWS = 1 << 24
+"""Samples asked for at once: times due, as float64, then compare as the fractions they are."""
+_BLOCK = 65_536  # units (samples, or batches) shuffled together where sources are drawn: part of the order
+_MAX_POSITION = 1 << 62
+_BLOCKS_KEPT = 4  # one epoch drains, reading two blocks at most times, while the next one fills
+
+
+@dataclass(frozen=True, slots=True)
+class MixOptions:
+    """How sources are mixed, and when a mixed epoch ends.
+
+    Attributes:
+        mode: ``stratified``: every span of the stream holds each source's share. ``sample``: the source of each
+            sample is drawn. ``batch``: whole batches of one source, as even as ``stratified``. ``batch-sample``:
+            whole batches of one source, drawn.
+        batch_size: samples of a batch, for the two modes that go by batches; else 0.
+        source_samples: what each source holds; None: not known.
+        samples_per_epoch: where a mixed epoch ends, whole steps of it. None: with the last whole step before the first
+            source would give more than ``source_samples`` (in whole batches); without these there is but one epoch.
+        step_samples: what is taken together: a mixed epoch is so many of them. 0: a batch, or a sample.
+    """
+
+    seed: int
+    mode: str = STRATIFIED
+    batch_size: int = 0
+    source_samples: tuple[int, ...] | None = None
+    samples_per_epoch: int | None = None
+    step_samples: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Samples that come from one source together."""
+        return self.batch_size if self.mode in {BATCH, BATCH_SAMPLE} else 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Span:
+    """Epochs of the same weights.
+
+    Attributes:
+        since: the first of them.
+        parts: int64[sources], the weights.
+        units: samples or batches of each epoch; None: it has no end.
+        given: of each source in each epoch.
+        before: of each source in the epochs before ``since``.
+    """
+
+    since: int
+    parts: NDArray[np.int64]
+    units: int | None
+    given: tuple[int, ...]
+    before: tuple[int, ...]
+
+
+class Mixture:
+    """The sources of a stream's samples. Synchronous, no I/O; remembers only what it can compute again.
+
+    Positions in a source go on from one mixed epoch to the next, 0, 1, 2, ... without a gap: a source that runs out
+    begins its own next epoch (``own_epochs``).
+
+    The drawn modes are draws without replacement, not independent ones: the even order is cut into blocks of 65,536
+    (samples, or batches), the last of an epoch as short as it must be, and each block is shuffled with a key of
+    (seed, epoch, block). Each block has its exact quota, so what came before it is known in O(sources); inside,
+    counts stray from their shares with a standard deviation of at most 64. A source depends on nothing but (seed,
+    epoch, place), the weights and, in the last block, on where the epoch ends.
+    """
+
+    def __init__(self, weights: Weights, options: MixOptions) -> None:
+        """Plan a mixture.
+
+        Args:
+            weights: of each source, at least 0, in any scale; see ``to_parts`` for what becomes of them.
+            options: how they are mixed.
+
+        Raises:
+            BadRequest: weights or options that cannot be served, in whatever epoch.
+        """
+        self._options = options
+        self._unit = options.unit
+        self._drawn = options.mode in {SAMPLE, BATCH_SAMPLE}
+        self._blocks: dict[tuple[int, int], Rows] = {}
+        self._check()
+        by_epoch = dict(weights) if isinstance(weights, Mapping) else {0: weights}
+        if 0 not in by_epoch:
+            raise _bad("weights from epoch 0 on", sorted(by_epoch))
+        self.source_count = len(by_epoch[0])
+        if options.source_samples is not None and len(options.source_samples) != self.source_count:
+            raise _bad(f"sizes of {self.source_count} sources", len(options.source_samples))
+        self._spans = self._planned(by_epoch)
+
+    def with_seed(self, seed: int) -> Mixture:
+        """Return the same mixture, drawn otherwise."""
+        other = copy.copy(self)
+        vars(other).update(_options=replace(self._options, seed=seed), _blocks={})
+        return other
+
+    @property
+    def unit(self) -> int:
+        """Samples that come from one source together."""
+        return self._unit
+
+    @property
+    def ratios(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The weights as they are served: from which epoch on, and what part each source has."""
+        return tuple((span.since, tuple(span.parts.tolist())) for span in self._spans)
+
+    def parts(self, epoch: int) -> NDArray[np.int64]:
+        """Return the weights of an epoch as integers, int64[sources].
+
+        Raises:
+            BadRequest: no such epoch.
+        """
+        return self._span(epoch).parts
+
+    def epoch_samples(self, epoch: int) -> int | None:
+        """Return the samples of a mixed epoch; None: it has no end.
+
+        Raises:
+            BadRequest: no such epoch.
+        """
+        units = self._span(epoch).units
+        return None if units is None else units * self._unit
+
+    def starts(self, epoch: int) -> NDArray[np.int64]:
+        """Return each source's first position in a mixed epoch, int64[sources]. O(sources).
+
+        Raises:
+            BadRequest: no such epoch.
+        """
+        return self._units_before(epoch) * self._unit
+
+    def ends(self, epoch: int) -> NDArray[np.int64]:
+        """Return each source's first position after a mixed epoch, int64[sources]; see ``starts``."""
+        return self.starts(epoch) + np.array(self._span(epoch).given, dtype=np.int64) * self._unit
+
+    def rows(self, epoch: int, first_sample: int, count: int) -> Rows:
+        """Return (source int32, position in the source int64) of ``count`` samples, fewer where the epoch ends.
+
+        O(count log count) wherever ``first_sample`` is; where sources are drawn, a block of them at least.
+
+        Raises:
+            BadRequest: no such epoch; or a span that starts below 0 or is over ``MAX_ROWS``.
+        """
+        if first_sample < 0 or not 0 <= count <= MAX_ROWS:
+            raise _bad(f"0 to {MAX_ROWS} samples from sample 0 or later", f"{count} from {first_sample}")
+        before, end = self._units_before(epoch), self.epoch_samples(epoch)
+        last = first_sample + count if end is None else min(first_sample + count, end)
+        if last <= first_sample:
+            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+        low, high = first_sample // self._unit, -(-last // self._unit)
+        if self._drawn:
+            source, unit = self._drawn_rows(epoch, low, high)
+        else:
+            source, unit = even_rows(self._span(epoch).parts, low, high - low)
+        position = (unit + before[source]) * self._unit
+        if self._unit > 1:
+            within = np.arange(low * self._unit, high * self._unit, dtype=np.int64) % self._unit
+            source, position = np.repeat(source, self._unit), np.repeat(position, self._unit) + within
+        span = slice(first_sample - low * self._unit, last - low * self._unit)
+        return source[span], position[span]
+
+    def own_epochs(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (the source's own epoch, sample in it), int64 each, for what ``rows`` gave.
+
+        Raises:
+            BadRequest: what sources hold is not known.
+        """
+        if self._options.source_samples is None:
+            raise _bad("sizes of sources", None)
+        held = np.maximum(np.array(self._options.source_samples, dtype=np.int64), 1)  # an empty one gives nothing
+        epoch, sample = np.divmod(rows[1], held[rows[0]])
+        return epoch, sample
+
+    def stray_samples(self, share: float) -> float:
+        """Return how many samples later a sample of a source with that share may come than in the even order.
+
+        Four standard deviations where sources are drawn, else none.
+        """
+        return min(4 * 64 / share, _BLOCK) * self._unit if self._drawn else 0.0
+
+    def _check(self) -> None:
+        options = self._options
+        if options.mode not in MODES:
+            raise _bad(f"a mode of mixing, one of {', '.join(MODES)}", repr(options.mode))
+        if self._unit < 1:
+            raise _bad(f"a batch size of at least 1 to mix by {options.mode!r}", options.batch_size)
+        if options.step_samples < 0 or options.step_samples % self._unit:
+            raise _bad(f"steps of whole batches of {self._unit}", options.step_samples)
+        per_epoch, step = options.samples_per_epoch, options.step_samples or self._unit
+        if per_epoch is not None and (not 1 <= per_epoch <= _MAX_POSITION or per_epoch % step):
+            raise _bad(f"samples_per_epoch to be a positive multiple of {step}", per_epoch)
+        if options.source_samples is not None and min(options.source_samples, default=0) < 0:
+            raise _bad("sizes of sources of at least 0", options.source_samples)
+
+    def _planned(self, by_epoch: Mapping[int, Sequence[float]]) -> list[_Span]:
+        """Work out the epochs of each set of weights; those that follow an epoch without end never come."""
+        spans: list[_Span] = []
+        for since, weights in sorted(by_epoch.items()):
+            parts = to_parts(weights)
+            if parts.shape[0] != self.source_count:
+                raise _bad(f"weights of {self.source_count} sources in epoch {since}", int(parts.shape[0]))
+            self._check_sizes(parts)
+            before = (0,) * self.source_count
+            if spans:
+                last = spans[-1]
+                if last.units is None:
+                    break
+                before = tuple(
+                    old + new * (since - last.since) for old, new in zip(last.before, last.given, strict=True)
+                )
+            units = self._units(parts)
+            given = () if units is None else tuple(even_counts(parts, units).tolist())
+            spans.append(_Span(since, parts, units, given, before))
+        return spans
+
+    def _span(self, epoch: int) -> _Span:
+        if epoch < 0:
+            raise _bad("an epoch of at least 0", epoch)
+        return self._spans[bisect_right(self._spans, epoch, key=lambda span: span.since) - 1]
+
+    def _check_sizes(self, parts: NDArray[np.int64]) -> None:
+        """Refuse to draw on what holds nothing, or, where it ends an epoch, not a batch."""
+        options = self._options
+        if options.source_samples is None:
+            return
+        least = self._unit if options.samples_per_epoch is None else 1
+        for source, (part, held) in enumerate(zip(parts.tolist(), options.source_samples, strict=False)):
+            if part and held < least:
+                raise _bad(f"at least {least} samples in source {source}, which has a weight", held)
+
+    def _units(self, parts: NDArray[np.int64]) -> int | None:
+        options = self._options
+        if options.samples_per_epoch is not None:
+            return options.samples_per_epoch // self._unit
+        if options.source_samples is None:
+            return None
+        # The first sample or batch that nobody has is due where some source's next one is due first.
+        lacking = [
+            (Fraction(2 * (held // self._unit) + 1, part), source)
+            for source, (held, part) in enumerate(zip(options.source_samples, parts.tolist(), strict=True))
+            if part
+        ]
+        first = min(lacking)[1]
+        units = even_place(parts, first, options.source_samples[first] // self._unit)
+        step = max(options.step_samples // self._unit, 1)
+        if units < step:
+            raise _bad(
+                f"samples for a step of {options.step_samples} before source {first} ends, which holds"
+                f" {options.source_samples[first]}",
+                units * self._unit,
+            )
+        return units - units % step
+
+    def _units_before(self, epoch: int) -> NDArray[np.int64]:
+        """Return what the epochs before have taken of each source, in samples or batches."""
+        span = self._span(epoch)
+        epochs = epoch - span.since
+        if epochs and span.units is None:
+            raise _bad("an end of mixed epochs: samples_per_epoch, or sizes of sources", None)
+        before = [old + new * epochs for old, new in zip(span.before, span.given or span.before, strict=True)]
+        if (max(before) + (span.units or 0)) * self._unit > _MAX_POSITION:
+            raise _bad(f"an epoch that begins within {_MAX_POSITION} samples", epoch)
+        return np.array(before, dtype=np.int64)
+
+    def _drawn_rows(self, epoch: int, low: int, high: int) -> Rows:
+        found = []
+        for block in range(low // _BLOCK, -(-high // _BLOCK)):
+            source, unit = self._block(epoch, block)
+            span = slice(max(low - block * _BLOCK, 0), high - block * _BLOCK)
+            found.append((source[span], unit[span]))
+        return np.concatenate([part[0] for part in found]), np.concatenate([part[1] for part in found])
+
+    def _block(self, epoch: int, block: int) -> Rows:
+        known = self._blocks.get((epoch, block))
+        if known is None:
+            span = self._span(epoch)
+            size = _BLOCK if span.units is None else min(_BLOCK, span.units - block * _BLOCK)
+            source, unit = even_rows(span.parts, block * _BLOCK, size)
+            key = rng.derive(MIX, self._options.seed, epoch, block)
+            drawn = source[rng.permutation(size, key)]
+            in_turn = np.empty_like(unit)
+            in_turn[np.argsort(drawn, kind="stable")] = unit[np.argsort(source, kind="stable")]
+            known = self._blocks[epoch, block] = (drawn, in_turn)
+            while len(self._blocks) > _BLOCKS_KEPT:
+                del self._blocks[next(iter(self._blocks))]
+        return known
+
+
+def _bad(expected: str, got: object) -> BadRequest:
+    return BadRequest(
+        f"expected {expected}, got {got}", hint="correct the weights or options of the mixture", stage="plan"
+    )

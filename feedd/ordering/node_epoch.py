@@ -1,0 +1,268 @@
+"""One node's epoch: its partitions side by side, dealt out to its ranks step by step.
+
+In step ``s`` every partition of the node gives samples ``[s*g, (s+1)*g)`` of its stream, where ``g`` is what the ranks
+of the node take in a step divided by the partitions of the node. One after another they are the node's step, of which
+local rank ``l`` takes samples ``[l*B, (l+1)*B)``. So a step of all ranks of all nodes holds the same samples however
+many nodes share the partitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from feedd.ordering.epoch import EpochMap, NeedCounts, Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from feedd.dataset.assignment import Share
+    from feedd.dataset.step_counts import Deal
+    from feedd.ordering.epoch import Anchor, EpochOptions
+
+
+class Piece(NamedTuple):
+    """Consecutive samples of one partition's window, ``again``: for the second time or more."""
+
+    partition: int
+    segment: Segment
+    again: bool
+
+    @property
+    def size(self) -> int:
+        """Samples."""
+        return self.segment.high - self.segment.low
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The samples of one rank's step, in order, and where the partitions stand at it. Without samples: the end."""
+
+    pieces: tuple[Piece, ...]
+    anchors: tuple[Anchor, ...]
+
+
+class _Standing:
+    """In which window each of many partitions stands: most stay in theirs from step to step."""
+
+    def __init__(self, count: int) -> None:
+        self._anchors: list[Anchor] = [(0, 0)] * count
+        self._starts = np.zeros(count, np.int64)
+        self._ends = np.full(count, -1, np.int64)  # nobody knows
+        self._said: tuple[Anchor, ...] | None = None
+
+    @property
+    def anchors(self) -> tuple[Anchor, ...]:
+        """Of all partitions; the same object as long as nothing changes."""
+        if self._said is None:
+            self._said = tuple(self._anchors)
+        return self._said
+
+    def leaving(self, low: int, high: int) -> list[int]:
+        """Return the partitions of whose window samples ``[low, high)`` are not part."""
+        numbers: list[int] = np.flatnonzero((self._starts > low) | (self._ends < high)).tolist()
+        return numbers
+
+    def enter(self, number: int, anchor: Anchor, end: int) -> None:
+        """Have a partition stand in a window that ends at a position of its stream."""
+        if self._anchors[number] != anchor:
+            self._anchors[number] = anchor
+            self._said = None
+        self._starts[number], self._ends[number] = anchor[1], end
+
+
+class NodeEpoch:
+    """Where each step of one node's epoch lies. Synchronous, no I/O; not thread-safe."""
+
+    def __init__(self, shares: tuple[Share, ...], options: EpochOptions, counts: Mapping[int, int], deal: Deal) -> None:
+        self._maps = tuple(EpochMap(share, options, counts) for share in shares)
+        self._deal = deal
+        self._step_samples = deal.batch_size * deal.local_world_size // len(shares)
+        self._standing = _Standing(len(shares))
+        self._noted: tuple[Anchor, ...] = ()
+        self.window_count = max(one.window_count for one in self._maps)
+        if len(self._maps) == 1:
+            self._order = self._maps[0].order
+        else:
+            windows = [one.shards(window) for window in range(self.window_count) for one in self._maps]
+            self._order = np.concatenate(windows) if windows else self._maps[0].order
+
+    def know(self, counts: tuple[NDArray[np.int64], ...]) -> None:
+        """Take the counts of all shards, per partition, in its share's order."""
+        for one, share_counts in zip(self._maps, counts, strict=True):
+            one.know(share_counts)
+
+    def add_anchors(self, anchors: tuple[Anchor, ...]) -> None:
+        """Take note where the partitions' windows start; none: nothing is known.
+
+        Raises:
+            ValueError: there are no such windows, or it contradicts what is known.
+        """
+        if anchors is self._noted or anchors is self._standing.anchors:
+            return  # they are from here
+        if anchors and len(anchors) != len(self._maps):
+            raise ValueError(f"expected anchors of {len(self._maps)} partitions, got {len(anchors)}")
+        for one, anchor in zip(self._maps, anchors, strict=False):
+            one.add_anchor(*anchor)
+        self._noted = anchors
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The node's shards (dataset indices) in reading order."""
+        return self._order
+
+    @property
+    def edges(self) -> NDArray[np.int64]:
+        """Where windows begin in the order of each partition, one partition after another."""
+        return np.concatenate([one.edges for one in self._maps])
+
+    def shards(self, window: int) -> NDArray[np.int64]:
+        """Return the shards (dataset indices) of one window of all partitions; empty past the last window."""
+        if len(self._maps) == 1:
+            return self._maps[0].shards(window)
+        return np.concatenate([one.shards(window) for one in self._maps])
+
+    def position(self, window: int) -> int:
+        """Return where in the node's order the window starts."""
+        return sum(one.position(window) for one in self._maps)
+
+    def samples(self, partition: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (shard, ordinal) of a partition's window; see ``EpochMap.samples``."""
+        return self._maps[partition].samples(window)
+
+    def window_samples(self, partition: int, window: int) -> int:
+        """Return how many samples a partition's window has that ``step`` found some of, or that is counted."""
+        return self._maps[partition].window_samples(window)
+
+    def is_last(self, partition: int, window: int) -> bool:
+        """Whether no other window follows this one in its partition."""
+        return window + 1 >= self._maps[partition].window_count
+
+    def is_counted(self, partition: int, window: int) -> bool:
+        """Whether the samples of all shards of a partition's window are known."""
+        return not isinstance(self._maps[partition].counted(window), NeedCounts)
+
+    def start(self, partition: int, window: int) -> int:
+        """Return where a partition's window begins in its stream; see ``EpochMap.start``."""
+        return self._maps[partition].start(window)
+
+    @property
+    def step_samples(self) -> int:
+        """Samples that each partition gives in a step of all ranks."""
+        return self._step_samples
+
+    def window_shards(self, partition: int, window: int) -> NDArray[np.int64]:
+        """Return the shards (dataset indices) of a partition's window."""
+        return self._maps[partition].shards(window)
+
+    @property
+    def sample_counts(self) -> tuple[int | None, ...]:
+        """Samples of each partition; None: not known yet."""
+        return tuple(one.sample_count for one in self._maps)
+
+    def step(self, index: int) -> Step | NeedCounts:
+        """Find the rank's step ``index``; past the end it has no samples."""
+        deal, per_step = self._deal, self._step_samples
+        if deal.steps is not None and index >= deal.steps:
+            return Step((), ())
+        if len(self._maps) == 1 and not deal.wrap:  # only the rank's own samples: nobody else's need be counted
+            low = index * per_step + deal.local_rank * deal.batch_size
+            found = self._maps[0].locate(low, low + deal.batch_size)
+            if isinstance(found, NeedCounts):
+                return found
+            return Step(tuple(Piece(0, segment, again=False) for segment in found.segments), (found.anchor,))
+        parts = self._parts(index * per_step, (index + 1) * per_step)
+        if isinstance(parts, NeedCounts):
+            return parts
+        low = deal.local_rank * deal.batch_size
+        return Step(tuple(self._dealt(parts, index * per_step, low, low + deal.batch_size)), self._standing.anchors)
+
+    def steps_before(self, index: int) -> int:
+        """Return how many steps the rank has, where step ``index`` was found to be past its end."""
+        deal = self._deal
+        if deal.steps is not None:
+            return deal.steps
+        low, high = 0, index  # the first step without samples: they become fewer from step to step
+        while low < high:
+            middle = (low + high) // 2
+            if self._available(middle) > deal.local_rank * deal.batch_size:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _available(self, index: int) -> int:
+        """Return the samples of a node's step; partitions of which the end was not seen are far from it."""
+        per_step, total = self._step_samples, 0
+        for one in self._maps:
+            count = one.sample_count
+            total += per_step if count is None else min(max(count - index * per_step, 0), per_step)
+        return total
+
+    def _parts(self, low: int, high: int) -> dict[int, list[Piece]] | NeedCounts:
+        """Find samples ``[low, high)`` of the partitions whose window ends among them, or that have not as many.
+
+        Of all others they lie in the window that the partition stands in.
+        """
+        parts: dict[int, list[Piece]] = {}
+        for number in self._standing.leaving(low, high):
+            part = self._part(number, low, high)
+            if isinstance(part, NeedCounts):
+                return part
+            parts[number], (window, start) = part
+            count = self._maps[number].counted(window) if window < self._maps[number].window_count else 0
+            assert isinstance(count, int), "samples were found in a window that is not counted"
+            self._standing.enter(number, (window, start), start + count)
+        return parts
+
+    def _dealt(self, parts: Mapping[int, list[Piece]], at: int, low: int, high: int) -> list[Piece]:
+        """Return samples ``[low, high)`` of a step; partitions that are not in ``parts`` begin it at ``at``."""
+        per_step = self._step_samples
+        sizes = np.full(len(self._maps), per_step, np.int64)
+        for number, pieces in parts.items():
+            sizes[number] = sum(piece.size for piece in pieces)
+        ends = np.cumsum(sizes)
+        first, last = int(np.searchsorted(ends, low, "right")), int(np.searchsorted(ends, high, "left"))
+        found: list[Piece] = []
+        for number in range(first, min(last + 1, len(self._maps))):
+            own = parts.get(number)
+            if own is None:
+                window, start = self._standing.anchors[number]
+                own = [Piece(number, Segment(window, at - start, at - start + per_step), again=False)]
+            found += own
+        before = int(ends[first - 1]) if first else 0
+        return _between(found, low - before, high - before)
+
+    def _part(self, number: int, low: int, high: int) -> tuple[list[Piece], Anchor] | NeedCounts:
+        one = self._maps[number]
+        found = one.locate(low, high)
+        if isinstance(found, NeedCounts):
+            return found
+        pieces = [Piece(number, segment, again=False) for segment in found.segments]
+        missing = high - low - sum(piece.size for piece in pieces)
+        count = one.sample_count
+        while missing and self._deal.wrap and count:
+            start = (high - missing) % count
+            more = one.locate(start, min(start + missing, count))
+            if isinstance(more, NeedCounts):
+                return more
+            pieces += [Piece(number, segment, again=True) for segment in more.segments]
+            missing -= min(missing, count - start)
+        return pieces, found.anchor
+
+
+def _between(pieces: list[Piece], low: int, high: int) -> list[Piece]:
+    """Return samples ``[low, high)`` of the pieces one after another."""
+    found: list[Piece] = []
+    at = 0
+    for piece in pieces:
+        start, end = max(low - at, 0), min(high - at, piece.size)
+        if start < end:
+            first = piece.segment.low
+            found.append(piece._replace(segment=piece.segment._replace(low=first + start, high=first + end)))
+        at += piece.size
+    return found

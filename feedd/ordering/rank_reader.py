@@ -1,0 +1,326 @@
+"""One rank's walk through its node's epochs: from a cursor to the rows of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.dataset.step_counts import Deal, left_out
+from feedd.errors import BadRequest
+from feedd.ordering import rng
+from feedd.ordering.batch_plan import Drawn
+from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
+from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
+from feedd.ordering.epoch_access import NodeWalk
+from feedd.ordering.node_epoch import NodeEpoch
+from feedd.ordering.sorted_windows import ROW_BYTES, NeedOrder, SortedWindows, WindowName
+from feedd.values import Cursor, EpochEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.dataset.assignment import Share
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.batch_plan import BatchRows
+    from feedd.ordering.node_epoch import Piece, Step
+    from feedd.ordering.sorted_windows import Orders, WindowRows
+    from feedd.values import ShardIndex, Topology
+
+WINDOWS_KEPT = 3
+"""Of each partition: a batch spans two at most times, a third serves a neighbour in production or is sorted ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """What all epochs of a reader share.
+
+    Attributes:
+        window_shards: see ``EpochOptions``.
+        window_bytes: see ``EpochOptions``.
+        batch_size: samples of a rank's step.
+        steps: of every rank in every epoch; None: each rank's end with its samples.
+        wrap: partitions that end before the last step begin again.
+        bucket_by: names of the field by whose stored size samples of a window are put into steps; none: by chance.
+    """
+
+    seed: int
+    shuffle: bool
+    window_shards: int
+    batch_size: int
+    topology: Topology
+    steps: int | None = None
+    wrap: bool = False
+    window_bytes: int = 0
+    bucket_by: tuple[str, ...] = ()
+
+
+def own_orders(partition_count: int) -> Orders:
+    """Return the windows of readers that share them with nobody else: as many of this epoch as of the next one."""
+    return SortedWindows(0).enter(None, 2 * WINDOWS_KEPT * partition_count)
+
+
+class Reader:
+    """Plans one rank's batches over its node's partitions. Synchronous; owns no resource."""
+
+    def __init__(
+        self,
+        shares: tuple[Share, ...],
+        options: ReaderOptions,
+        counts: Mapping[int, int],
+        orders: Orders | None = None,
+    ) -> None:
+        """Plan.
+
+        Args:
+            shares: the node's partitions.
+            options: what all epochs share.
+            counts: sample counts by dataset index; may grow between calls, never change.
+            orders: sorted windows, of all readers of these shares and options; None: this is the only one.
+        """
+        self._shares = shares
+        self._options = options
+        self._counts = counts
+        topology = options.topology
+        ranks = (topology.local_rank, topology.local_world_size)
+        self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
+        shards = np.sort(np.concatenate([share.shards for share in shares]))
+        self._assigned = shards[np.diff(shards, prepend=-1) > 0]  # np.unique's first call imports numpy.ma, 9 ms
+        self._steps = options.steps
+        self._share_counts: tuple[NDArray[np.int64], ...] | None = None
+        self._epoch = -1
+        self._map: NodeEpoch | None = None
+        self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards that a window is being sorted by
+        self._orders = orders or own_orders(len(shares))
+        self._latest: frozenset[WindowName] = frozenset()  # of the batch drawn last
+        self._foreseen: Collection[WindowName] = ()  # of those the next ones were named
+        self._places: dict[int, int] = {}
+        self._places_epoch = -1
+
+    def epoch_map(self, at: Cursor) -> NodeEpoch:
+        """Return the map of the cursor's epoch, knowing the cursor's anchors.
+
+        Raises:
+            BadRequest: an anchor contradicts the plan: the cursor is of another dataset, recipe or topology.
+        """
+        try:
+            if self._map is None or self._epoch != at.epoch:
+                self._map = self._new_map(at.epoch)
+                self._epoch = at.epoch
+            self._map.add_anchors(at.anchors)
+        except ValueError as error:
+            raise BadRequest(
+                f"expected a cursor of this dataset and topology, got one that does not fit: {error}",
+                hint="resume with the state saved from the same dataset, batch size, seed and world size",
+                stage="plan",
+            ) from error
+        return self._map
+
+    @property
+    def assigned(self) -> NDArray[np.int64]:
+        """The node's shards (dataset indices), ascending, each once."""
+        return self._assigned
+
+    @property
+    def assigned_count(self) -> int:
+        """Shards of the node."""
+        return int(self._assigned.shape[0])
+
+    def places(self, epoch: int) -> dict[int, int]:
+        """Return each assigned shard's first place in the order of ``epoch``; computed once per epoch."""
+        if self._places_epoch != epoch:
+            order = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal).order.tolist()
+            self._places = {}
+            for place, shard in enumerate(order):
+                self._places.setdefault(shard, place)
+            self._places_epoch = epoch
+        return self._places
+
+    def steps(self, epoch: int) -> int | None:
+        """Return the rank's steps of an epoch, as many in each; None: not known yet."""
+        if self._steps is None and self._known_counts() is not None:
+            plan = self.epoch_map(Cursor(epoch))
+            counts = [count for count in plan.sample_counts if count is not None]
+            self._steps = plan.steps_before(-(-max(counts, default=0) * len(self._shares) // self._deal.batch_size))
+        return self._steps
+
+    def orders(self, at: Cursor) -> list[list[int]]:
+        """Return the node's shards (dataset indices) in reading order, of the only source there is."""
+        return [self.epoch_map(at).order.tolist()]
+
+    def window(self, at: Cursor) -> int:
+        """Return the window that a cursor stands in, as far as it says."""
+        return at.window
+
+    def walk(self, listing: Listing, at: Cursor) -> NodeWalk:
+        """Return the cursor's epoch as the cache is told of it.
+
+        Raises:
+            BadRequest: see ``epoch_map``.
+        """
+        return NodeWalk(listing, at.epoch, self.epoch_map(at), self.places)
+
+    def left_out(self) -> int | None:
+        """Return the rank's samples of an epoch that lie beyond the last of its steps; None: not known yet."""
+        deal = self._deal
+        if deal.steps is None or deal.wrap:
+            return 0
+        counts = self._known_counts()
+        return None if counts is None else left_out(np.array([its.sum() for its in counts]), deal.steps, deal)
+
+    def epoch_options(self, epoch: int) -> EpochOptions:
+        """Return what the order of an epoch depends on."""
+        options = self._options
+        return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards, options.window_bytes)
+
+    def rows(self, at: Cursor) -> BatchRows | NeedCounts | EpochEnd:
+        """Return the batch at ``at``, the shards that must be indexed first, or the end of the epoch.
+
+        Raises:
+            BadRequest: see ``epoch_map``.
+        """
+        while isinstance(found := self.draw(at), NeedOrder):
+            found.learn(found.sort())
+        return found.rows() if isinstance(found, Drawn) else found
+
+    def draw(self, at: Cursor) -> Drawn | NeedCounts | NeedOrder | EpochEnd:
+        """As ``rows``, with nothing worked out, and windows left to the caller to sort.
+
+        Raises:
+            BadRequest: see ``epoch_map``.
+        """
+        plan = self.epoch_map(at)
+        found = plan.step(at.step)
+        if isinstance(found, NeedCounts):
+            return found
+        if not found.pieces:
+            return EpochEnd(at.epoch, plan.steps_before(at.step))
+        names = {WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces}
+        rows = {name: rows for name in names if (rows := self._orders.get(name)) is not None}
+        missing = sorted(names - rows.keys())
+        if missing:
+            return self._need_lengths(plan, missing) or self._need_order(plan, missing, rows)
+        self._latest = frozenset(rows)
+        return self._gather(plan, rows, found, at)
+
+    def ahead(self) -> NeedOrder | None:
+        """Return what sorts the windows that follow those of the batch drawn last; None: nothing, or it was said.
+
+        Nobody need do it: what is not sorted by then is when a batch reads it, which has to wait for it.
+        """
+        if self._latest == self._foreseen or self._by_length or self._map is None:
+            return None
+        self._foreseen, plan = self._latest, self._map
+        names: dict[WindowName, Callable[[], WindowRows]] = {}
+        samples = 0
+        following = cache(self._new_map)  # built once for all partitions, where it is sorted
+        for epoch, partition, window in sorted(self._latest):
+            if not plan.is_last(partition, window):
+                name = WindowName(epoch, partition, window + 1)
+                if plan.is_counted(partition, window + 1):
+                    names[name] = partial(plan.samples, partition, window + 1)
+            elif self._known_counts() is not None:
+                name = WindowName(epoch + 1, partition, 0)
+                names[name] = partial(_first_samples, following, epoch + 1, partition)
+            samples += plan.window_samples(partition, window)
+        jobs = {name: job for name, job in names.items() if self._orders.get(name) is None}
+        return self._to_sort(jobs, samples, self._latest) if jobs else None
+
+    @property
+    def _by_length(self) -> bool:
+        return bool(self._options.bucket_by) and self._options.shuffle
+
+    def _need_lengths(self, plan: NodeEpoch, names: Sequence[WindowName]) -> NeedLengths | None:
+        """Return the shards whose lengths windows must be sorted by, where they are not known."""
+        if not self._by_length:
+            return None
+        shards = sorted({shard for _, *name in names for shard in plan.window_shards(*name).tolist()})
+        if self._lengths.keys() >= set(shards):
+            return None
+
+        def learn(indexes: Sequence[ShardIndex]) -> None:
+            lengths = (lengths_of(index, self._options.bucket_by) for index in indexes)
+            self._lengths = dict(zip(shards, lengths, strict=True))
+
+        return NeedLengths(tuple(shards), learn)
+
+    def _need_order(
+        self, plan: NodeEpoch, names: Sequence[WindowName], held: Mapping[WindowName, WindowRows]
+    ) -> NeedOrder:
+        """Return what sorts the missing windows of a step, of which others are held."""
+        jobs = {name: self._sorting(plan, name) for name in names}
+        self._lengths = {}
+        samples = sum(plan.window_samples(name.partition, name.window) for name in names)
+        return self._to_sort(jobs, samples, held.keys())
+
+    def _to_sort(
+        self, jobs: Mapping[WindowName, Callable[[], WindowRows]], samples: int, beside: Collection[WindowName]
+    ) -> NeedOrder:
+        """Return what sorts windows; those ``beside`` are read with them, and not dropped for them."""
+
+        def sort() -> dict[WindowName, WindowRows]:
+            return {name: job() for name, job in jobs.items()}
+
+        def learn(found: Mapping[WindowName, WindowRows]) -> None:
+            held = {name: rows for name in beside if (rows := self._orders.get(name)) is not None}
+            self._orders.learn({**held, **found})
+
+        return NeedOrder((id(self._orders), *jobs), sort, samples * ROW_BYTES, learn)
+
+    def _sorting(self, plan: NodeEpoch, name: WindowName) -> Callable[[], WindowRows]:
+        """Return what puts a partition's window into reading order, in whatever thread: nothing it reads changes."""
+        order = partial(plan.samples, name.partition, name.window)
+        if not self._by_length:
+            return order
+        lengths, start = self._lengths, plan.start(name.partition, name.window)
+        key = rng.derive(BUCKETS, self._options.seed, name.epoch, name.window)
+
+        def sort() -> WindowRows:
+            shard, ordinal = order()
+            places = by_length(gathered(lengths, shard, ordinal), start, plan.step_samples, key)
+            return shard[places], ordinal[places]
+
+        return sort
+
+    def _new_map(self, epoch: int) -> NodeEpoch:
+        plan = NodeEpoch(self._shares, self.epoch_options(epoch), self._counts, self._deal)
+        counts = self._known_counts()
+        if counts is not None:
+            plan.know(counts)
+        return plan
+
+    def _known_counts(self) -> tuple[NDArray[np.int64], ...] | None:
+        """Return the samples of each share's shards; None where one is not known yet."""
+        if self._share_counts is None:
+            counted = [counts for share in self._shares if (counts := share.counts(self._counts)) is not None]
+            if len(counted) == len(self._shares):
+                self._share_counts = tuple(counted)
+        return self._share_counts
+
+    def _gather(self, plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor) -> Drawn:
+        names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
+        parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
+        shard, ordinal = parts[0]
+        if len(parts) > 1:
+            shard, ordinal = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        windows = [piece.segment.window for piece in found.pieces if not piece.again] or [plan.window_count - 1]
+        again = None
+        if any(piece.again for piece in found.pieces):
+            again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
+        cursor = Cursor(at.epoch, at.step, found.anchors)
+        its_seeds = partial(seeds, self.epoch_options(at.epoch), shard, ordinal)
+        return Drawn(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
+
+
+def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: int) -> WindowRows:
+    """Return the samples of a partition's first window; all counts are known. May run in a thread."""
+    return plan_of(epoch).samples(partition, 0)
+
+
+def _piece(rows: WindowRows, piece: Piece) -> WindowRows:
+    span = slice(piece.segment.low, piece.segment.high)
+    return rows[0][span], rows[1][span]

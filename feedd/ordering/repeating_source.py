@@ -1,0 +1,147 @@
+"""One source of a mixture, as one partition reads it: epoch after epoch of its own, without an end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.ordering.epoch import EpochMap, EpochOptions, Located, seeds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.dataset.assignment import Share
+
+    Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]
+
+_EPOCHS_KEPT = 3  # one is read, the next begins in the same batch; the third is what the cache is told ahead
+_WINDOWS_KEPT = 3  # as of a plain reader
+_ROUNDS = 4  # a source that goes round more often than that in one mixed epoch is needed all through it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Needed:
+    """Which shards a span of a source's stream needs, and of which part of the stream.
+
+    Attributes:
+        shards: int64[n], dataset indices, in order of their first sample.
+        first: int64[n], the first position in the span whose window holds the shard.
+        last: int64[n], the last one.
+    """
+
+    shards: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+class Endless:
+    """A source's stream on one partition. Synchronous, no I/O.
+
+    Each own epoch is what a plain reader makes of this source alone with the same seed: shards in that epoch's order,
+    in windows, samples permuted inside each. Remembers only what it can compute again.
+    """
+
+    def __init__(self, share: Share, first: int, counts: NDArray[np.int64], options: EpochOptions) -> None:
+        """Plan a stream.
+
+        Args:
+            share: the partition's part of the source, shards counted within the source.
+            first: dataset index of the source's first shard.
+            counts: samples of each of the source's shards.
+            options: seed and shuffle; its epoch is of no meaning.
+        """
+        if share.lows is None or share.highs is None:
+            held = counts[share.shards]
+            share = replace(share, lows=np.zeros_like(held), highs=held)
+        assert share.lows is not None
+        assert share.highs is not None
+        self._share = share
+        self._counts = share.highs - share.lows
+        self._first = first
+        self._options = options
+        self.sample_count = int(self._counts.sum())
+        self._maps: dict[int, EpochMap] = {}
+        self._windows: dict[tuple[int, int], tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    @property
+    def shards(self) -> NDArray[np.int64]:
+        """The shards it reads, as dataset indices, ascending."""
+        return self._share.shards + self._first
+
+    def take(self, low: int, high: int) -> Columns:
+        """Return (shard, ordinal, augmentation seed) of positions ``[low, high)``; there must be samples."""
+        parts = []
+        while low < high:
+            epoch, start = divmod(low, self.sample_count)
+            end = min(start + high - low, self.sample_count)
+            parts += self._take(epoch, start, end)
+            low += end - start
+        if len(parts) == 1:
+            return parts[0]
+        shard, ordinal, seed = zip(*parts, strict=True)
+        return np.concatenate(shard), np.concatenate(ordinal), np.concatenate(seed)
+
+    def order(self, position: int) -> NDArray[np.int64]:
+        """Return the shards (dataset indices) in the order in which they are needed from ``position`` on."""
+        if not self.sample_count:
+            return self.shards
+        epoch, start = divmod(position, self.sample_count)
+        plan = self._map(epoch)
+        edges, starts = plan.windows()
+        return np.roll(plan.order, -int(edges[np.searchsorted(starts, start, "right") - 1])) + self._first
+
+    def needed(self, low: int, high: int) -> Needed:
+        """Return the shards of the windows that hold positions ``[low, high)``; there must be samples."""
+        rounds = range(low // self.sample_count, -(-high // self.sample_count))
+        parts = [self._needed(epoch, low, high) for epoch in (rounds[:1] if len(rounds) > _ROUNDS else rounds)]
+        shards, first, last = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        if len(rounds) > _ROUNDS:
+            left = np.setdiff1d(self.shards, shards)  # those of the first epoch that were read before
+            shards = np.concatenate([shards, left])
+            first = np.concatenate([first, np.full_like(left, rounds[1] * self.sample_count)])
+            last = np.full_like(shards, high - 1)
+        return Needed(shards, first, last)
+
+    def _needed(
+        self, epoch: int, low: int, high: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        plan = self._map(epoch)
+        edges, starts = plan.windows()
+        starts = starts + epoch * self.sample_count
+        begin = int(np.searchsorted(starts[1:], low, "right"))
+        end = int(np.searchsorted(starts[:-1], high, "left"))
+        widths = np.diff(edges[begin : end + 1])
+        first = np.repeat(np.maximum(starts[begin:end], low), widths)
+        last = np.repeat(np.minimum(starts[begin + 1 : end + 1], high) - 1, widths)
+        return plan.order[edges[begin] : edges[end]] + self._first, first, last
+
+    def _take(self, epoch: int, low: int, high: int) -> list[Columns]:
+        plan = self._map(epoch)
+        found = plan.locate(low, high)
+        assert isinstance(found, Located), "every count is known"
+        options = replace(self._options, epoch=epoch)
+        parts = []
+        for segment in found.segments:
+            shard, ordinal = self._window(epoch, segment.window)
+            span = slice(segment.low, segment.high)
+            parts.append((shard[span] + self._first, ordinal[span], seeds(options, shard[span], ordinal[span])))
+        return parts
+
+    def _window(self, epoch: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        known = self._windows.get((epoch, window))
+        if known is None:
+            known = self._windows[epoch, window] = self._map(epoch).samples(window)
+            while len(self._windows) > _WINDOWS_KEPT:
+                del self._windows[next(iter(self._windows))]
+        return known
+
+    def _map(self, epoch: int) -> EpochMap:
+        known = self._maps.get(epoch)
+        if known is None:
+            known = self._maps[epoch] = EpochMap(self._share, replace(self._options, epoch=epoch), {})
+            known.know(self._counts)
+            while len(self._maps) > _EPOCHS_KEPT:
+                del self._maps[next(iter(self._maps))]
+        return known

@@ -1,1 +1,0 @@
-"""Pure planning: keys to nodes, epoch order, windows, batches, cursors. No I/O, no asyncio."""

@@ -1,0 +1,175 @@
+"""What the cache is told of a mixed epoch: which shards, from which step till which, and when they come again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from feedd.dataset.listing import Listing
+from feedd.errors import BadRequest
+from feedd.ordering.batch_plan import BatchRows
+from feedd.ordering.mixed_reader import MixedPlan, MixedReader
+from feedd.ordering.mixed_schedule import Course, MixedWalk
+from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED
+from feedd.values import Cursor, OpenSpec, Topology
+from tests.budget import budget
+from tests.model.test_mixed_model import WINDOW, Mix, mixes
+from tests.model.test_plan_model import ranks_of
+
+
+def _plan(mix: Mix, topology: Topology) -> MixedPlan:
+    try:
+        return MixedPlan.of(mix.listing(), mix.at(topology), WINDOW)
+    except BadRequest:
+        reject()
+
+
+def _read(plan: MixedPlan, epoch: int) -> list[set[int]]:
+    """Return the shards that the node's ranks read in each step."""
+    share = plan.share_samples
+    return [
+        set(itertools.chain(*(plan.take(part, epoch, step * share, (step + 1) * share)[0].tolist() for part in parts)))
+        for parts in [range(len(plan.partitions))]
+        for step in range(plan.steps(epoch))
+    ]
+
+
+@settings(max_examples=budget(150), deadline=None)
+@given(made=mixes(), epoch=st.integers(0, 3))
+def test_a_window_names_what_its_steps_read(made: tuple[Mix, list[Topology]], epoch: int) -> None:
+    """Every shard a step reads is among those its window needs; in the drawn modes its need has not ended at least."""
+    mix, topologies = made
+    plan = _plan(mix, topologies[0])
+    its = plan.course(epoch)
+    assert its.begins.tolist() == sorted(its.begins.tolist())
+    assert (its.begins <= its.ends).all()
+    drawn = mix.spec.mix in {SAMPLE, BATCH_SAMPLE}
+    for step, shards in enumerate(_read(plan, epoch)):
+        window = its.window(step)
+        assert its.edges[window] <= step
+        assert step < [*its.edges.tolist(), plan.steps(epoch)][window + 1]
+        if drawn:
+            assert shards <= {shard for shard, end in zip(its.shards.tolist(), its.ends, strict=True) if end >= window}
+        else:
+            assert shards <= set(its.shards[its.needed(window)].tolist())
+    every = [place for window in range(its.edges.shape[0]) for place in its.ending(window).tolist()]
+    assert sorted(every) == list(range(its.shards.shape[0]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_more_is_needed_than_windows_are_open(mode: str) -> None:
+    """With hundreds of windows, what is said to be needed at a time is what two windows of each source hold."""
+    spec = OpenSpec(("s3://b/",), (), 8, shuffle=True, mix=mode)
+    mix = Mix(((40,) * 300, (30,) * 200), {0: (2, 1)}, spec)
+    plan = _plan(mix, ranks_of(1, 2)[0])
+    its = plan.course(1)
+    stray = {SAMPLE: 4 * 64 * 3 // 40, BATCH_SAMPLE: 8 * 4 * 64 * 3 // 40}.get(
+        mode, 0
+    )  # in shards of the lesser source
+    widest = max(its.needed(window).shape[0] for window in range(its.edges.shape[0]))
+    assert widest <= 2 * 3 * WINDOW + 3 * stray
+    assert its.edges.shape[0] > 100
+
+
+def test_a_small_source_is_needed_all_the_time() -> None:
+    """One that goes round ten times in an epoch is named once, from the epoch's begin to its end."""
+    spec = OpenSpec(("s3://b/",), (), 5, shuffle=True, mix=STRATIFIED)
+    plan = _plan(Mix(((50,) * 40, (10, 10)), {0: (10, 1)}, spec), Topology())
+    its = plan.course(0)
+    small = [place for place, shard in enumerate(its.shards.tolist()) if shard >= 40]
+    assert sorted(its.shards[small].tolist()) == [40, 41]
+    assert its.ends[small].tolist() == [its.edges.shape[0] - 1] * 2
+    assert max(its.begins[small]) < its.edges.shape[0] / 5
+
+
+def _places(its: Course, shard: int) -> list[int]:
+    return [place for place, other in enumerate(its.shards.tolist()) if other == shard]
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(made=mixes(), epoch=st.integers(0, 3), data=st.data())
+def test_uses_as_looked_up_one_by_one(made: tuple[Mix, list[Topology]], epoch: int, data: st.DataObject) -> None:
+    """Where each shard is due next, from any window on, is its next place in this epoch, the next one, or its end."""
+    mix, topologies = made
+    plan, listing = _plan(mix, topologies[0]), mix.listing()
+    walk = MixedReader(plan).walk(listing, Cursor(epoch))
+    its, following = plan.course(epoch), plan.course(epoch + 1)
+    starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
+    later = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in following.shards)]
+
+    def due(shard: int, window: int) -> float:
+        left = [starts[place] for place in _places(its, shard) if its.ends[place] >= window]
+        coming = [starts[-1] + later[place] for place in _places(following, shard)]
+        return [*left, *coming, starts[-1] + later[-1]][0]
+
+    window = data.draw(st.integers(0, its.edges.shape[0] - 1))
+    assert walk.position(window) == starts[its.position(window)]
+    started = dict(walk.start(window))
+    assert started == {listing.refs[shard]: due(shard, window) for shard in plan.assigned.tolist()}
+    for ref, at in dict(walk.left(window)).items():
+        assert at == due(listing.refs.index(ref), window + 1)
+    told = dict(
+        itertools.chain(walk.start(its.edges.shape[0]), *map(walk.again, reversed(range(window, its.edges.shape[0]))))
+    )
+    assert told == started
+    wishes = walk.wishes(window)
+    assert len(set(wishes)) == len(wishes)
+    assert set(its.shards[its.needed(window)].tolist()) <= set(wishes)
+
+
+@pytest.mark.parametrize("window", [0, 3, 7])
+def test_the_same_data_twice_is_due_when_either_source_needs_it(window: int) -> None:
+    """Two sources of the same objects, each in its own order: an object is named once, due where it comes first."""
+    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, mix=STRATIFIED)
+    mix = Mix(((8,) * 12, (8,) * 12), {0: (2, 1)}, spec)
+    refs = mix.listing().refs[:12]
+    listing = Listing.of(refs * 2, 0.0, (0, 12))
+    listing.counts.update(dict.fromkeys(range(24), 8))
+    plan = MixedPlan.of(listing, mix.at(Topology()), WINDOW)
+    its = plan.course(0)
+    told = list(MixedReader(plan).walk(listing, Cursor(0)).start(window))
+    assert sorted(ref.key for ref, _ in told) == sorted(ref.key for ref in refs)
+    assert plan.assigned.tolist() == list(range(24))
+    starts = [0, *itertools.accumulate(int(listing.sizes[shard]) for shard in its.shards)]
+    for ref, at in told:
+        left = [place for place in _places(its, refs.index(ref)) if its.ends[place] >= window]
+        if left:
+            assert at == starts[left[0]]
+    assert max(len(_places(its, shard)) for shard in range(12)) == 2
+
+
+def test_walks_are_told_apart() -> None:
+    """The same mixture has one key on all ranks of a node; another seed, epoch or batch size has another."""
+    spec = OpenSpec(("s3://b/",), (), 4, shuffle=True, mix=BATCH)
+    mix = Mix(((9,) * 8, (7,) * 8), {0: (1, 1)}, spec)
+    listing = mix.listing()
+
+    def key(topology: Topology, epoch: int = 0, **changes: int) -> object:
+        other = Mix(mix.truth, mix.weights, OpenSpec(**{**_facts(spec), **changes}))  # type: ignore[arg-type]  # as in spec
+        return MixedReader(_plan(other, topology)).walk(listing, Cursor(epoch)).key
+
+    one, two = ranks_of(1, 2)
+    assert key(one) == key(two)
+    assert len({key(one), key(one, 1), key(one, seed=1), key(one, batch_size=2)}) == 4
+
+
+def _facts(spec: OpenSpec) -> dict[str, object]:
+    return {name: getattr(spec, name) for name in ("urls", "fields", "batch_size", "shuffle", "mix")}
+
+
+def test_orders_begin_with_what_is_needed_first() -> None:
+    """What opening looks at first, of each source, is a shard of the epoch's first step; all of the node's follow."""
+    spec = OpenSpec(("s3://b/",), (), 12, shuffle=True, mix=STRATIFIED)
+    mix = Mix(((9,) * 8, (7,) * 30), {0: (1, 1)}, spec)
+    reader = mix.reader(Topology())
+    for epoch in range(4):
+        orders = reader.orders(Cursor(epoch))
+        assert [sorted(order) for order in orders] == [list(range(8)), list(range(8, 38))]
+        rows = reader.rows(Cursor(epoch, 0))
+        assert isinstance(rows, BatchRows)
+        for order in orders:
+            assert set(order[:WINDOW]) & set(rows.shards.tolist())
+    assert isinstance(reader.walk(mix.listing(), Cursor(0)), MixedWalk)

@@ -1,0 +1,46 @@
+"""Several batches as one: each row keeps its shard and its sample, however far apart the shards lie."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedd.ordering.batch_plan import Drawn, Several
+from feedd.values import Cursor
+from tests.budget import budget
+
+_BATCHES = st.lists(
+    st.lists(st.tuples(st.integers(0, 40) | st.integers(0, 1 << 40), st.integers(0, 1 << 40)), min_size=1, max_size=20),
+    min_size=1,
+    max_size=5,
+)
+
+
+def _drawn(step: int, rows: list[tuple[int, int]]) -> Drawn:
+    shard, ordinal = np.array(rows, np.int64).T
+    return Drawn(Cursor(0, step), shard, ordinal, lambda: np.arange(len(rows), dtype=np.uint64), 0, 0)
+
+
+@settings(max_examples=budget(200), deadline=None)
+@given(batches=_BATCHES)
+def test_rows_are_what_they_were(batches: list[list[tuple[int, int]]]) -> None:
+    """Shards come once each, ascending, and rows in the order of the batches."""
+    several = Several.of([_drawn(step, rows) for step, rows in enumerate(batches)])
+    wanted = [row for rows in batches for row in rows]
+    assert several.shards == sorted({shard for shard, _ in wanted})
+    assert [column.dtype.name for column in (several.shard_no, several.ordinal)] == ["int32", "int64"]
+    shards = [several.shards[number] for number in several.shard_no.tolist()]
+    assert list(zip(shards, several.ordinal.tolist(), strict=True)) == wanted
+
+
+@settings(max_examples=budget(100), deadline=None)
+@given(batches=_BATCHES)
+def test_a_batch_drawn_is_a_batch(batches: list[list[tuple[int, int]]]) -> None:
+    """What is worked out of a batch alone says the same, its shards in order of first use."""
+    for step, rows in enumerate(batches):
+        batch = _drawn(step, rows).rows()
+        assert batch.cursor == Cursor(0, step)
+        assert batch.shards.tolist() == list(dict.fromkeys(shard for shard, _ in rows))
+        assert list(zip(batch.shards[batch.shard_no].tolist(), batch.ordinal.tolist(), strict=True)) == rows
+        assert batch.seeds.tolist() == list(range(len(rows)))
