@@ -23,7 +23,7 @@ from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX
 from feedd.errors import CacheUnavailable
-from feedd.flow.parts import PartSize
+from feedd.fetch.part_sizes import PartSize
 from feedd.pipeline.run import cache_options
 from feedd.units import MIB, format_duration, format_size, parse_host_port
 

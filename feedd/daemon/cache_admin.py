@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from feedd.cache.policy.match import matches
+from feedd.catalog.urls import parse_url
 from feedd.serve.options import CacheState
-from feedd.source.urls import parse_url
 from feedd.values import ObjectRef
 from feedd.warming import Amount
 

@@ -17,11 +17,11 @@ from feedd.pipeline.pinned import with_pinned
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from feedd.catalog.sources import Sources
+    from feedd.fetch.inflight_packs import Awaited
     from feedd.ordering.batch_plan import BatchRows
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.protocols import PinnedShards
-    from feedd.source.arriving import Awaited
-    from feedd.source.sources import Sources
     from feedd.values import ObjectRef, ShardFile
 
 _T = TypeVar("_T")

@@ -15,8 +15,10 @@ from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
+from feedd.catalog.sources import Sources
 from feedd.config.machine import default_workers, memory_bytes
 from feedd.errors import CacheUnavailable
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.pools import CACHE_DISK
 from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
@@ -27,8 +29,6 @@ from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
 from feedd.recipe.tokenizers import offered
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
 

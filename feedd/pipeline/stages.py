@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from feedd.pipeline.dataset.lost import LostObjects
 
 if TYPE_CHECKING:
+    from feedd.catalog.sources import Sources
     from feedd.pipeline.arriving import ArrivingPacks
     from feedd.pipeline.derived.cache import MadeCache
     from feedd.protocols import Clock, Recorder
-    from feedd.source.sources import Sources
     from feedd.workers.worker_pool import DecodePool
 
 

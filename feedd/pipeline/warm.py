@@ -10,6 +10,7 @@ import numpy as np
 
 from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
+from feedd.catalog.sources import Sources
 from feedd.convert.conversion_registry import COLUMNAR, split
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import assign, check_mode
@@ -25,7 +26,6 @@ from feedd.pipeline.derived.typed import typed
 from feedd.pipeline.pool_on_demand import PoolOnDemand
 from feedd.pipeline.run import cache_options, decode_options, node_maker, source_options
 from feedd.recipe.recipe import parse_field
-from feedd.source.sources import Sources
 from feedd.units import format_size
 from feedd.warming import Amount, WarmProgress
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from feedd.cache.report import CacheStats
+    from feedd.catalog.sources import Resolved
     from feedd.config import Config
     from feedd.protocols import Clock, Recorder
-    from feedd.source.sources import Resolved
     from feedd.values import ObjectRef
     from feedd.warming import WarmSpec
 

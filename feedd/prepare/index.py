@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from feedd.catalog.braces import expand, split
+from feedd.catalog.urls import parse_url
 from feedd.dataset.ignored_objects import PassedOver
 from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
 from feedd.dataset.pack_layout import is_pack
@@ -18,8 +20,6 @@ from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
 from feedd.pipeline.dataset.late import fields_told, late_fields
 from feedd.recipe.left_out import LeftOutFields
-from feedd.source.braces import expand, split
-from feedd.source.urls import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

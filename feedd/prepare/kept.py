@@ -11,8 +11,8 @@ from feedd.flow.pools import CPU
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from feedd.catalog.sources import Sources
     from feedd.dataset.index_file import Row
-    from feedd.source.sources import Sources
     from feedd.values import ObjectRef
 
 _TRIES = 100  # whoever is refused was overtaken by somebody who was not: so often, all of them are at it together

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.errors import NotFound, ObjectChanged
-from feedd.source.checksums import ALGORITHMS, Verification
+from feedd.fetch.object_checksums import ALGORITHMS, Verification
 from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 if TYPE_CHECKING:

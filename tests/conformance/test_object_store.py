@@ -11,17 +11,17 @@ import pytest
 from feedd.bench.server.checksums import Kept
 from feedd.bench.server.server import S3Server
 from feedd.errors import NotFound
-from feedd.flow.hedge import HedgePolicy, Hedger
-from feedd.flow.retry import RetryPolicy
-from feedd.source.hedge import HedgeStore
-from feedd.source.limit import LimitStore
-from feedd.source.local import LocalStore
-from feedd.source.memory import MemoryStore
-from feedd.source.metered import MeteredStore
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.retry import RetryLimits, RetryStore
-from feedd.source.s3.direct.store import DirectStore
-from feedd.source.s3.store import S3Store
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.hedge_policy import HedgePolicy, Hedger
+from feedd.fetch.hedging_store import HedgeStore
+from feedd.fetch.limiting_store import LimitStore
+from feedd.fetch.local_store import LocalStore
+from feedd.fetch.memory_store import MemoryStore
+from feedd.fetch.metering_store import MeteredStore
+from feedd.fetch.retry_policy import RetryPolicy
+from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.fetch.s3.direct_store import DirectStore
+from feedd.fetch.s3.sdk_store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read

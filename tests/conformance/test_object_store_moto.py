@@ -13,10 +13,10 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from moto.s3.models import s3_backends
 
 from feedd.errors import NotFound, ObjectChanged
-from feedd.source.checksums import ALGORITHMS
-from feedd.source.options import SourceOptions
-from feedd.source.s3.direct.store import DirectStore
-from feedd.source.s3.store import S3Store
+from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.object_checksums import ALGORITHMS
+from feedd.fetch.s3.direct_store import DirectStore
+from feedd.fetch.s3.sdk_store import S3Store
 from feedd.values import ByteRange
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, condemned

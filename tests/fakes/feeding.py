@@ -21,7 +21,10 @@ from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
+from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
+from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.memory_store import MemoryStore
 from feedd.pipeline.arriving import ArrivingPacks
 from feedd.pipeline.batches.quarantine import Quarantine
 from feedd.pipeline.derived.cache import MadeCache
@@ -29,9 +32,6 @@ from feedd.pipeline.derived.facts import MadeFacts
 from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.opening import Pipeline
 from feedd.pipeline.stages import PipelineOptions, Stages
-from feedd.source.memory import MemoryStore
-from feedd.source.options import SourceOptions
-from feedd.source.sources import Sources
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool

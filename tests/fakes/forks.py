@@ -28,7 +28,7 @@ _PRELOADED: Final = (
     "tests.fakes.feed_server",
     *(f"feedd.cli.{name}" for name in ("app", "cache", "index", "plan", "serve")),
     "feedd.daemon.life",
-    "feedd.source.s3.client",
+    "feedd.fetch.s3.sdk_client",
     "aiobotocore.httpsession",
     "grpc.aio",
     "uvloop",

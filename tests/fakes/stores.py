@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from feedd.bench.server.server import S3Server
+from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:

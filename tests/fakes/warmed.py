@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from feedd.source.s3 import client
+from feedd.fetch.s3 import sdk_client as client
 
 
 async def _rehearsed() -> None:

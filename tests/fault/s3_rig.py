@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from feedd.catalog.sources import Sources
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 

@@ -17,10 +17,10 @@ from feedd.cache.disk import DiskCache, MemoryCache
 from feedd.cache.ondisk import inspect
 from feedd.cache.ondisk.lock import DirectoryLock
 from feedd.cache.options import CacheOptions
+from feedd.catalog.sources import Sources
 from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.metrics import CACHE_ERRORS, CACHE_PINS, CACHE_RESERVED
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
 from feedd.units import MIB
 from feedd.values import ShardFile
 from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, read

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from feedd.bench.server import faults as fault
 from feedd.errors import PermissionDenied
+from feedd.fetch.s3.credential_chain import _ASK_AGAIN_S
 from feedd.metrics import SOURCE_REQUESTS, SOURCE_RETRIES
-from feedd.source.s3.credentials import _ASK_AGAIN_S
 from feedd.values import ObjectRef
 from tests.fakes.raw_server import RawServer
 from tests.fault.s3_rig import DATA, EVERY_WAY, SIGNED, Rig, asked, opened
@@ -173,7 +173,7 @@ async def test_credentials_that_were_replaced_are_looked_up(
         server.gate.refuse("test-access-key", "AccessDenied")
         with pytest.raises(PermissionDenied):
             await rig.fetch_ref(ref)  # a young client's credentials are those of now
-        monkeypatch.setattr("feedd.source.s3.client._RENEWED_S", -1.0)
+        monkeypatch.setattr("feedd.fetch.s3.sdk_client._RENEWED_S", -1.0)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh-access-key")
         with capture_logs() as logs:
             assert await rig.fetch_ref(ref) == DATA

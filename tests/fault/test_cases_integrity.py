@@ -14,8 +14,8 @@ from feedd.bench.server.checksums import Kept
 from feedd.cache.disk import DiskCache
 from feedd.cache.options import CacheOptions
 from feedd.errors import BadResponse, ObjectChanged
+from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.metrics import FETCH_DAMAGED
-from feedd.source.checksums import ALGORITHMS
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig, asked

@@ -14,15 +14,15 @@ from structlog.testing import capture_logs
 from feedd.bench.server import faults as fault
 from feedd.bench.server.objects import endless_bytes
 from feedd.errors import BadConfig, BadResponse, NotFound, ObjectChanged, PermissionDenied
+from feedd.fetch.s3.direct_store import DirectStore
+from feedd.fetch.s3.sdk_store import S3Store
 from feedd.metrics import SOURCE_RETRIES
-from feedd.source.s3.direct.store import DirectStore
-from feedd.source.s3.store import S3Store
 from feedd.values import ByteRange, ObjectRef
 from tests.fault.s3_rig import ANONYMOUS, DATA, EVERY_WAY, PART_BYTES, SIGNED, Rig, asked, opened
 
 if TYPE_CHECKING:
     from feedd.bench.server.server import S3Server
-    from feedd.source.options import AddressingStyle
+    from feedd.fetch.fetch_options import AddressingStyle
     from tests.unit.serve.certs import Authority
 
 FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import Throttled
-from feedd.flow.quota import QuotaPolicy, RetryQuota
-from feedd.flow.retry import RetryPolicy
+from feedd.fetch.retry_policy import RetryPolicy
+from feedd.fetch.retry_quota import QuotaPolicy, RetryQuota
+from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.metrics import SOURCE_RETRIES
-from feedd.source.retry import RetryLimits, RetryStore
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.virtual_time import run_virtually

@@ -16,11 +16,11 @@ import pytest
 from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
 from feedd.errors import BadResponse, ResourceExhausted, StoreUnavailable
+from feedd.fetch.s3 import addresses as direct_addresses
+from feedd.fetch.s3 import connection_pool as direct_pool
+from feedd.fetch.s3.direct_store import DirectStore
+from feedd.fetch.s3.sdk_store import S3Store
 from feedd.metrics import SOURCE_BYTES, SOURCE_RETRIES
-from feedd.source.s3.direct import addresses as direct_addresses
-from feedd.source.s3.direct import pool as direct_pool
-from feedd.source.s3.direct.store import DirectStore
-from feedd.source.s3.store import S3Store
 from feedd.values import ByteRange, ReadProgress
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, asked, opened
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.catalog.sources import Sources
+from feedd.fetch.fetch_options import SourceOptions
 from feedd.metrics import CACHE_BYPASSED
-from feedd.source.options import SourceOptions
-from feedd.source.sources import Sources
 from tests.fakes.caches import read
 from tests.fakes.disks import frozen_disk
 from tests.fakes.fetchers import until
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.bench.server.server import S3Server
-    from feedd.source.options import Transport
+    from feedd.fetch.fetch_options import Transport
     from tests.fakes.disks import FrozenDisk
     from tests.unit.serve.certs import Authority
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from feedd.catalog.braces import expand, split
+from feedd.catalog.manifest import MANIFEST_NAMES_MAX, names_in, parse_manifest
+from feedd.catalog.urls import parse_url
 from feedd.dataset.index_file import parse
 from feedd.dataset.object_labels import parse_table
 from feedd.dataset.sidecars import Claims
@@ -20,9 +23,6 @@ from feedd.observe.logs import redact, redact_text
 from feedd.recipe.filters import parse_filter
 from feedd.recipe.label_recipes import label_options, label_source
 from feedd.recipe.recipe import parse_field
-from feedd.source.braces import expand, split
-from feedd.source.manifest import MANIFEST_NAMES_MAX, names_in, parse_manifest
-from feedd.source.urls import parse_url
 from feedd.units import parse_duration_s, parse_size
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.convert import client_version
@@ -169,7 +169,7 @@ def test_a_manifest_of_anything_takes_no_more_than_itself(head: str, element: st
 def test_a_manifest_has_only_so_many_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """One name more than is allowed is refused, with the number that is."""
     assert MANIFEST_NAMES_MAX <= 10_000_000
-    monkeypatch.setattr("feedd.source.manifest.MANIFEST_NAMES_MAX", 3)
+    monkeypatch.setattr("feedd.catalog.manifest.MANIFEST_NAMES_MAX", 3)
     fits, more = (b'[{"prefix": "s3://b/"}' + b',"a"' * count + b"]" for count in (3, 4))
     assert len(names_in(fits, "u")) == 3
     with pytest.raises(FeeddError, match="at most 3 names"):

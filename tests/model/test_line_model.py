@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from feedd.fetch.scheduler import Line, Standing
 from feedd.flow.budget import ByteBudget
-from feedd.flow.line import Line, Standing
 from feedd.values import ByteRange
 from tests.budget import budget
 

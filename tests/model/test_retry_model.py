@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from feedd import errors
 from feedd.errors import FeeddError, NotFound, StoreUnavailable, Throttled
-from feedd.flow.quota import QuotaPolicy, RetryQuota
-from feedd.flow.retry import RetryPolicy
+from feedd.fetch.memory_store import MemoryStore
+from feedd.fetch.retry_policy import RetryPolicy
+from feedd.fetch.retry_quota import QuotaPolicy, RetryQuota
+from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.observe.recorder import NullRecorder
-from feedd.source.memory import MemoryStore
-from feedd.source.retry import RetryLimits, RetryStore
 from tests.budget import budget
 from tests.fakes.timeless import TimelessClock
 

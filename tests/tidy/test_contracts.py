@@ -58,7 +58,7 @@ def test_store_wrappers_delegate_everything() -> None:
     wrappers: list[str] = []
     members = [name for name in vars(ObjectStore) if not name.startswith("_")]
     for source in sources():
-        if source.path.parts[:2] != ("feedd", "source"):
+        if source.path.parts[:2] != ("feedd", "fetch"):
             continue
         module = importlib.import_module(".".join(source.path.with_suffix("").parts).removesuffix(".__init__"))
         for name, kind in inspect.getmembers(module, inspect.isclass):

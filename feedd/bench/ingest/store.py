@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from feedd.catalog.sources import Sources
+from feedd.catalog.urls import parse_url
 from feedd.clock import SystemClock
+from feedd.fetch.fetch_options import SourceOptions
 from feedd.observe.recorder import NullRecorder
-from feedd.source.options import SourceOptions
-from feedd.source.sources import Sources
-from feedd.source.urls import parse_url
 from feedd.units import MIB
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.source.sources import Sources
+    from feedd.catalog.sources import Sources
     from feedd.values import ObjectRef
 
 _NUMBER = re.compile(r"[-_.]?\d+([-_]of[-_]\d+)?")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from feedd.catalog.urls import FILE_ROOT, parse_url
 from feedd.dataset.object_labels import TABLE_BYTES_MAX, UNLABELLED, folder_labels, parse_table, table_labels
 from feedd.errors import BadRequest, FeeddError, StoreUnavailable
 from feedd.flow.lru import WeightedLru
@@ -24,19 +25,18 @@ from feedd.recipe.label_recipes import (
     versioned,
 )
 from feedd.recipe.params import params_of
-from feedd.source.urls import FILE_ROOT, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.catalog.sources import Sources
     from feedd.dataset.listing import Listing
     from feedd.dataset.object_labels import Labels, LabelTable
     from feedd.dataset.packs import Packs
     from feedd.pipeline.open_request import Request
     from feedd.recipe.label_recipes import TableLabel
-    from feedd.source.sources import Sources
     from feedd.values import FieldRecipe, ObjectRef, ShardIndex
 
     Tables = Mapping[str, LabelTable]

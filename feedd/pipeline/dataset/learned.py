@@ -13,7 +13,7 @@ import msgspec
 
 from feedd.convert.conversion_registry import counts_apart
 from feedd.errors import FeeddError
-from feedd.source.local import write_file
+from feedd.fetch.local_store import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from feedd.catalog.manifest import head_all
 from feedd.dataset.object_kinds import split_name
 from feedd.dataset.pack_layout import HEAD_BYTES, head_bytes, is_pack, parse
 from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru
 from feedd.flow.pools import CACHE_DISK, CPU
-from feedd.source.manifest import head_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from feedd.catalog.sources import Sources
     from feedd.dataset.pack_layout import Table
     from feedd.dataset.packs import Members, Packs
     from feedd.pipeline.batches.policy import Failure
     from feedd.pipeline.derived.cache import MadeCache
-    from feedd.source.sources import Sources
     from feedd.values import ObjectRef, ShardFile, ShardIndex
 
 _KNOWN_MAX: Final = 1 << 16  # packs

@@ -22,7 +22,7 @@ from feedd.pipeline.dataset.heads import first_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.source.sources import Resolved, Sources
+    from feedd.catalog.sources import Resolved, Sources
     from feedd.values import ObjectRef
 
 _TOKENS, _INDEX = ".bin", ".idx"

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from feedd.catalog.braces import Allowance
+from feedd.catalog.sources import Resolved
 from feedd.convert.conversion_registry import check_named
 from feedd.dataset.ignored_objects import PassedOver
 from feedd.dataset.listing import Listing, format_of
@@ -30,8 +32,6 @@ from feedd.pipeline.dataset.sorting import Sorting
 from feedd.pipeline.dataset.told import read_told
 from feedd.pipeline.derived.columnar import counting
 from feedd.pipeline.derived.maker import formed
-from feedd.source.braces import Allowance
-from feedd.source.sources import Resolved
 from feedd.values import EpochEnd
 
 if TYPE_CHECKING:

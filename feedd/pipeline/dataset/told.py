@@ -19,7 +19,7 @@ from feedd.notices import SIDECARS_EVENT, Amount, NoticeKind, summed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from feedd.source.sources import Resolved, Sources
+    from feedd.catalog.sources import Resolved, Sources
     from feedd.values import ObjectRef
 
 _CLAIMS_MAX = 1000  # files: where there are more, they are something else

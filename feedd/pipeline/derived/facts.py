@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from feedd.errors import FeeddError
-from feedd.source.local import write_file
+from feedd.fetch.local_store import write_file
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

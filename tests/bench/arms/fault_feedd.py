@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.observe.recorder import NullRecorder
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
 from tests.bench.arms.faults import BUCKET, PART_BYTES, REGION, TIMEOUT_S, report, settings
 
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from feedd.catalog.manifest import names_in
+from feedd.catalog.url_lists import lists_of
 from feedd.daemon.life import _YOUNG_OBJECTS
 from feedd.dataset.index_file import rows_of
 from feedd.dataset.object_labels import parse_table
 from feedd.dataset.sidecars import Claims, Surroundings
 from feedd.errors import FeeddError
 from feedd.observe.logs import configure_logging
-from feedd.source.lists import lists_of
-from feedd.source.manifest import names_in
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import uvloop
 
 from feedd.cache.disk import DiskCache
 from feedd.cache.options import CacheOptions
+from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.pipeline.run import source_options
-from feedd.source.sources import Sources
 from feedd.values import ByteRange
 from tests.bench.arms.consume import read_settings
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedd.cli.plan import PlanReport, assignments, summarise, warnings_of
 from feedd.dataset.index_file import INDEX_NAME, Row, render
 from feedd.dataset.sharding import assign, balance
-from feedd.source.local import LocalStore
+from feedd.fetch.local_store import LocalStore
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.flow import pools
 from feedd.flow.pools import Pool
-from feedd.source.options import SourceOptions
-from feedd.source.s3.direct.pool import ConnectionPool, Endpoint
 from tests.fakes.fetchers import until
 from tests.fakes.raw_server import RawServer
 

@@ -9,7 +9,7 @@ import pytest
 
 from feedd.dataset import pack_borders as borders
 from feedd.errors import BadSample, ObjectChanged
-from feedd.flow.line import PARTS_PER_PLACE
+from feedd.fetch.scheduler import PARTS_PER_PLACE
 from feedd.values import Cursor
 from tests.fakes.feeding import Taken, batches, feeding, take
 from tests.fakes.fetchers import until

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound, ObjectChanged, StoreUnavailable
+from feedd.fetch.memory_store import MemoryStore
 from feedd.pipeline.stages import PipelineOptions
-from feedd.source.memory import MemoryStore
 from feedd.values import Topology
 from tests.fakes.feeding import ROOT, batches, feeding
 from tests.fakes.fetchers import until

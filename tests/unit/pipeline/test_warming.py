@@ -17,14 +17,14 @@ import pytest
 from feedd.cache.disk import DiskCache
 from feedd.cache.layout import disk_bytes
 from feedd.cache.options import CacheOptions
+from feedd.catalog.sources import Resolved, Sources
 from feedd.clock import SystemClock
 from feedd.errors import BadRecipe, BadRequest, CacheTooSmall, FeeddError, NotFound
+from feedd.fetch.fetch_options import SourceOptions
 from feedd.pipeline.derived.cache import MadeCache
 from feedd.pipeline.derived.facts import MadeFacts
 from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.pipeline.warm import WarmBounds, Warmer
-from feedd.source.options import SourceOptions
-from feedd.source.sources import Resolved, Sources
 from feedd.values import ObjectRef
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.workers.work import DecodeOptions

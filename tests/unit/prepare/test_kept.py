@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.source.sources import Sources
+    from feedd.catalog.sources import Sources
 
 KEY = "train/_feedd_index.json"
 

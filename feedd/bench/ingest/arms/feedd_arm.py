@@ -12,10 +12,10 @@ import uvloop
 from feedd.bench.ingest.arms.job import Job, finish, timed
 from feedd.cache.disk import DiskCache
 from feedd.cache.options import CacheOptions
+from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
+from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.observe.recorder import PrometheusRecorder
-from feedd.source.options import S3Options, SourceOptions
-from feedd.source.sources import Sources
 from feedd.units import MIB
 from feedd.values import ByteRange
 

@@ -1,0 +1,101 @@
+"""What one URL names, while it is listed: pages in, shards and packs out."""
+
+from __future__ import annotations
+
+import itertools
+import os.path
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from feedd.dataset.ignored_objects import Strays
+from feedd.dataset.object_grouper import Gathering, Grouped
+from feedd.dataset.sidecars import is_beside
+from feedd.dataset.splits import splits_together
+from feedd.dataset.table_roots import refuse_root
+
+if TYPE_CHECKING:
+    from feedd.catalog.urls import Location
+    from feedd.values import ObjectRef
+
+_FILES = "files"  # the format of packs
+
+
+class Taking:
+    """Takes the objects of one URL.
+
+    Args:
+        location: the URL.
+        shards: objects are shards, as where the URL names their format.
+
+    Attributes:
+        location: the URL.
+        beside: objects that tell of samples and hold none.
+        count: objects taken.
+    """
+
+    def __init__(self, location: Location, *, shards: bool = False) -> None:
+        self.location = location
+        self._exact = location.key
+        self._format = location.format not in {"", _FILES}
+        self._named = shards or self._format
+        self.beside: dict[ObjectRef, None] = {}
+        self.count = 0
+        self._gatherings: list[Gathering] = []
+        self._listed: list[ObjectRef] = []
+        self._is_listed = False  # what a list or a manifest names is meant as it is named
+        self._base = ""
+        self.within(location.key)
+
+    def within(self, prefix: str) -> None:
+        """Have keys told relative to the folder of that prefix."""
+        self._base, self._prefix = prefix[: prefix.rfind("/") + 1], prefix
+        self._strays = Strays(prefix, named=self._format)
+
+    def take(self, page: list[ObjectRef]) -> None:
+        """Take objects of the URL's own store, all under its prefix.
+
+        Raises:
+            Unsupported: the folder is a table, or a dataset of several splits (see ``refuse_root``).
+        """
+        self._is_listed = True
+        refuse_root(page, self._prefix, self._strays)
+        if not self._gatherings:
+            self._gatherings.append(Gathering(self._base, shards=self._named, strays=self._strays))
+        self._take(page)
+
+    def take_named(self, page: list[ObjectRef]) -> None:
+        """Take objects of one store that a manifest names, in its order; none of them is a stray."""
+        ends = [min(ref.key for ref in page), max(ref.key for ref in page)]
+        common = os.path.commonprefix(ends)  # noqa: RUF071 - of a prefix too, the folder follows
+        self._gatherings.append(Gathering(common[: common.rfind("/") + 1], shards=self._named))
+        self._take(page)
+
+    def take_all_named(self, refs: list[ObjectRef]) -> None:
+        """Take objects of whatever stores that a manifest names, in its order; they are gone from the list then.
+
+        A microsecond or two each. Freed together, millions would keep the interpreter from everybody else.
+        """
+        for _, page in itertools.groupby(refs, lambda ref: ref.root):
+            self.take_named(list(page))
+        while refs:
+            refs.pop()
+
+    def take_listed(self, refs: list[ObjectRef]) -> None:
+        """Take objects of one store that URLs name, in their order, when they are grouped; none of them is a stray."""
+        self._listed = refs
+
+    def grouped(self) -> list[Grouped]:
+        """Return the shards and packs; takes long where there are millions."""
+        if self._listed:
+            self.take_named(self._listed)
+            self._listed = []
+        found = [gathering.grouped() for gathering in self._gatherings]
+        if not self._is_listed:
+            return found
+        return [replace(one, reasons={**one.reasons, **splits_together(one.refs, self._base)}) for one in found]
+
+    def _take(self, page: list[ObjectRef]) -> None:
+        self.count += len(page)
+        beside = [ref for ref in page if is_beside(ref.key) and ref.key != self._exact]
+        self.beside.update(dict.fromkeys(beside))
+        self._gatherings[-1].add([ref for ref in page if ref not in self.beside] if beside else page)

@@ -1,0 +1,1 @@
+"""Bytes from object stores and local files: scheduling, parallel ranges, retries, hedges, checksums."""

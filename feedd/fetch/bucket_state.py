@@ -1,0 +1,34 @@
+"""What is known of how one bucket answers lately; shared by everything that sends requests to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.fetch.concurrency_limit import Pace
+from feedd.fetch.hedge_policy import HedgePolicy, Hedger
+from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.retry_quota import RetryQuota
+
+if TYPE_CHECKING:
+    from feedd.fetch.fetch_options import SourceOptions
+
+
+class Tempo:
+    """The state machines of one bucket.
+
+    Attributes:
+        quota: how many requests may be sent again.
+        pace: how many parts may be in flight.
+        hedger: which parts are asked for twice.
+        sizes: how large parts are.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.quota = RetryQuota()
+        self.pace = Pace(options.parts_in_flight)
+        self.sizes = PartSize(options.part_size_bytes, options.parts_in_flight, options.bytes_in_flight)
+        policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * self.sizes.aim_bytes)
+        self.hedger = Hedger(policy) if options.hedge_share else None
+
+    def __repr__(self) -> str:
+        return f"Tempo({self.quota!r}, {self.pace!r})"

@@ -1,0 +1,224 @@
+"""A store that asks a second time for what is slow to come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from feedd.errors import BadResponse, FeeddError, Throttled
+from feedd.fetch.hedge_policy import Hedge, LookAgain, Sight
+from feedd.fetch.pages import closing_pages
+from feedd.flow.beside import Beside, Interruptible
+from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
+from feedd.values import ByteRange, ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from feedd.fetch.hedge_policy import Hedger
+    from feedd.protocols import ObjectStore, Recorder
+    from feedd.values import ObjectChecksum, ObjectRef
+
+
+class HedgeStore:
+    """Sends a second request for the rest of a range where the ``Hedger`` finds the first one slow.
+
+    The one that is whole first wins. Both write the same bytes of the same version to the same place; the loser has
+    stopped writing when ``read_into`` returns.
+
+    Args:
+        inner: sends each request once; tells its progress.
+        hedger: judges the requests of this bucket.
+        recorder: takes the measurements.
+        now_s: the clock ``ReadProgress.first_byte_s`` is on.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, hedger: Hedger, recorder: Recorder, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._inner = inner
+        self._hedger = hedger
+        self._recorder = recorder
+        self._now_s = now_s
+
+    def __repr__(self) -> str:
+        return f"HedgeStore({self._inner!r})"
+
+    @property
+    def root(self) -> str:
+        """Root of the inner store."""
+        return self._inner.root
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield the inner store's pages."""
+        async with closing_pages(self._inner.list(prefix, start_after)) as pages:
+            async for page in pages:
+                yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Ask the inner store."""
+        return await self._inner.head(key)
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask the inner store; see ``ObjectStore.checksum``."""
+        return await self._inner.checksum(ref)
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        """Read from the inner store, with a second request where the first is slow.
+
+        Raises what the first request raised: at once where there is no second, else when that has failed, too.
+        """
+        after_s = self._hedger.look_after_s(span.size_bytes)
+        if after_s is None:
+            await self._inner.read_into(ref, span, target, progress)
+            return
+        race = _Race(self._inner, ref, span, target, progress or ReadProgress())
+        race.watch(self._hedger, self._now_s)
+        try:
+            await race.run(after_s)
+        finally:
+            if race.hedged_bytes:
+                self._recorder.count(SOURCE_HEDGES, outcome="won" if race.second_won else "lost")
+                self._recorder.count(SOURCE_HEDGED_BYTES, race.hedged_bytes)
+
+    async def close(self) -> None:
+        """Close the inner store."""
+        await self._inner.close()
+
+
+class _Race:
+    """One range on its way: the first request in the caller's own task, the second in one that may never be made."""
+
+    def __init__(
+        self, inner: ObjectStore, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress
+    ) -> None:
+        self._inner = inner
+        self._ref = ref
+        self._span = span
+        self._target = target
+        self._progress = progress
+        self._rest = ReadProgress()
+        self._rest_at = 0
+        self._before: Sight | None = None
+        self._loop = asyncio.get_running_loop()
+        self._first = Interruptible()
+        self._second = Beside()
+        self._first_won = self._spoiled = False
+        self._failures: list[FeeddError | None] = [None, None]
+        self.second_won = False
+        self.hedged_bytes = 0
+
+    def watch(self, hedger: Hedger, now_s: Callable[[], float]) -> None:
+        """Say who judges, and by which clock."""
+        self._hedger, self._now_s, self._started_s = hedger, now_s, now_s()
+
+    async def run(self, after_s: float) -> None:
+        """Fill the target; look at the first request after ``after_s``."""
+        self._look_in(after_s)
+        try:
+            try:
+                await self._run_first()
+            except BaseException:
+                self._second.cancel()
+                raise
+            finally:
+                self._timer.cancel()
+                if self._second.begun:
+                    await self._end_second()
+            self._settle()
+        finally:
+            self._failures.clear()  # their tracebacks lead here
+
+    async def _run_first(self) -> None:
+        try:
+            with self._first:
+                await self._inner.read_into(self._ref, self._span, self._target, self._progress)
+                self._first_won = True
+        except FeeddError as error:
+            self._failures[0] = error  # raised when there is no second any more
+            self._spoiled_by(error, self._progress)
+
+    async def _end_second(self) -> None:
+        if self._first_won or self._spoiled:
+            self._second.cancel()
+        await self._second.ended()
+
+    def _look_in(self, after_s: float) -> None:
+        self._look_at_s = self._now_s() + after_s
+        self._timer = self._loop.call_later(after_s, self._look)
+
+    def _look(self) -> None:
+        """Called by the timer: see how the first request is doing."""
+        now_s = self._now_s()
+        first_s = self._progress.first_byte_s
+        sight = Sight(
+            now_s - self._started_s,
+            self._progress.filled_bytes,
+            None if first_s is None else first_s - self._started_s,
+            lag_s=now_s - self._look_at_s,
+        )
+        verdict = self._hedger.judge(self._span.size_bytes, sight, self._before, now_s)
+        self._before = sight
+        if isinstance(verdict, LookAgain):
+            self._look_in(verdict.after_s)
+        elif isinstance(verdict, Hedge):
+            self._rest_at = sight.filled_bytes
+            self._second.begin(self._run_second())
+
+    async def _run_second(self) -> None:
+        rest = ByteRange(self._span.start + self._rest_at, self._span.end)
+        self.hedged_bytes, self._asked_again_s = rest.size_bytes, self._now_s()
+        try:
+            with self._target[self._rest_at :] as piece:
+                await self._inner.read_into(self._ref, rest, piece, self._rest)
+        except FeeddError as error:
+            self._failures[1] = error
+            if self._spoiled_by(error, self._rest):
+                self._first.interrupt()
+            return
+        self.second_won = not self._first_won
+        self._first.interrupt()
+
+    def _spoiled_by(self, error: FeeddError, progress: ReadProgress) -> bool:
+        """Tell whether bytes came that may be anybody's, possibly over good ones of the other request."""
+        if isinstance(error, BadResponse) and progress.first_byte_s is not None:
+            self._spoiled = True
+        return self._spoiled
+
+    def _settle(self) -> None:
+        """Tell the hedger and the caller how it went."""
+        now_s = self._now_s()
+        if any(isinstance(failure, Throttled) for failure in self._failures):
+            self._hedger.throttled(now_s)
+        progress, rest = self._progress, self._rest
+        if self._spoiled:
+            progress.filled_bytes, self.second_won = 0, False
+            self._raise(first=isinstance(self._failures[0], BadResponse))
+        if self._first_won:
+            progress.filled_bytes = self._span.size_bytes
+            self._note(self._span.size_bytes, self._started_s, progress, now_s)
+        elif self.second_won:
+            if progress.first_byte_s is None:
+                self._hedger.note_slow(now_s - self._started_s)
+                progress.first_byte_s = rest.first_byte_s
+            progress.filled_bytes, progress.answered_by = self._span.size_bytes, rest.answered_by
+            self._note(self.hedged_bytes, self._asked_again_s, rest, now_s)
+        else:
+            if self._second.begun:
+                progress.filled_bytes = max(progress.filled_bytes, self._rest_at + rest.filled_bytes)
+            self._raise(first=True)
+
+    def _note(self, size_bytes: int, asked_s: float, progress: ReadProgress, now_s: float) -> None:
+        first_s = now_s if progress.first_byte_s is None else progress.first_byte_s
+        self._hedger.note(size_bytes, first_s - asked_s, now_s - asked_s)
+
+    def _raise(self, *, first: bool) -> NoReturn:
+        failure = self._failures[0 if first else 1]
+        assert failure is not None
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback leads to this frame, and would keep the target until garbage is collected

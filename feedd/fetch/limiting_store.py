@@ -1,0 +1,63 @@
+"""A store that is asked only so many things at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from feedd.fetch.pages import closing_pages
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from feedd.protocols import ObjectStore
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
+
+
+class LimitStore:
+    """Holds a permit as long as a request lives, its body included; first come, first served."""
+
+    def __init__(self, inner: ObjectStore, requests_max: int) -> None:
+        if requests_max < 1:
+            raise ValueError(f"expected room for at least one request, got {requests_max}")
+        self._inner = inner
+        self._permits = asyncio.Semaphore(requests_max)
+
+    def __repr__(self) -> str:
+        return f"LimitStore({self._inner!r})"
+
+    @property
+    def root(self) -> str:
+        """Root of the inner store."""
+        return self._inner.root
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield the inner store's pages; waiting for one holds a permit, working on one does not."""
+        async with closing_pages(self._inner.list(prefix, start_after)) as pages:
+            while True:
+                async with self._permits:
+                    page = await anext(pages, None)
+                if page is None:
+                    return
+                yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Ask the inner store, when it is our turn."""
+        async with self._permits:
+            return await self._inner.head(key)
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask the inner store, when it is our turn; see ``ObjectStore.checksum``."""
+        async with self._permits:
+            return await self._inner.checksum(ref)
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        """Read from the inner store, when it is our turn."""
+        async with self._permits:
+            await self._inner.read_into(ref, span, target, progress)
+
+    async def close(self) -> None:
+        """Close the inner store."""
+        await self._inner.close()

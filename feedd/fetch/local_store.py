@@ -1,0 +1,267 @@
+"""Files of this machine as a store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from feedd.errors import (
+    BadResponse,
+    CacheUnavailable,
+    FeeddError,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    StoreUnavailable,
+)
+from feedd.fetch.hints import CHANGED_HINT
+from feedd.flow.mapping import file_of, write_at
+from feedd.flow.pools import Pool
+from feedd.flow.tasks import to_its_end
+from feedd.flow.writing import write_in
+from feedd.units import MIB
+from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from feedd.flow.mapping import FilePlace
+    from feedd.values import ByteRange
+
+    _Take = Callable[[int, int], int]
+
+T = TypeVar("T")
+_ROOT = "file://"
+_DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PAGE_COUNT = 1000
+_PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these
+_HOT_BYTES = MIB // 4  # stays in the processor's cache
+
+
+class LocalStore:
+    """The file system; keys are absolute paths. Blocking calls run on a bounded pool of threads.
+
+    An object's etag is made of size, mtime and inode: a file rewritten in place or replaced is another version.
+    """
+
+    def __init__(self, thread_count: int = 8) -> None:
+        self._pool = Pool("files", thread_count)
+        self._to_disk = Pool(
+            "files-to-disk", thread_count
+        )  # a cache's disk that hangs holds up nobody who goes past it
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root})"
+
+    @property
+    def root(self) -> str:
+        """``file://``."""
+        return _ROOT
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield pages of regular files whose path starts with ``prefix``; see ``ObjectStore.list``.
+
+        Links are followed; a link back to a directory it lies in is not entered again.
+
+        Raises:
+            NotFound: the directory part of ``prefix`` does not exist.
+        """
+        found = _walk(prefix, start_after)
+        while page := await self._in_thread(lambda _: list(islice(found, _PAGE_COUNT)), prefix):
+            yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Return the current version of one file; see ``ObjectStore.head``."""
+        return await self._in_thread(lambda _: _head(key), key)
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
+        """Files have none."""
+        return None
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        """Read a range on a thread; see ``ObjectStore.read_into``."""
+        place = file_of(target) if target.nbytes else None
+        if place is None:
+            await self._in_thread(lambda stop: _read(ref, span, _into_memory(target, span), stop), ref.key)
+        else:
+            await self._into_file(ref, span, place)
+        if progress is not None:
+            progress.filled_bytes = span.size_bytes
+
+    async def close(self) -> None:
+        """Nothing to close: threads without work end by themselves."""
+
+    async def _into_file(self, ref: ObjectRef, span: ByteRange, place: FilePlace) -> None:
+        """Copy a range from file to file; cancelled, a step that is under way is left to itself."""
+        stop = threading.Event()
+        pool = self._pool if place.in_memory else self._to_disk
+        try:
+            await write_in(pool, place, _read, ref, span, _into_file(place, span), stop)
+        except OSError as error:
+            raise _translate(error, ref.key) from error
+        except asyncio.CancelledError:
+            stop.set()
+            raise
+
+    async def _in_thread(self, work: Callable[[threading.Event], T], path: str) -> T:
+        """Run ``work`` and wait for its end even if cancelled: until then it may write into borrowed memory."""
+        stop = threading.Event()
+        try:
+            return await to_its_end(self._pool.begin(work, stop), stop)
+        except OSError as error:
+            raise _translate(error, path) from error
+
+
+def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
+    """Make or replace a file at once: nobody sees half of it. Blocks. Return what is there then.
+
+    Args:
+        path: absolute.
+        data: all of it.
+        over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+
+    Raises:
+        ObjectChanged: another version is there, or one at all.
+        NotFound, PermissionDenied, StoreUnavailable: it cannot be written.
+    """
+    draft = f"{path}.{secrets.token_hex(8)}.new"
+    try:
+        # a new file of our own: what somebody put in its place, a link say, is not followed
+        with open(os.open(draft, _DRAFT_FLAGS, 0o666), "wb") as file:  # noqa: PTH123 - by descriptor
+            file.write(data)
+        with contextlib.nullcontext() if over is None else _folder_held(Path(path).parent):
+            if over is not None:
+                _check_is(path, over)
+            Path(draft).replace(path)
+            return _head(path)
+    except OSError as error:
+        raise _translate(error, path) from error
+    finally:
+        with contextlib.suppress(OSError):  # where it took its place it is gone
+            Path(draft).unlink()
+
+
+@contextlib.contextmanager
+def _folder_held(folder: Path) -> Iterator[None]:
+    """Let nobody else who asks hold a folder; file systems that cannot, some over a network, let everybody."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_is(path: str, etag: str) -> None:
+    try:
+        got = _head(path).etag
+    except FileNotFoundError:
+        got = ""
+    if got != etag:
+        message = f"expected version {etag or 'none'}, got {got or 'none'}"
+        raise ObjectChanged(message, object=path, hint=CHANGED_HINT, stage="source")
+
+
+def _translate(error: OSError, path: str) -> FeeddError:
+    kinds: dict[type[OSError], type[FeeddError]] = {
+        FileNotFoundError: NotFound,
+        NotADirectoryError: NotFound,
+        PermissionError: PermissionDenied,
+    }
+    kind = kinds.get(type(error), StoreUnavailable)
+    return kind(f"expected a readable path, got {error.strerror}", object=path, stage="source")
+
+
+def _tag(status: os.stat_result) -> str:
+    return f"{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ino:x}"
+
+
+def _head(path: str) -> ObjectRef:
+    status = Path(path).stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise NotFound("expected a regular file, got something else", object=path, stage="source")
+    return ObjectRef(_ROOT, path, status.st_size, _tag(status))
+
+
+def _into_memory(target: memoryview, span: ByteRange) -> _Take:
+    def take(file: int, at: int) -> int:
+        with target[at : at + _PIECE_BYTES] as piece:
+            return os.preadv(file, [piece], span.start + at)
+
+    return take
+
+
+def _into_file(place: FilePlace, span: ByteRange) -> _Take:
+    buffer = memoryview(bytearray(min(_HOT_BYTES, span.size_bytes)))
+
+    def take(file: int, at: int) -> int:
+        count = os.preadv(file, [buffer[: span.size_bytes - at]], span.start + at)
+        try:
+            write_at(place.fd, buffer[:count], place.at + at)
+        except OSError as error:
+            message = f"expected to write what was read, got {error.strerror}"
+            raise CacheUnavailable(message, stage="source") from error
+        if place.landed is not None and count:
+            place.landed(place.at + at, buffer[:count], begins=not at)
+        return count
+
+    return take
+
+
+def _read(ref: ObjectRef, span: ByteRange, take: _Take, stop: threading.Event) -> None:
+    """Have a range taken piece by piece: ``take(file, at)`` returns how much it took from so far into the range."""
+    file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check_tag(file, ref)
+        at = 0
+        while at < span.size_bytes and not stop.is_set():
+            count = take(file, at)
+            if count == 0:
+                message = f"expected {span.size_bytes} bytes at {span.start}, got {at}"
+                raise BadResponse(message, object=ref.key, stage="source")
+            at += count
+        _check_tag(file, ref)  # what was read while the file changed is of no version
+    finally:
+        os.close(file)
+
+
+def _check_tag(file: int, ref: ObjectRef) -> None:
+    got = _tag(os.fstat(file))
+    if got != ref.etag:
+        message = f"expected version {ref.etag}, got {got}"
+        raise ObjectChanged(message, object=ref.key, hint=CHANGED_HINT, stage="source")
+
+
+def _walk(prefix: str, start_after: str) -> Iterator[ObjectRef]:
+    """Yield the files under ``prefix`` in byte order of their whole paths."""
+    top = prefix[: prefix.rindex("/") + 1] if "/" in prefix else "/"
+    return _enter(top, os.fsencode(prefix), os.fsencode(start_after), frozenset())
+
+
+def _enter(top: str, prefix: bytes, after: bytes, above: frozenset[tuple[int, int]]) -> Iterator[ObjectRef]:
+    status = Path(top).stat()
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return
+    with os.scandir(top) as entries:
+        # a directory sorts as "name/": only then are whole paths in order
+        names = sorted((os.fsencode(entry.path + "/" * entry.is_dir()), entry) for entry in entries)
+    for path, entry in names:
+        if path.endswith(b"/"):
+            inside = path.startswith(prefix) or prefix.startswith(path)
+            if inside and not (path < after and not after.startswith(path)):
+                yield from _enter(os.fsdecode(path), prefix, after, above | {here})
+        elif path.startswith(prefix) and path > after and entry.is_file():
+            found = entry.stat()
+            yield ObjectRef(_ROOT, entry.path, found.st_size, _tag(found))

@@ -1,0 +1,248 @@
+"""Whole objects by parallel ranges: the most urgent first, bounded in count and in bytes over all objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.errors import FeeddError, NotFound, PermissionDenied
+from feedd.fetch.concurrency_limit import Pace
+from feedd.fetch.part_sizes import PartSize
+from feedd.fetch.scheduler import PARTS_PER_PLACE, Line, Standing
+from feedd.fetch.turn_gate import TurnWatch
+from feedd.fetch.turn_limit import TurnLimit
+from feedd.fetch.verified import Arrivals
+from feedd.flow.writing import write_over
+from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from feedd.values import ByteRange, ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from feedd.flow.budget import ByteBudget
+    from feedd.protocols import FetchWatch, ObjectStore, Recorder
+    from feedd.values import ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How hard a ``RangeFetcher`` pulls.
+
+    Attributes:
+        part_size_bytes: of one request; 0: as suits the object and its bucket.
+        parts_in_flight: requests at one time, over all objects.
+        verified: hold objects against the checksums that their stores keep.
+        lanes: threads that write, each to a file of its own; see ``Line``.
+    """
+
+    part_size_bytes: int
+    parts_in_flight: int
+    verified: bool = False
+    lanes: int = 2
+
+
+class RangeFetcher:
+    """A ``ShardFetcher`` that cuts objects into parts.
+
+    Parts of all objects stand in one line. The place of a part that ended goes to the most urgent fetch, so that the
+    bandwidth of the last parts of one object is already used by the first parts of the next.
+
+    Args:
+        store_of: finds the store of a root.
+        budget: bytes of parts in flight; nobody else's.
+        recorder: takes the measurements.
+        limits: how hard to pull.
+        pace_of: finds the pace of a root; without, each root gets one of our own.
+        sizes_of: finds the part size of a root; likewise.
+    """
+
+    def __init__(
+        self,
+        store_of: Callable[[str], ObjectStore],
+        budget: ByteBudget,
+        recorder: Recorder,
+        limits: FetchLimits,
+        pace_of: Callable[[str], Pace] | None = None,
+        sizes_of: Callable[[str], PartSize] | None = None,
+    ) -> None:
+        self._store_of = store_of
+        self._budget = budget
+        self._recorder = recorder
+        self._limits = limits
+        self._unverified: set[str] = set()
+        self._paces: dict[str, Pace] = {}
+        self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, Pace(limits.parts_in_flight)))
+        fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
+        self._sizes_of = sizes_of or (lambda _: fixed)
+        self._turns = TurnLimit(limits.parts_in_flight * PARTS_PER_PLACE)
+        self._watch = TurnWatch(self._turns, lambda: self._line.small_count, self._advance)
+        self._line: Line[_Parts] = Line(
+            limits.parts_in_flight,
+            budget,
+            lambda root: self._pace_of(root).limit,
+            limits.lanes,
+            lambda: self._turns.limit,
+        )
+
+    def __repr__(self) -> str:
+        return f"RangeFetcher({self._limits.part_size_bytes} bytes per part, {self._budget!r})"
+
+    @property
+    def turns(self) -> Iterator[int]:
+        """See ``Line.turns``."""
+        return self._line.turns
+
+    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+        """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops its siblings."""
+        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
+        arrivals = Arrivals(ref, target, watch)
+        spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
+        part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)  # once: what comes again is cut as it was before
+        fetch_count = 0
+        while spans:
+            ask = self._limits.verified and not fetch_count
+            await self._fetch_spans(arrivals, spans, part_bytes, ask=ask)
+            fetch_count += 1
+            spans = await arrivals.damaged(self._recorder, fetch_count)
+
+    async def fetch_spans(
+        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+    ) -> None:
+        """Fill parts of ``target``; see ``SpanFetcher.fetch_spans``."""
+        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
+        await self.fetch_to(Arrivals(ref, target, watch), spans)
+
+    async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
+        """Fill spans of what arrives, each of the object that belongs there; nothing is held against checksums.
+
+        Raises what ``ObjectStore.read_into`` raises.
+        """
+        part_bytes = self._sizes_of(arrivals.ref.root).of(arrivals.ref.size_bytes)
+        wanted = [span for span in spans if span.size_bytes]
+        if wanted:
+            await self._fetch_spans(arrivals, wanted, part_bytes, ask=False)
+
+    async def _fetch_spans(self, arrivals: Arrivals, spans: Iterable[ByteRange], part_bytes: int, *, ask: bool) -> None:
+        store = self._store_of(arrivals.ref.root)
+        me = asyncio.current_task()
+        assert me is not None
+        cancels_before = me.cancelling()
+        failures: list[FeeddError] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                parts = _Parts(store, arrivals, spans, part_bytes, tasks, self._sizes_of(arrivals.ref.root))
+                arrivals.joined(parts)
+                self._line.join(parts)
+                try:
+                    self._advance()
+                    if ask:
+                        tasks.create_task(arrivals.ask(store, parts.ended, self._unverified))
+                    await parts.ended.wait()
+                finally:
+                    self._line.leave(parts)
+        except* FeeddError as group:
+            failures = _flat(group)
+        if failures:
+            if me.cancelling() > cancels_before:  # a task group with failures of its own forgets that we were cancelled
+                raise asyncio.CancelledError from failures[0]
+            # an error that ends the fetch for good says more than one that might have passed
+            raise min(failures, key=lambda error: error.retryable)
+
+    def _advance(self, freed: ByteRange | None = None) -> None:
+        """Begin as many parts as there are places for; ``freed``: one that ended, whose place is free again."""
+        loop = asyncio.get_running_loop()
+        size_bytes, count = (0, 0) if freed is None else (-freed.size_bytes, -1)
+        while (taken := self._line.take()) is not None:
+            parts, span = taken
+            task = parts.begin(span)
+            if task is None:
+                self._line.leave(parts)
+                self._line.give_back(parts, span)
+                continue
+            size_bytes, count = size_bytes + span.size_bytes, count + 1
+            # the place is not given back by the task itself: one cancelled before its first step never runs
+            task.add_done_callback(functools.partial(self._ended, parts, span, loop.time()))
+        if size_bytes:
+            self._recorder.move(FETCH_BYTES, size_bytes)
+        if count:  # mostly one took the place of another
+            self._recorder.move(FETCH_PARTS, count)
+        if self._line.small_count:
+            self._watch.begin()
+
+    def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
+        """Hand the place of a part on; of a fetch that failed nothing more begins."""
+        if not task.cancelled() and task.exception() is None:
+            elapsed_s = asyncio.get_running_loop().time() - began_s
+            self._pace_of(parts.group).ended(span.size_bytes, elapsed_s, self._line.in_flight_of(parts.group))
+        else:
+            self._line.leave(parts)
+        self._line.give_back(parts, span)
+        if parts.over:
+            parts.ended.set()
+        self._advance(span)
+
+
+class _Parts(Standing):
+    """The parts of one fetch: in the line, in its task group, and what becomes of them."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        arrivals: Arrivals,
+        spans: Iterable[ByteRange],
+        part_size_bytes: int,
+        tasks: asyncio.TaskGroup,
+        sizes: PartSize,
+    ) -> None:
+        watch = arrivals.watch
+        super().__init__(arrivals.ref.root, spans, part_size_bytes, _whenever if watch is None else watch.urgency)
+        self._store = store
+        self._arrivals = arrivals
+        self.many = arrivals.many
+        self._tasks = tasks
+        self._sizes = sizes
+        self._context = contextvars.copy_context()  # a place may be freed by somebody else's part
+        self.ended = asyncio.Event()
+        if self.over:  # only empty spans
+            self.ended.set()
+
+    def begin(self, span: ByteRange) -> asyncio.Task[None] | None:
+        """Start on a part; None: the fetch has failed in this turn of the loop, and nothing of it begins any more."""
+        work = self._fetch(span)
+        try:
+            return self._tasks.create_task(work, context=self._context)
+        except RuntimeError:  # its task group is ending
+            work.close()
+            return None
+
+    async def _fetch(self, span: ByteRange) -> None:
+        arrivals, progress = self._arrivals, ReadProgress()
+        asked_s = time.monotonic()  # the clock of ``ReadProgress``
+        with arrivals.target[span.start : span.end] as piece:
+            ref, wanted = arrivals.locate(span)
+            try:
+                await self._store.read_into(ref, wanted, piece, progress)
+            except (NotFound, PermissionDenied) as error:
+                if arrivals.put_off(span, error):
+                    return
+                if not arrivals.lost(span, error):
+                    raise
+                await write_over(piece, bytes(len(piece)))
+            if progress.first_byte_s is not None:
+                self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
+            arrivals.arrived(span, piece, progress.answered_by)
+
+
+def _whenever() -> float:
+    return 0.0
+
+
+def _flat(group: BaseExceptionGroup[FeeddError]) -> list[FeeddError]:
+    found: list[FeeddError] = []
+    for error in group.exceptions:
+        found += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

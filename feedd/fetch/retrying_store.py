@@ -1,0 +1,172 @@
+"""A store that tries again where trying again can help."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from feedd.errors import BadResponse, FeeddError, Throttled
+from feedd.fetch.pages import closing_pages
+from feedd.fetch.retry_quota import RetryQuota
+from feedd.flow.open_progress import note_retry
+from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
+from feedd.values import ByteRange, ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from feedd.fetch.retry_policy import RetryPolicy
+    from feedd.protocols import Clock, ObjectStore, Recorder
+    from feedd.values import ObjectChecksum, ObjectRef
+
+_T = TypeVar("_T")
+_PROGRESS_SHARE = 16  # an attempt that brought a sixteenth of the range did not fail; a drip would never end
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLimits:
+    """How often and how long to try.
+
+    Attributes:
+        policy: decides after each error.
+        deadline_s: how long so many bytes may take with every attempt.
+        quota: of the bucket.
+        throttled: told whenever the store asks to slow down.
+    """
+
+    policy: RetryPolicy
+    deadline_s: Callable[[int], float] = lambda _: math.inf
+    quota: RetryQuota = field(default_factory=RetryQuota)
+    throttled: Callable[[], object] = lambda: None
+
+
+class RetryStore:
+    """Sends again what can be sent again: a listing goes on after its last key, a read where it broke off.
+
+    Whoever is told to slow down, or finds the quota used up, waits until its deadline; ``attempts_max`` bounds attempts
+    that brought next to nothing. One quota pays for all kinds of requests.
+
+    Args:
+        inner: sends each request once.
+        limits: how often and how long.
+        clock: measures and waits.
+        recorder: counts retries and waits.
+        chance: source of jitter, uniform in [0, 1).
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        limits: RetryLimits,
+        clock: Clock,
+        recorder: Recorder,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._inner = inner
+        self._policy = limits.policy
+        self._limits = limits
+        self._clock = clock
+        self._recorder = recorder
+        self._chance = chance
+
+    def __repr__(self) -> str:
+        return f"RetryStore({self._inner!r})"
+
+    @property
+    def root(self) -> str:
+        """Root of the inner store."""
+        return self._inner.root
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield the inner store's pages, none twice; attempts are counted from the last good page on."""
+        last, attempt, ends_s = start_after, 0, self._ends_s(0)
+        while True:
+            try:
+                async with closing_pages(self._inner.list(prefix, last)) as pages:
+                    async for page in pages:
+                        last, attempt, ends_s = page[-1].key, 0, self._ends_s(0)
+                        yield page
+            except FeeddError as error:
+                attempt += 1
+                if not await self._may_retry(error, attempt, ends_s):
+                    raise
+            else:
+                self._limits.quota.succeeded()
+                return
+
+    async def head(self, key: str) -> ObjectRef:
+        """Ask the inner store until it answers or the policy gives up."""
+        return await self.ask(lambda: self._inner.head(key))
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask the inner store until it answers or the policy gives up; see ``ObjectStore.checksum``."""
+        return await self.ask(lambda: self._inner.checksum(ref))
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        """Read from the inner store until the range is there or the policy gives up."""
+        noted = part = progress or ReadProgress()
+        ends_s = self._ends_s(span.size_bytes)
+        attempt = done = 0
+        while True:
+            before = done
+            try:
+                with target[done:] as rest:
+                    await self._inner.read_into(ref, ByteRange(span.start + done, span.end), rest, part)
+            except FeeddError as error:
+                came_bytes = 0 if isinstance(error, BadResponse) else part.filled_bytes
+                attempt = 1 if came_bytes * _PROGRESS_SHARE >= span.size_bytes else attempt + 1
+                done += came_bytes
+                if not await self._may_retry(error, attempt, ends_s):
+                    raise  # here and not there: an error that leads to the frame that raised it would keep the target
+            else:
+                self._limits.quota.succeeded()
+                return
+            finally:
+                if part is not noted:
+                    noted.filled_bytes, noted.answered_by = before + part.filled_bytes, part.answered_by
+            part = ReadProgress()
+
+    async def ask(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Do ``call``, a request that may be sent twice, until it succeeds or the policy gives up."""
+        attempt, ends_s = 0, self._ends_s(0)
+        while True:
+            try:
+                answer = await call()
+            except FeeddError as error:
+                attempt += 1
+                if not await self._may_retry(error, attempt, ends_s):
+                    raise
+            else:
+                self._limits.quota.succeeded()
+                return answer
+
+    def _ends_s(self, size_bytes: int) -> float:
+        return self._clock.monotonic_s() + self._limits.deadline_s(size_bytes)
+
+    async def _may_retry(self, error: FeeddError, attempt: int, ends_s: float) -> bool:
+        """Return True when the request may be sent again, False where it should not be."""
+        clock, quota = self._clock, self._limits.quota
+        if isinstance(error, Throttled):
+            self._limits.throttled()
+        delay_s = self._policy.delay_s(error, attempt, self._chance())
+        if delay_s is None or clock.monotonic_s() + delay_s > ends_s:
+            return False
+        note_retry(error)
+        self._recorder.count(SOURCE_RETRY_WAIT, delay_s, reason=error.kind)
+        await clock.sleep_s(delay_s)
+        while wait_s := quota.ask(clock.monotonic_s()):
+            if clock.monotonic_s() + wait_s > ends_s:
+                return False
+            self._recorder.count(SOURCE_RETRY_WAIT, wait_s, reason="quota")
+            await clock.sleep_s(wait_s)
+        self._recorder.count(SOURCE_RETRIES, reason=error.kind)  # now, and not before: the quota may never come
+        return True
+
+    async def close(self) -> None:
+        """Close the inner store."""
+        await self._inner.close()

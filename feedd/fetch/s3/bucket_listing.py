@@ -1,0 +1,109 @@
+"""Listing a bucket beside the daemon's loop, which millions of keys must not hold: one thread asks, others read."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from feedd.errors import BadResponse, Unsupported
+from feedd.fetch.s3 import listing_contents as contents
+from feedd.fetch.s3.sdk_client import S3Clients
+from feedd.fetch.threaded import iterate_in_thread
+from feedd.flow.pools import CPU
+from feedd.values import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.region import BucketFacts
+    from feedd.fetch.s3.sdk_errors import Asked
+
+_PAGES_AHEAD_COUNT = 8
+
+
+async def list_pages(
+    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
+) -> AsyncGenerator[list[ObjectRef], None]:
+    """Yield non-empty pages of the keys under ``asked.url`` that come after ``start_after``.
+
+    Folder markers (zero bytes, key ending in ``/``) are left out. The thread is gone when the generator is closed.
+
+    Raises:
+        Unsupported: the store lists out of order.
+        BadResponse: objects without key, size or etag.
+        NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+    """
+
+    def make() -> AsyncGenerator[Mapping[str, Any], None]:
+        return _answers(bucket, asked, limits, start_after, facts)
+
+    root, order = f"s3://{bucket}", _Order(asked, start_after)
+    answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
+    async with contextlib.aclosing(answers):
+        async for answer in answers:  # the next one is on its way meanwhile
+            try:
+                wanted = await CPU.run(_page, answer, root, order)
+            except BadResponse as error:
+                error.object = asked.url  # a page does not know what was asked for
+                raise
+            if wanted:
+                yield wanted
+
+
+async def _answers(
+    bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Run in the thread: ask for page after page, with a client of this loop."""
+    s3 = limits.for_bucket(bucket)
+    query = {"Bucket": bucket, "Prefix": asked.url.removeprefix(f"s3://{bucket}/")}
+    if s3.requester_pays:
+        query["RequestPayer"] = "requester"
+    if start_after:
+        query["StartAfter"] = start_after
+
+    async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+        client.meta.events.register(contents.EVENT, contents.take, unique_id=contents.EVENT)
+        answer: Mapping[str, Any] = await client.list_objects_v2(**query)
+        return answer
+
+    async with contextlib.aclosing(S3Clients(s3, limits, facts)) as clients:
+        while True:
+            answer = await clients.call(ask, asked, limits.listing_deadline_s)
+            yield answer
+            token = answer.get("NextContinuationToken")
+            if not answer.get("IsTruncated") or not token:
+                return
+            query["ContinuationToken"] = token
+
+
+def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef]:
+    """Return what is wanted of the objects of an answer; takes some 30 microseconds for each."""
+    refs = [
+        ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
+        for one in contents.objects_of(answer)
+    ]
+    return order.keep(refs)
+
+
+class _Order:
+    """Verifies that keys rise in UTF-8 byte order, across pages; drops folder markers and what came before."""
+
+    def __init__(self, asked: Asked, start_after: str) -> None:
+        self._asked = asked
+        self._start_after = start_after
+        self._last = ""
+
+    def keep(self, refs: list[ObjectRef]) -> list[ObjectRef]:
+        """Return the refs wanted; order is checked on all of them."""
+        for ref in refs:
+            # str compares by code point, which is the order of UTF-8 bytes
+            if ref.key <= self._last:
+                raise Unsupported(
+                    f"expected keys in byte order, got {ref.key!r} after {self._last!r}",
+                    object=self._asked.url,
+                    hint="this store lists out of order (S3 directory buckets do): name the objects in a manifest",
+                    stage="source",
+                )
+            self._last = ref.key
+        return [ref for ref in refs if ref.key > self._start_after and (ref.size_bytes or ref.key[-1:] != "/")]

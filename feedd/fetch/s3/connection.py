@@ -1,0 +1,300 @@
+"""One HTTP/1.1 connection; where the bytes of bodies are received, and how they get to the target, is ``body``'s."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from typing import TYPE_CHECKING, Any
+
+from feedd.errors import BadResponse, CacheUnavailable, FeeddError
+from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
+from feedd.fetch.s3.http_answer import Answer
+from feedd.fetch.s3.idle_timeout import Silence
+from feedd.fetch.s3.lazy_timer import Alarm
+from feedd.values import ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from feedd.fetch.s3.bodies import Body
+
+_NOTHING = memoryview(bytearray())
+_NO_FILES = Files(None)
+_NOBODYS = ReadProgress()  # never written: there is no body without somebody who waits for it
+
+
+class StaleConnection(ConnectionError):
+    """A kept connection turned out to be closed before a byte of the answer: the request may go out once more."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Sends one request at a time. Whoever gets an error from ``exchange`` leaves a dropped connection behind.
+
+    The target is let go of in the same step in which ``exchange`` is answered or left: the kernel is offered it no
+    longer, and no write to it begins. One that is under way in a thread is not waited for; see ``Writers``.
+
+    Args:
+        read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
+        on_lost: called once, when the socket is gone.
+        address: where it leads.
+        files: chooses the way that bodies take.
+    """
+
+    def __init__(
+        self,
+        read_timeout_s: float,
+        on_lost: Callable[[Connection], object],
+        address: str = "",
+        files: Files = _NO_FILES,
+    ) -> None:
+        self.address = address
+        self._files = files
+        self._body: Body | None = None
+        self._loop = asyncio.get_running_loop()
+        self._on_lost = on_lost
+        self._scratch = memoryview(bytearray(HEAD_BYTES_MAX))  # what lies behind a head in it is copied once
+        self._shared: memoryview | None = None  # instead, for an answer of which nothing has come
+        self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
+        self._served_count = 0
+        self._idle = Alarm(self.drop)
+        self._silence = Silence(read_timeout_s, self._come, self._silent)
+        self._waiter: asyncio.Future[None] | None = None
+        self._outcome: Answer | Exception | None = None
+        self._surplus = False
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self._target = _NOTHING
+        self._progress = _NOBODYS
+        self._judge: Callable[[Answer], object] | None = None
+        self._answer: Answer | None = None
+        self._filled = 0  # of the scratch memory
+        self._received_bytes = 0  # in all
+
+    def __repr__(self) -> str:
+        return f"Connection({self._served_count} served)"
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request can be sent."""
+        return self._waiter is None and self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(
+        self, request: bytes, target: memoryview, judge: Callable[[Answer], object], progress: ReadProgress
+    ) -> Answer:
+        """Send ``request``, a head without a body, and return the answer.
+
+        Below 300 its body fills ``target``, and ``judge`` has seen its head before a byte of it was received;
+        otherwise the answer has its body itself, and ``target`` is untouched. ``progress`` follows the body.
+
+        Raises:
+            BadResponse: no HTTP, or a body that is not delimited by its length.
+            StaleConnection, OSError: the connection broke. TimeoutError: silence.
+            FeeddError: as ``judge`` raised it.
+        """
+        assert self.reusable, "one request at a time"
+        self._waiter = self._loop.create_future()
+        self._target, self._judge, self._progress = target, judge, progress
+        self._shared = self._files.at_once(target)
+        self._silence.begin()
+        try:
+            self._transport.write(request)
+            await self._waiter
+            answer = self._take_outcome()
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            self._waiter = None
+            self._silence.end()
+        self._served_count += 1
+        return answer
+
+    def drop(self) -> None:
+        """Close without ceremony; the memory of an exchange is let go of at once."""
+        self._let_go()
+        self._idle.stop()
+        self._silence.stop()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def park(self, idle_s: float) -> None:
+        """Drop it if it is not taken up again within ``idle_s``."""
+        self._idle.set(self._loop.time() + idle_s)
+
+    def unpark(self) -> None:
+        """Keep it."""
+        self._idle.set(math.inf)
+
+    # ------------------------------------------------------------ what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Transport: connected, with TLS where asked for."""
+        self._transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in {socket.AF_INET, socket.AF_INET6}:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
+        """Transport: where the next bytes go."""
+        return self._memory[self._filled :] if self._body is None else self._body.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Transport: that many bytes went there."""
+        self._received_bytes += nbytes
+        if not self._owed:
+            self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
+            self.drop()
+            return
+        try:
+            if self._body is None:
+                self._read(self._memory[: self._filled + nbytes])
+            else:
+                self._body.received(nbytes)
+                if self._progress.filled_bytes == self._target.nbytes:
+                    self._finish()
+        except FeeddError as error:
+            self._fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Transport: gone, for whatever reason."""
+        answer = self._answer
+        if self._owed:
+            silent = not (self._filled or answer)
+            if exc is None and answer is not None and self._body is None and answer.ends_with_connection:
+                self._finish()
+            elif self._body is None or not self._body.whole:  # else it has come, and is being written
+                # not exc itself: its traceback may lead to frames that hold the target
+                got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
+                kind = StaleConnection if silent and self._served_count else ConnectionResetError
+                self._fail(kind(got))
+        self._idle.stop()
+        self._silence.stop()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        self._on_lost(self)
+
+    # ------------------------------------------------------------ the answer
+
+    def _read(self, data: memoryview) -> None:
+        """Take in what has come and is not of a body's: all that counts of it is kept, or has been written."""
+        if self._answer is not None:  # an error's body
+            self._read_error_body(self._answer, bytes(data))
+            return
+        while (end := (head := bytes(data[:HEAD_BYTES_MAX])).find(b"\r\n\r\n") + 4) >= 4:
+            answer = Answer()
+            answer.feed(head[:end])
+            data = data[end:]
+            if not 100 <= answer.status < 200:
+                self._filled = 0
+                self._read_behind_head(answer, data)
+                return
+        # the answer is yet to come, maybe behind a "please wait"
+        if data.nbytes >= HEAD_BYTES_MAX:
+            message = f"expected a head of at most {HEAD_BYTES_MAX} bytes, got a longer one"
+            raise BadResponse(message, stage="source")
+        self._scratch[: data.nbytes] = data
+        self._filled = data.nbytes
+
+    def _read_behind_head(self, answer: Answer, data: memoryview) -> None:
+        self._answer = answer
+        answer.address = self.address
+        if answer.status >= 300:
+            self._read_error_body(answer, bytes(data))
+            return
+        answer.drop_parser()
+        assert self._judge is not None
+        self._judge(answer)
+        if answer.size_bytes is None:  # chunked, or until the connection closes: a guess where it ends is no option
+            raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
+        size_bytes = self._target.nbytes
+        if answer.size_bytes != size_bytes or len(data) > size_bytes:
+            got = max(answer.size_bytes, len(data))
+            raise BadResponse(f"expected {size_bytes} bytes, got {got}", stage="source")
+        self._body = self._files.body(self._transport, self._loop, self._target, self._progress, self._moved, data)
+        if self._progress.filled_bytes == size_bytes:
+            self._finish()
+
+    def _moved(self, error: Exception | None) -> None:
+        if error is None:
+            self._finish()
+        else:
+            self._fail(error if isinstance(error, FeeddError) else ConnectionResetError(f"{self._got}: {error}"))
+
+    @property
+    def _got(self) -> str:
+        return f"connection closed after {self._progress.filled_bytes} of {self._target.nbytes} bytes"
+
+    def _read_error_body(self, answer: Answer, data: bytes) -> None:
+        if data:
+            answer.feed(data)
+        if answer.complete:
+            self._finish()
+
+    def _finish(self) -> None:
+        answer = self._answer
+        assert answer is not None
+        self._let_go()
+        answer.drop_parser()
+        if not answer.keep_alive:
+            self.drop()
+        self._answered(answer)
+
+    def _fail(self, error: Exception) -> None:
+        self.drop()
+        self._answered(error)
+
+    def _answered(self, outcome: Answer | Exception) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            # not set_exception: the loop holds the future a while longer, and it would lead to frames with the target
+            self._outcome = outcome
+            self._waiter.set_result(None)
+
+    def _take_outcome(self) -> Answer:
+        outcome, self._outcome = self._outcome, None
+        try:
+            if self._surplus:
+                raise BadResponse("expected one http answer, got more than that", stage="source")
+            assert outcome is not None
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # an error would lead to this frame, and this frame to it
+
+    def _let_go(self) -> None:
+        """Offer the kernel nothing of anybody's memory from here on."""
+        if self._body is not None:
+            self._body.stop()
+            self._body = None
+        self._target = _NOTHING
+        self._progress = _NOBODYS
+        self._judge = self._answer = self._shared = None
+        self._filled = 0
+
+    @property
+    def _memory(self) -> memoryview:
+        """Where what is not of a body is received: memory of our own, once something has to be kept in it."""
+        return self._scratch if self._filled or self._shared is None else self._shared
+
+    @property
+    def _owed(self) -> bool:
+        """Whether somebody waits for an answer that has not come."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def _come(self) -> tuple[int, int]:
+        """Return how much has come: here, and through a thread."""
+        return self._received_bytes, self._progress.filled_bytes
+
+    def _silent(self) -> None:
+        if self._owed:
+            stuck = self._body is not None and self._body.waits_for_file
+            self._fail(_no_disk() if stuck else TimeoutError("no byte for too long"))
+
+
+def _no_disk() -> CacheUnavailable:
+    message = "expected the disk to take what was received, got no answer from it"
+    hint = "see the kernel's log for a failing disk, or pass another --cache-dir"
+    return CacheUnavailable(message, hint=hint, stage="source")

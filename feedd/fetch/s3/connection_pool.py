@@ -1,0 +1,321 @@
+"""Kept connections to one endpoint, spread over its addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import ssl
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
+
+from feedd.errors import ResourceExhausted
+from feedd.fetch.once import Once
+from feedd.fetch.s3.addresses import Addresses
+from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.connection import Connection, StaleConnection
+from feedd.fetch.s3.idle_connections import Idle
+from feedd.fetch.s3.tls_transport import RECEIVE_BYTES, Tunnel
+from feedd.flow.pools import DNS
+from feedd.values import ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable
+
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.http_answer import Answer
+
+_IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
+_RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds, and wants load spread over them
+_CLOSE_S = 5.0
+_CLOSE_TURNS = 16
+_PROBE_SHARE = 8  # of the time for connecting: a probe of an address that was dead delays a part by no more
+_SUBJECTS_MAX = 1024
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to connect.
+
+    Attributes:
+        url: scheme and authority, for messages.
+        host: name or literal address, without brackets.
+        port: TCP port.
+        tls: context to wrap connections in; None: plain.
+    """
+
+    url: str
+    host: str
+    port: int
+    tls: ssl.SSLContext | None
+
+
+class ConnectionPool:
+    """Lends connections, the last used first, to at most ``connections_max`` requests at a time.
+
+    A request that is sent again, because the one before failed or is slow, goes to another address than that one,
+    where there is one. Where the process has no descriptor left, idle connections are given up and others awaited.
+    """
+
+    def __init__(self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None) -> None:
+        self._endpoint = endpoint
+        self._files = files or Files(None)
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._permits = asyncio.Semaphore(limits.connections_max)
+        self._idle = Idle()
+        self._all: set[Connection] = set()
+        self._load: Counter[str] = Counter()
+        self._sent_to: OrderedDict[Hashable, str] = OrderedDict()  # where what is not answered yet went last
+        self._given_back = asyncio.Event()
+        self._addresses = Addresses()
+        self._resolution: Once[float] = Once(self._resolve)
+        self._closing: set[socket.socket] = set()  # of handshakes that were broken off
+        self._received = memoryview(bytearray(RECEIVE_BYTES if endpoint.tls else 0))
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"ConnectionPool({self._endpoint.url}, {len(self._idle)} of {len(self._all)} idle)"
+
+    async def request(
+        self,
+        request: bytes,
+        target: memoryview,
+        judge: Callable[[Answer], object],
+        *,
+        progress: ReadProgress | None = None,
+        subject: Hashable = None,
+    ) -> Answer:
+        """Exchange ``request`` for an answer on some connection; see ``Connection.exchange``.
+
+        Requests with the same ``subject`` want the same bytes.
+
+        Raises:
+            EndpointConnectionError, ConnectTimeoutError: botocore's, where no address could be connected to.
+            ResourceExhausted: no descriptor came free in time.
+        """
+        progress = progress or ReadProgress()
+        async with self._permits:
+            last = self._sent_to.get(subject)
+            avoid = () if last is None else (last,)
+            while True:
+                connection = await self._take(avoid)
+                connection.unpark()
+                if not connection.reusable:
+                    continue
+                try:
+                    answer = await self._exchange(connection, request, target, judge, progress, subject)
+                except StaleConnection:
+                    continue  # each time round there is one idle connection less, and new ones are not stale
+                if answer.status < 300:
+                    self._sent_to.pop(subject, None)
+                return answer
+
+    async def aclose(self) -> None:
+        """Drop all connections and wait until their sockets are closed; idempotent."""
+        self._closed = True
+        await self._drop(list(self._all))
+        for _ in range(_CLOSE_TURNS):  # there is no connection yet that could tell that it is lost
+            if any(sock.fileno() >= 0 for sock in self._closing):
+                await asyncio.sleep(0)
+
+    async def _exchange(
+        self,
+        connection: Connection,
+        request: bytes,
+        target: memoryview,
+        judge: Callable[[Answer], object],
+        progress: ReadProgress,
+        subject: Hashable,
+    ) -> Answer:
+        address, loop = connection.address, self._loop
+        self._note(subject, address)
+        self._load[address] += 1
+        sent_s = loop.time()
+        try:
+            answer = await connection.exchange(request, target, judge, progress)
+        except TimeoutError:
+            self._addresses.failed(address, loop.time())
+            raise
+        except asyncio.CancelledError:
+            now_s = loop.time()
+            self._addresses.timed(address, target.nbytes, now_s - sent_s, now_s, whole=False)
+            raise
+        else:
+            now_s = loop.time()
+            if answer.status < 300:
+                self._addresses.timed(address, target.nbytes, now_s - sent_s, now_s)
+            self._take_back(connection)
+            return answer
+        finally:
+            self._load[address] -= 1
+            if not self._load[address]:
+                del self._load[address]  # addresses come and go
+            self._given_back.set()
+
+    def _note(self, subject: Hashable, address: str) -> None:
+        if subject is not None:
+            self._sent_to[subject] = address
+            if len(self._sent_to) > _SUBJECTS_MAX:
+                self._sent_to.popitem(last=False)
+
+    def _take_back(self, connection: Connection) -> None:
+        if connection.reusable and not self._closed and not self._addresses.shunned(connection.address):
+            self._idle.add(connection)
+            connection.park(_IDLE_S)
+        else:
+            connection.drop()
+
+    def _idle_one(self, avoid: Collection[str]) -> Connection | None:
+        """Take the idle connection whose address has the least to do, the last used of several."""
+        fit = []
+        for address in self._idle.addresses:
+            if self._addresses.shunned(address):
+                for connection in self._idle.take_all(address):
+                    connection.drop()
+            elif not self._addresses.shunned(address, avoid):
+                fit.append(address)
+        return self._idle.take(min(fit, key=self._load.__getitem__)) if fit else None
+
+    async def _take(self, avoid: Collection[str]) -> Connection:
+        due = self._addresses.due(self._loop.time())
+        idle = self._idle_one(avoid) if due is None else None
+        if idle is not None:
+            return idle
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                return await self._open(avoid, due)
+        except TimeoutError as error:
+            raise ConnectTimeoutError(endpoint_url=self._endpoint.url, error="timed out") from error
+
+    async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
+        while True:
+            if len(self._all) >= self._limits.connections_max:  # the idle ones lead where this one is not to go
+                await self._drop(list(islice(self._idle, 1)))
+            try:
+                connection = await self._connect(avoid, due)
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise
+                await self._free_a_descriptor(error)
+                idle = self._idle_one(())
+                if idle is not None:
+                    return idle
+                continue
+            if self._closed:
+                await self._drop([connection])
+                raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="the pool is closed")
+            if connection.lost.done():  # before we came to note it
+                raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
+            self._all.add(connection)
+            return connection
+
+    async def _free_a_descriptor(self, error: OSError) -> None:
+        """Give up idle connections, or wait for one that is in use."""
+        if self._idle:
+            await self._drop(list(self._idle))
+        elif self._all:
+            self._given_back.clear()
+            await self._given_back.wait()
+        else:
+            message = f"expected a free descriptor for a connection, got: {error.strerror}"
+            hint = "raise the limit of open files (ulimit -n)"
+            raise ResourceExhausted(message, object=self._endpoint.url, hint=hint, stage="source") from error
+
+    async def _drop(self, connections: Collection[Connection]) -> None:
+        for connection in connections:
+            connection.drop()
+        if connections:
+            await asyncio.wait([connection.lost for connection in connections], timeout=_CLOSE_S)
+
+    async def _connect(self, avoid: Collection[str], due: str | None) -> Connection:
+        await self._resolved()
+        order = self._addresses.order(self._load, avoid)
+        # one that does not answer leaves time for another
+        limit_s = self._limits.connect_timeout_s / min(2, len(order) or 1)
+        tries = [(address, limit_s) for address in order]
+        if due is not None:
+            tries.insert(0, (due, self._limits.connect_timeout_s / _PROBE_SHARE))
+        last: OSError | None = None
+        for address, within_s in tries:
+            try:
+                async with asyncio.timeout(within_s):
+                    return await self._connect_to(address)
+            except ssl.SSLCertVerificationError:
+                raise
+            except OSError as error:  # TimeoutError is one
+                if error.errno in _NO_DESCRIPTOR:
+                    raise
+                self._addresses.failed(address, self._loop.time())
+                last = error
+        raise EndpointConnectionError(endpoint_url=self._endpoint.url, error=last) from last
+
+    async def _connect_to(self, address: str) -> Connection:
+        endpoint = self._endpoint
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            sock.setblocking(False)  # noqa: FBT003 - the standard library's
+            await self._loop.sock_connect(sock, (address, endpoint.port))
+        except BaseException:
+            sock.close()
+            raise
+        self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
+        connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
+        tunnel = endpoint.tls and Tunnel(endpoint.tls, endpoint.host, connection, self._received)
+        try:
+            await self._loop.create_connection(lambda: tunnel or connection, sock=sock)
+            if tunnel:
+                await tunnel.shaken
+        except BaseException:
+            connection.drop()
+            if tunnel:
+                tunnel.abort()  # with the handshake under way, the connection knows no transport
+            raise
+        finally:
+            self._closing = {one for one in self._closing if one.fileno() >= 0}
+        self._closing.discard(sock)  # known by its connection from here on
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._idle.discard(connection)
+        self._given_back.set()
+
+    async def _resolved(self) -> None:
+        resolved_at_s = await self._resolution.get()
+        if self._loop.time() - resolved_at_s > _RESOLVE_EVERY_S:
+            self._resolution = Once(self._resolve)
+            await self._resolution.get()
+
+    async def _resolve(self) -> float:
+        """Ask for the addresses; where the answer does not come, the last good ones stay in use."""
+        loop, endpoint = self._loop, self._endpoint
+        within_s = self._limits.connect_timeout_s / 4 if self._addresses else None  # None: the caller's limit
+        try:
+            async with asyncio.timeout(within_s):
+                found = await _addresses_of(endpoint.host, endpoint.port)
+        except OSError as error:
+            if not self._addresses:
+                raise EndpointConnectionError(endpoint_url=endpoint.url, error=error) from error
+        else:
+            self._addresses.learn(found)
+        return loop.time()
+
+
+async def _addresses_of(host: str, port: int) -> list[str]:
+    """Return the addresses of a host.
+
+    Raises:
+        OSError: it has none, or the resolver does not say.
+    """
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        found = await DNS.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return [str(where[0]) for *_, where in found]

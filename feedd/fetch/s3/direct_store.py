@@ -1,0 +1,218 @@
+"""S3 without the SDK in the way of the bytes: ranged GETs are received straight into the target.
+
+botocore still finds credentials and endpoint, signs, lists, and does whatever else comes up once; see S3Store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from botocore.exceptions import ClientError
+from botocore.parsers import create_parser
+
+from feedd.errors import BadResponse, ObjectChanged
+from feedd.fetch.once import Once
+from feedd.fetch.pages import closing_pages
+from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head
+from feedd.fetch.s3.request_signing import Template, catch_template
+from feedd.fetch.s3.sdk_client import trusted_authorities
+from feedd.fetch.s3.sdk_errors import MOVED, code_of
+from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.transfer_threads import Movers
+from feedd.flow.pools import LOCAL_FILES
+from feedd.values import ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.http_answer import Answer
+    from feedd.fetch.s3.region import BucketFacts
+    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.values import ByteRange, ObjectChecksum, ObjectRef
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One read: what is wanted, where it goes, and what to call it."""
+
+    ref: ObjectRef
+    span: ByteRange
+    target: memoryview
+    progress: ReadProgress
+    asked: Asked
+
+
+class DirectStore:
+    """One bucket. Reads by itself, and hands to an ``S3Store`` what it cannot: listings, HEADs, proxies.
+
+    Sends each request once, but for one on a kept connection that the server had closed already.
+    """
+
+    def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
+        self._bucket = bucket
+        self._limits = limits
+        self._s3 = limits.for_bucket(bucket)
+        self._sdk = S3Store(bucket, limits, facts)
+        self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
+        self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
+        self._pools: dict[str, ConnectionPool] = {}
+        self._tls: Once[ssl.SSLContext] = Once(lambda: LOCAL_FILES.run(_tls_context, trusted_authorities(self._s3)))
+        self._movers: Movers | None = None
+        self._logged: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"DirectStore({self._sdk!r})"
+
+    @property
+    def root(self) -> str:
+        """``s3://bucket``."""
+        return self._sdk.root
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield the SDK's pages; see ``ObjectStore.list``."""
+        async with closing_pages(self._sdk.list(prefix, start_after)) as pages:
+            async for page in pages:
+                yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Ask through the SDK; see ``ObjectStore.head``."""
+        return await self._sdk.head(key)
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Ask through the SDK; see ``ObjectStore.checksum``."""
+        return await self._sdk.checksum(ref)
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
+        assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
+        if not span.size_bytes:
+            return
+        asked = self._sdk.asked("read", ref.key, ref.etag)
+        if not ref.etag.isascii() or not ref.etag.isprintable():
+            raise BadResponse(f"expected an etag fit for a header, got {ref.etag!r}", object=asked.url, stage="source")
+
+        noted = progress or ReadProgress()
+
+        async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
+            return await self._read(client, _Part(ref, span, target, noted, asked))
+
+        try:
+            obstacle = await self._sdk.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+        except BadResponse as error:
+            noted.filled_bytes = 0
+            error.object = asked.url  # a connection does not know what it carries
+            raise
+        except ObjectChanged as changed:
+            raise await self._sdk.explained(changed, ref) from changed.__cause__
+        if obstacle:
+            self._hand_over(obstacle)
+            await self._sdk.read_into(ref, span, target, noted)
+
+    async def close(self) -> None:
+        """Close connections; idempotent."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._sdk.close)
+            if self._movers is not None:
+                stack.push_async_callback(LOCAL_FILES.run, self._movers.close)
+            for pool in self._pools.values():
+                stack.push_async_callback(pool.aclose)
+
+    async def _read(self, client: Any, part: _Part) -> str:  # noqa: ANN401 - see open_client
+        """Do it, or say why the SDK must."""
+        template = await self._template(client)
+        obstacle = template.obstacle
+        if template.proxied and self._limits.transport == "auto":
+            obstacle = "a proxy is set for this endpoint"
+        if obstacle:
+            return obstacle
+        refusal = await self._exchange(template, part)
+        if refusal is not None and code_of(refusal) in MOVED:
+            refusal = await self._exchange(await self._moved(client, template, part.ref.key), part)
+        if refusal is not None:
+            raise refusal
+        return ""
+
+    async def _exchange(self, template: Template, part: _Part) -> ClientError | None:
+        """Receive the part, or return the refusal."""
+        ref, span, progress = part.ref, part.span, part.progress
+        headers = {"Range": f"bytes={span.start}-{span.end - 1}", "If-Match": f'"{ref.etag}"'}
+        request = await template.sign(ref.key, headers)
+        pool = await self._pool(template)
+
+        def judge(answer: Answer) -> None:
+            head = answer.headers
+            progress.answered_by = answered_by(head, answer.address)
+            got = RangeHead(answer.status, head.get("etag", ""), head.get("content-range"), answer.size_bytes)
+            check_head(got, ref, span, part.asked)
+
+        # a part taken up again begins later, but ends where it ended
+        answer = await pool.request(request, part.target, judge, progress=progress, subject=(ref.key, span.end))
+        if answer.status < 300:
+            return None
+        template.refused()
+        progress.answered_by = answered_by(answer.headers, answer.address)
+        return _client_error(answer)
+
+    async def _moved(self, client: Any, template: Template, key: str) -> Template:  # noqa: ANN401 - see open_client
+        """Return the template that holds where the bucket is; one request of many that were redirected asks for it."""
+        known = self._templates
+        if known is not None and known[1].value is template:
+            self._templates = (client, Once(lambda: self._find(client, key)))
+        return await self._template(client)
+
+    async def _find(self, client: Any, key: str) -> Template:  # noqa: ANN401 - see open_client
+        with contextlib.suppress(ClientError):  # the GET that follows says it better: an answer to a HEAD has no body
+            await client.head_object(Bucket=self._bucket, Key=key, **self._payer)  # the SDK follows, and remembers
+        template = await self._caught(client)
+        _log.debug("the bucket is elsewhere", bucket=self._bucket, origin=template.origin)
+        return template
+
+    async def _template(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
+        if self._templates is None or self._templates[0] is not client:
+            self._templates = (client, Once(lambda: self._caught(client)))
+        return await self._templates[1].get()
+
+    async def _caught(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
+        return await catch_template(client, self._bucket, self._payer)
+
+    async def _pool(self, template: Template) -> ConnectionPool:
+        tls = await self._tls.get() if template.scheme == "https" else None
+        pool = self._pools.get(template.origin)
+        if pool is None:
+            endpoint = Endpoint(template.origin, template.host, template.port, tls)
+            if self._movers is None:
+                self._movers = Movers(self._limits.transfer_threads)
+            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._movers))
+        return pool
+
+    def _hand_over(self, reason: str) -> None:
+        if reason not in self._logged:
+            self._logged.add(reason)
+            _log.info("reads go through the sdk", bucket=self._bucket, reason=reason)
+
+
+def _client_error(answer: Answer) -> ClientError:
+    fields = {"status_code": answer.status, "headers": answer.headers, "body": answer.body, "context": {}}
+    no_shape: Any = None  # errors of S3 are not modelled, and botocore looks at no shape for them
+    parsed: Any = create_parser("rest-xml").parse(fields, no_shape)
+    parsed.setdefault("Error", {"Code": str(answer.status)})
+    return ClientError(parsed, "GetObject")
+
+
+def _tls_context(authorities: str) -> ssl.SSLContext:
+    many = Path(authorities).is_dir()
+    context = ssl.create_default_context(cafile=None if many else authorities, capath=authorities if many else None)
+    context.set_alpn_protocols(["http/1.1"])
+    return context

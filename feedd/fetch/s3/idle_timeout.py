@@ -1,0 +1,54 @@
+"""Noticing that nothing comes any more."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from feedd.fetch.s3.lazy_timer import Alarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Silence:
+    """Watches what somebody waits for; a look in half of the time that silence may last.
+
+    Args:
+        longest_s: may pass without anything new.
+        came: tells how much has come; compared for equality only.
+        fell: called when that did not change for so long; the watch is off then.
+    """
+
+    def __init__(self, longest_s: float, came: Callable[[], object], fell: Callable[[], object]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._longest_s = longest_s
+        self._came = came
+        self._fell = fell
+        self._alarm = Alarm(self._look)
+        self._seen: object = None
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        self._seen, self._since_s = self._came(), self._loop.time()
+        self._alarm.set(self._since_s + self._longest_s / 2)
+
+    def end(self) -> None:
+        """Watch no more for the moment."""
+        self._alarm.set(math.inf)
+
+    def stop(self) -> None:
+        """Watch no more, and leave no timer behind."""
+        self._alarm.stop()
+
+    def _look(self) -> None:
+        now_s, seen = self._loop.time(), self._came()
+        if seen != self._seen:
+            self._seen, self._since_s = seen, now_s
+        ends_s = self._since_s + self._longest_s
+        if now_s >= ends_s:
+            self._fell()
+        else:
+            self._alarm.set(min(now_s + self._longest_s / 2, ends_s))

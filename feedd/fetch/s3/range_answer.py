@@ -1,0 +1,72 @@
+"""What an answer to a ranged GET must say before a byte of it counts; the same on every way to the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.errors import BadResponse, ObjectChanged
+from feedd.fetch.hints import CHANGED_HINT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.values import ByteRange, ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class RangeHead:
+    """The head of an answer, as far as it is checked.
+
+    Attributes:
+        status: HTTP status.
+        etag: the header as it came; empty where absent.
+        content_range: the header as it came.
+        size_bytes: Content-Length.
+    """
+
+    status: int
+    etag: str
+    content_range: str | None
+    size_bytes: int | None
+
+
+def plain_etag(header: str, asked: Asked) -> str:
+    """Return an ETag without quotes.
+
+    Raises:
+        BadResponse: there is none.
+    """
+    etag = header.removeprefix("W/").strip('"')
+    if not etag:
+        raise BadResponse("expected an ETag header, got none", object=asked.url, stage="source")
+    return etag
+
+
+def answered_by(headers: Mapping[str, str], address: str) -> str:
+    """Return who sent an answer, as S3's support and our own messages want it named."""
+    return f"request id {headers.get('x-amz-request-id', 'unknown')}, address {address or 'unknown'}"
+
+
+def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: Asked) -> None:
+    """Refuse an answer that is not the range asked for.
+
+    Raises:
+        ObjectChanged: it is of another version. BadResponse: it is another range, or not as long.
+    """
+    whole = span.size_bytes == ref.size_bytes
+    wanted = f"bytes {span.start}-{span.end - 1}/{ref.size_bytes}"
+    etag = plain_etag(head.etag, asked)
+    problem = ""
+    if head.status == 206 and head.content_range != wanted:
+        problem = f"expected content-range {wanted!r}, got {head.content_range!r}"
+    elif head.status != 206 and not (head.status == 200 and whole):
+        problem = f"expected status 206 for a range, got {head.status}"
+    elif head.size_bytes != span.size_bytes:
+        problem = f"expected {span.size_bytes} bytes, got an answer of {head.size_bytes}"
+    if etag != ref.etag:
+        message = f"expected etag {ref.etag}, got {etag}"
+        raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
+    if problem:
+        raise BadResponse(problem, object=asked.url, stage="source")

@@ -1,0 +1,80 @@
+"""The region of a bucket, where that is not the configured one: learned from a refusal, remembered for all clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from feedd.fetch.s3.clock_skew import ClockOffset
+from feedd.fetch.s3.sdk_errors import MOVED, region_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+_log = structlog.get_logger(__name__)
+_BARE = frozenset({"400"})  # a refused HEAD has no body that could hold a code
+
+
+class BucketRegion:
+    """The region of a bucket, learned when the store refuses a request that was signed for another region.
+
+    All clients of a bucket share one, those of its listings too, which run in threads of their own.
+
+    Attributes:
+        name: the region; empty: the configured one has not been refused.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def __repr__(self) -> str:
+        return f"BucketRegion({self.name or 'as configured'})"
+
+    def attach(self, client: Any) -> None:  # noqa: ANN401 - see open_client
+        """Let ``client`` address and sign requests for the region as soon as that is known."""
+        events = client.meta.events
+        events.register_first("needs-retry.s3", self._look)  # before botocore resolves the endpoint of its own retry
+        events.register_last("before-endpoint-resolution.s3", self._choose)
+
+    def _look(
+        self,
+        request_dict: Mapping[str, Any],
+        response: tuple[Any, Mapping[str, Any]] | None,
+        **_: Any,  # noqa: ANN401 - the arguments of botocore's event
+    ) -> None:
+        if response is None:
+            return
+        code = str(response[1].get("Error", {}).get("Code", ""))
+        region = region_of(response[1]) if code in MOVED or code in _BARE else ""
+        context = request_dict.get("context", {})
+        bucket = str(context.get("s3_redirect", {}).get("bucket", ""))
+        configured = context.get("client_region") or "none"
+        if not region or region == (self.name or configured) or bucket.startswith("arn:"):  # an ARN names its region
+            return
+        self.name = region
+        _log.warning(
+            "the bucket is in another region than the configured one: requests go there from now on",
+            bucket=bucket,
+            region=region,
+            configured=configured,
+            hint="traffic between regions is slow and charged; set region for this bucket to save the first redirect",
+        )
+
+    def _choose(self, builtins: MutableMapping[str, Any], **_: Any) -> None:  # noqa: ANN401 - see above
+        if self.name:
+            builtins["AWS::Region"] = self.name
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFacts:
+    """What answers of a store tell about a bucket. All clients of the bucket share it.
+
+    Attributes:
+        clock: the store's time.
+        region: where the bucket is.
+    """
+
+    clock: ClockOffset = field(default_factory=ClockOffset)
+    region: BucketRegion = field(default_factory=BucketRegion)

@@ -1,0 +1,272 @@
+"""The aiobotocore client of one bucket: opened on first use, renewed when its credentials ran out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioAssumeRoleCredentialFetcher, AioDeferredRefreshableCredentials
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore.exceptions import NoCredentialsError
+from botocore.httpsession import get_cert_path
+from botocore.loaders import Loader, create_loader
+from botocore.utils import parse_timestamp
+
+from feedd.errors import BadConfig
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.once import Once
+from feedd.fetch.s3.credential_chain import keep_until_expiry
+from feedd.fetch.s3.region import BucketFacts
+from feedd.fetch.s3.sdk_errors import (
+    BARE,
+    DENIED,
+    FOREIGN,
+    MOVED,
+    RENEWABLE,
+    SKEWED,
+    Asked,
+    code_of,
+    date_of,
+    translate,
+)
+from feedd.fetch.s3.sdk_transports import ClosingSession, trusting
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+_SESSION_NAME = "feedd"
+_SKEW_S = 300.0  # stores refuse what was signed more than 15 minutes ago, some 5
+_RENEWED_S = 60.0  # what a younger client is refused is no matter of old credentials
+
+
+async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
+    """Open a client into ``stack``; botocore's own retries are off, ours are a wrapper.
+
+    Raises:
+        BadConfig: the endpoint is malformed.
+        BotoCoreError, ClientError: as botocore does; the caller translates.
+    """
+    session = AioSession(profile=s3.profile)
+    session.register_component("data_loader", _loader())
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
+    if not s3.anonymous:
+        if s3.role_arn:
+            await _assume(session, s3.role_arn)
+        keep_until_expiry(await session.get_credentials())
+    config = AioConfig(
+        connect_timeout=limits.connect_timeout_s,
+        read_timeout=limits.read_timeout_s,
+        max_pool_connections=limits.parts_in_flight + limits.heads_in_flight,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        s3={} if s3.addressing_style == "auto" else {"addressing_style": s3.addressing_style},
+        signature_version=UNSIGNED if s3.anonymous else None,
+        # a ranged GET has no checksum of its range: asking for one costs time or fails, depending on the store
+        response_checksum_validation="when_required",
+        request_checksum_calculation="when_required",
+        # loads the service model in a thread: it is megabytes of JSON
+        warm_up_loader_caches=True,
+        http_session_cls=ClosingSession,
+        user_agent_extra="feedd",
+    )
+    client = session.create_client(
+        "s3", region_name=s3.region, endpoint_url=s3.endpoint_url, verify=s3.ca_bundle, config=config
+    )
+    try:
+        return await stack.enter_async_context(client)
+    except ValueError as error:  # botocore's answer to a malformed endpoint
+        hint = "endpoint_url is like https://s3.example.com:9000"
+        raise BadConfig(f"expected a valid endpoint: {error}", hint=hint, stage="source") from error
+
+
+def trusted_authorities(s3: S3Options) -> str:
+    """Return the file or directory of certificates that clients trust; reads AWS configuration files."""
+    configured = s3.ca_bundle or AioSession(profile=s3.profile).get_config_variable("ca_bundle")
+    return str(configured or get_cert_path(verify=True))
+
+
+@functools.cache
+def _loader() -> Loader:
+    """Share the parsed service models between sessions: each listing has a session of its own."""
+    return create_loader(os.environ.get("AWS_DATA_PATH"))
+
+
+def warm() -> None:
+    """Do what the first client would wait for: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
+    loader = _loader()
+    for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+        loader.load_service_model("s3", kind)
+    loader.load_data("endpoints")
+    loader.load_data("partitions")
+    for step in (lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - whoever needs a client meets it again, and says it
+            _log.debug("the sdk could not be rehearsed", error=str(error))
+
+
+async def _rehearse() -> None:
+    """Open a client that asks nobody: what the SDK imports and works out on the way takes 50 ms, once."""
+    async with contextlib.AsyncExitStack() as stack:
+        nobody = S3Options(endpoint_url="http://127.0.0.1", region="us-east-1", anonymous=True)
+        await open_client(stack, nobody, SourceOptions())
+
+
+def _timestamp(text: Any) -> datetime:  # noqa: ANN401 - text or a number, as the protocol has it
+    """Read a time as botocore does, S3's form of it fast: dates are three quarters of what listing a page costs."""
+    if isinstance(text, str) and text.endswith("Z") and text[4:5] == "-":
+        with contextlib.suppress(ValueError):
+            return datetime.fromisoformat(text)
+    moment: datetime = parse_timestamp(text)
+    return moment
+
+
+async def _assume(session: AioSession, role_arn: str) -> None:
+    source = await session.get_credentials()
+    if source is None:
+        raise NoCredentialsError
+    keep_until_expiry(source)
+    fetcher = AioAssumeRoleCredentialFetcher(
+        session.create_client, source, role_arn, extra_args={"RoleSessionName": _SESSION_NAME}
+    )
+    refreshing = AioDeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+    session._credentials = refreshing  # noqa: SLF001 - botocore takes a role from configuration files only
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    """One client, and who still uses it."""
+
+    client: Any
+    stack: contextlib.AsyncExitStack
+    opened_s: float
+    user_count: int = 0
+    retired: bool = False
+
+
+class S3Clients:
+    """Lends the current client; ``renew`` replaces it, and the old one closes after its last user.
+
+    A new client reads the whole credential chain again: that is how credentials that somebody wrote to a
+    file or an environment are picked up when the old ones turn out to be expired.
+
+    Args:
+        s3: how the bucket is reached.
+        limits: deadlines and counts.
+        facts: the bucket's; None: nothing is known yet.
+
+    Attributes:
+        facts: for other clients of the bucket.
+    """
+
+    def __init__(self, s3: S3Options, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
+        self._s3 = s3
+        self._limits = limits
+        self.facts = facts or BucketFacts()
+        self._current: Once[_Generation] = Once(self._open)
+
+    async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
+        """Run ``ask`` with a client, and once more where that helps.
+
+        After credentials ran out: with a new client. So, too, after an object was refused that is known to be there:
+        its credentials may have been replaced since the client read them. After a request was signed with another time
+        than the store's: with that time. After it was signed for another region than the bucket's: for that region.
+
+        Raises:
+            FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
+        """
+        tried: set[str] = set()
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    generation = await self._taken()
+                    used_s, region = self.facts.clock.offset_s, self.facts.region.name
+                    try:
+                        return await ask(generation.client)
+                    except FOREIGN as error:
+                        elsewhere = "region" if region != self.facts.region.name and code_of(error) in MOVED else ""
+                        remedy = elsewhere or self._skewed(error, asked, used_s)
+                        remedy = remedy or self._outdated(error, asked, generation)
+                        if not remedy or remedy in tried:
+                            raise
+                    finally:
+                        generation.user_count -= 1
+                        if generation.retired:
+                            await self._close_unused(generation)
+                    tried.add(remedy)
+                    if remedy == "renew":
+                        await self.renew(generation.client)
+        except FOREIGN as error:
+            raise translate(error, asked) from error
+
+    async def renew(self, stale: object) -> None:
+        """Replace the client ``stale`` unless somebody did already."""
+        generation = self._current.value
+        if generation is not None and generation.client is stale:
+            _log.info("credentials are no longer accepted, looking for others")
+            await self._retire(generation)
+
+    async def aclose(self) -> None:
+        """Close the current client; idempotent."""
+        generation = self._current.value
+        if generation is not None:
+            await self._retire(generation)
+
+    async def _taken(self) -> _Generation:
+        """Return the current client with one user more."""
+        generation = self._current.value or await self._current.get()
+        generation.user_count += 1
+        return generation
+
+    def _skewed(self, error: BaseException, asked: Asked, used_s: float) -> str:
+        """Return ``clock`` if another time may help. A bare refusal does not say that, but its date does."""
+        code = code_of(error)
+        if self._s3.anonymous or code not in SKEWED | BARE:
+            return ""
+        least_s = _SKEW_S if code in BARE else 0.0
+        return "clock" if self.facts.clock.learn(date_of(error), asked.url, used_s, least_s) else ""
+
+    def _outdated(self, error: BaseException, asked: Asked, used: _Generation) -> str:
+        """Return ``renew`` if other credentials may help.
+
+        Of other refusals only one to read a version that is known does not say that there is none: a store refuses
+        what is not there, too, to those who may not list.
+        """
+        code = code_of(error)
+        if self._s3.anonymous:
+            return ""
+        refused = code in DENIED and asked.op == "read" and asked.etag
+        old = used.retired or _now_s() - used.opened_s > _RENEWED_S
+        return "renew" if code in RENEWABLE or (refused and old) else ""
+
+    async def _retire(self, generation: _Generation) -> None:
+        generation.retired = True
+        self._current = Once(self._open)
+        await self._close_unused(generation)
+
+    async def _open(self) -> _Generation:
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(self._limits.connect_timeout_s + self._limits.read_timeout_s):
+                client = await open_client(stack, self._s3, self._limits)
+            self.facts.clock.attach(client)
+            self.facts.region.attach(client)
+            return _Generation(client, stack.pop_all(), _now_s())
+
+    @staticmethod
+    async def _close_unused(generation: _Generation) -> None:
+        if generation.retired and generation.user_count == 0:
+            await generation.stack.aclose()

@@ -1,0 +1,261 @@
+"""The border with botocore and aiohttp: their exceptions become ours, once, with a hint that helps."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiobotocore import httpsession
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from feedd.errors import (
+    BadConfig,
+    BadRequest,
+    BadResponse,
+    FeeddError,
+    NotFound,
+    ObjectChanged,
+    PermissionDenied,
+    ResourceExhausted,
+    StoreUnavailable,
+    Throttled,
+)
+from feedd.fetch.hints import CHANGED_HINT, MISSING_HINT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
+
+RENEWABLE = EXPIRED | {"InvalidToken"}
+"""After these other credentials may help."""
+SKEWED = frozenset({"RequestTimeTooSkewed"})
+BARE = frozenset({"403"})
+"""Refusals without a body, as every answer to a HEAD is: they do not say why."""
+
+_MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "404", "MethodNotAllowed", "405", "NoSuchVersion"})
+DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
+_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "401", "InvalidClientTokenId"})
+_THROTTLED = frozenset({"SlowDown", "ServiceUnavailable", "Throttling", "ThrottlingException", "RequestLimitExceeded"})
+_TRANSIENT = frozenset({"RequestTimeout", "InternalError", "BandwidthLimitExceeded"})
+_CHANGED = frozenset({"PreconditionFailed", "412", "InvalidRange", "416", "ConditionalRequestConflict"})
+MOVED = frozenset(
+    {"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"}
+    | {"IllegalLocationConstraintException"}
+)
+_PERMISSIONS = {"list": "s3:ListBucket", "head": "s3:GetObject", "read": "s3:GetObject", "write": "s3:PutObject"}
+
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.UnauthorizedSSOTokenError,
+    boto.SSOError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+)
+_BAD_CONFIG = (
+    boto.ProfileNotFound,
+    boto.ConfigParseError,
+    boto.ConfigNotFound,
+    boto.InvalidConfigError,
+    boto.NoRegionError,
+    boto.UnknownEndpointError,
+    boto.InvalidRegionError,
+    boto.InvalidS3AddressingStyleError,
+    boto.UnknownRegionError,
+    boto.EndpointProviderError,
+    boto.UnsupportedS3ArnError,
+    boto.UnsupportedS3ConfigurationError,
+    boto.UnsupportedS3AccesspointConfigurationError,
+    boto.MissingDependencyException,
+)
+
+_SSE_C = "objects encrypted with a customer's key (SSE-C) cannot be read: copy them to SSE-S3 or SSE-KMS"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was being done when a foreign exception came.
+
+    Attributes:
+        op: ``list``, ``head``, ``read`` or ``write``.
+        url: object or prefix.
+        endpoint: the store's address as configured, or ``AWS``.
+        etag: version wanted; empty where any.
+        pays: we accept to be charged.
+    """
+
+    op: str
+    url: str
+    endpoint: str
+    etag: str = ""
+    pays: bool = False
+
+    @property
+    def table(self) -> str:
+        """The table of feedd.toml that holds this bucket's settings."""
+        return f'[s3."{self.url.removeprefix("s3://").partition("/")[0]}"]'
+
+
+def code_of(error: BaseException) -> str:
+    """Return the S3 error code of a botocore exception; empty where it has none."""
+    if not isinstance(error, boto.ClientError):
+        return ""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def date_of(error: BaseException) -> str:
+    """Return the Date header of the answer that ``error`` tells of; empty where it has none."""
+    if not isinstance(error, boto.ClientError):
+        return ""
+    meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
+    return str(meta.get("HTTPHeaders", {}).get("date", ""))
+
+
+def region_of(response: Mapping[str, Any]) -> str:
+    """Return the region that an answer says the bucket is in; empty where it says none."""
+    headers: Mapping[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return str(headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region", ""))
+
+
+def translate(error: BaseException, asked: Asked) -> FeeddError:
+    """Return our error for theirs; raise it ``from`` the original."""
+    if isinstance(error, boto.ClientError):
+        return _answered(error, asked)
+    if isinstance(error, _NO_CREDENTIALS):
+        return PermissionDenied(
+            f"expected credentials, got none: {_line(error)}",
+            object=asked.url,
+            hint=_credentials_hint(asked),
+            stage="source",
+        )
+    if isinstance(error, _BAD_CONFIG):
+        return BadConfig(f"expected a usable s3 configuration: {_line(error)}", object=asked.url, stage="source")
+    if isinstance(error, boto.ParamValidationError):
+        return BadRequest(f"expected a bucket and key that s3 allows: {_line(error)}", object=asked.url, stage="source")
+    if isinstance(error, ResponseParserError):
+        return BadResponse(f"expected an s3 answer, got {_line(error)}", object=asked.url, stage="source")
+    return _transport(error, asked)
+
+
+def _credentials_hint(asked: Asked) -> str:
+    return (
+        "give credentials by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, "
+        f"or, for a public bucket, set anonymous = true under {asked.table} in feedd.toml"
+    )
+
+
+def _transport(error: BaseException, asked: Asked) -> FeeddError:
+    if _errno(error) in {errno.EMFILE, errno.ENFILE}:
+        hint = "raise the limit of open files (ulimit -n)"
+        message = f"expected a free descriptor for a connection, got {_cause(error)}"
+        return ResourceExhausted(message, object=asked.url, hint=hint, stage="source")
+    if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        hint = (
+            f"set AWS_CA_BUNDLE, or ca_bundle under {asked.table} in feedd.toml, to the store's certificate authority"
+        )
+        return BadConfig(
+            "expected a trusted certificate, got another", object=asked.endpoint, hint=hint, stage="source"
+        )
+    if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
+        message = f"expected a connection to {asked.endpoint}, got {_cause(error)}"
+        hint = "check endpoint_url, region, proxy and network"
+        return StoreUnavailable(message, object=asked.url, hint=hint, stage="source")
+    if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
+        return StoreUnavailable("expected an answer in time, got none", object=asked.url, stage="source")
+    return StoreUnavailable(f"expected a whole answer, got {_cause(error)}", object=asked.url, stage="source")
+
+
+def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
+    code = code_of(error)
+    meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
+    headers: Mapping[str, str] = meta.get("HTTPHeaders", {})
+    status = int(meta.get("HTTPStatusCode", 0))
+    where = {"object": asked.url, "stage": "source"}
+    said = f"{status} {code}" if code != str(status) else code
+    if code in _MISSING:
+        return _missing(code, asked)
+    if code in MOVED:
+        region = region_of(error.response)
+        name = region or "its region"
+        told = f"set AWS_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
+        return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)
+    if code in EXPIRED:
+        hint = "the credentials ran out and their source gave no fresh ones; renew them"
+        return PermissionDenied(f"expected valid credentials, got {said}", hint=hint, **where)
+    if code == "RequestTimeTooSkewed":
+        return PermissionDenied(f"expected a current time, got {said}", hint="set this machine's clock", **where)
+    if code in _CREDENTIALS:
+        return PermissionDenied(f"expected valid credentials, got {said}", hint=_credentials_hint(asked), **where)
+    if code == "InvalidObjectState":
+        hint = "restore it first (aws s3api restore-object), or leave it out"
+        return PermissionDenied("expected a readable object, got an archived one", hint=hint, **where)
+    if code in DENIED or code.startswith("KMS.") or status in {401, 403}:
+        return PermissionDenied(f"expected access, got {said}", hint=_grant(error, code, asked), **where)
+    if code in _CHANGED:
+        got = headers.get("etag", "").strip('"') or "another"
+        return ObjectChanged(f"expected etag {asked.etag or 'none'}, got {got} ({said})", hint=CHANGED_HINT, **where)
+    if code in _THROTTLED or status in {429, 503}:
+        return Throttled(f"expected an answer, got {said}", retry_after_s=_retry_after_s(headers), **where)
+    if code in _TRANSIENT or not 400 <= status < 500:
+        return StoreUnavailable(f"expected an answer, got {said}", **where)
+    hint = _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""  # a HEAD does not say why
+    return BadRequest(f"expected the store to accept the request, got {said}: {_line(error)}", hint=hint, **where)
+
+
+def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
+    if code.startswith("KMS.") or "kms:" in str(error):
+        return f"grant kms:Decrypt on the object's key to these credentials ({_line(error)})"
+    hint = f"grant {_PERMISSIONS[asked.op]} (and kms:Decrypt where the bucket has its own key) to these credentials"
+    return (
+        hint
+        if asked.pays
+        else f"{hint}; if the bucket is requester-pays, set requester_pays = true under {asked.table} in feedd.toml"
+    )
+
+
+def _missing(code: str, asked: Asked) -> NotFound:
+    if code == "NoSuchBucket" or asked.op == "list":
+        hint = "check the bucket's name and region"
+        return NotFound(f"expected a bucket at {asked.endpoint}, got none", object=asked.url, hint=hint, stage="source")
+    return NotFound("expected an object, got none", object=asked.url, hint=MISSING_HINT, stage="source")
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    try:
+        return max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None  # absent, or the HTTP date form, which S3 does not use
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _inner(error: BaseException) -> BaseException:
+    inner = error.kwargs.get("error") if isinstance(error, boto.BotoCoreError) else None
+    return inner if isinstance(inner, BaseException) else error
+
+
+def _errno(error: BaseException) -> int | None:
+    inner = _inner(error)
+    return inner.errno if isinstance(inner, OSError) else None
+
+
+def _cause(error: BaseException) -> str:
+    inner = error.kwargs.get("error") if isinstance(error, boto.BotoCoreError) else None
+    return f"{type(inner or error).__name__}: {_line(inner or error)}"
+
+
+FOREIGN: tuple[type[BaseException], ...] = (
+    boto.BotoCoreError,
+    boto.ClientError,
+    ResponseParserError,
+    httpsession.aiohttp.ClientError,
+    OSError,  # includes TimeoutError and socket errors
+)
+"""What calls into aiobotocore may raise."""

@@ -1,0 +1,207 @@
+"""S3 and what speaks its protocol, through aiobotocore."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from feedd.errors import BadResponse, FeeddError, NotFound, ObjectChanged, StoreUnavailable
+from feedd.fetch.hints import CHANGED_HINT
+from feedd.fetch.s3.bucket_listing import list_pages
+from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plain_etag
+from feedd.fetch.s3.sdk_client import S3Clients
+from feedd.fetch.s3.sdk_errors import Asked, code_of
+from feedd.fetch.s3.stored_checksums import S3Checksums
+from feedd.flow.writing import write_over
+from feedd.values import ObjectRef, ReadProgress
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from feedd.fetch.fetch_options import SourceOptions
+    from feedd.fetch.s3.region import BucketFacts
+    from feedd.values import ByteRange, ObjectChecksum
+
+_log = structlog.get_logger(__name__)
+
+
+class S3Store:
+    """One bucket. Sends each request once: limits, retries and measurements are wrappers.
+
+    Attributes:
+        clients: lends the SDK's client.
+    """
+
+    def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
+        self._bucket = bucket
+        self._limits = limits
+        self._s3 = limits.for_bucket(bucket)
+        self.clients = S3Clients(self._s3, limits, facts)
+        self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
+        self._endpoint = self._s3.endpoint_url or "the configured endpoint"
+        self._checksums = S3Checksums(self.clients, bucket, self._payer, limits.read_deadline_s(0))
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.root})"
+
+    @property
+    def root(self) -> str:
+        """``s3://bucket``."""
+        return f"s3://{self._bucket}"
+
+    async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
+        """Yield pages in byte order, produced by a thread of its own; see ``ObjectStore.list``."""
+        asked = self.asked("list", prefix)
+        found = list_pages(self._bucket, asked, self._limits, start_after, self.clients.facts)
+        async with contextlib.aclosing(found) as pages:
+            async for page in pages:
+                yield page
+
+    async def head(self, key: str) -> ObjectRef:
+        """Return the current version; see ``ObjectStore.head``."""
+        asked = self.asked("head", key)
+
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            answer: Mapping[str, Any] = await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
+            return answer
+
+        answer = await self.clients.call(ask, asked, self._limits.read_deadline_s(0))
+        return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), asked))
+
+    async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
+        """Return what S3 keeps, in one or two requests; see ``ObjectStore.checksum``."""
+        try:
+            return await self._checksums.of(ref, self.asked("head", ref.key, ref.etag))
+        except ObjectChanged as changed:
+            raise await self.explained(changed, ref) from changed.__cause__
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
+        assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
+        if not span.size_bytes:
+            return
+        asked = self.asked("read", ref.key, ref.etag)
+        noted = progress or ReadProgress()
+
+        async def ask(client: Any) -> None:  # noqa: ANN401 - see open_client
+            answer = await client.get_object(
+                Bucket=self._bucket,
+                Key=ref.key,
+                Range=f"bytes={span.start}-{span.end - 1}",
+                IfMatch=f'"{ref.etag}"',
+                **self._payer,
+            )
+            raw = answer["Body"].raw_stream
+            try:
+                noted.answered_by = _sender(answer["ResponseMetadata"]["HTTPHeaders"], raw)
+                head = RangeHead(
+                    answer["ResponseMetadata"]["HTTPStatusCode"],
+                    str(answer.get("ETag", "")),
+                    answer.get("ContentRange"),
+                    answer.get("ContentLength"),
+                )
+                check_head(head, ref, span, asked)
+                await _receive(raw.content, target, asked, noted)
+            except BaseException:
+                raw.close()  # the rest of the body is unread: this connection cannot serve another request
+                raise
+
+        try:
+            await self.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
+        except BadResponse:
+            noted.filled_bytes = 0
+            raise
+        except ObjectChanged as changed:
+            raise await self.explained(changed, ref) from changed.__cause__
+
+    async def put(self, key: str, data: bytes, over: str | None = None) -> ObjectRef:
+        """Make or replace one object; return what is there then.
+
+        A store that knows no conditional PUT is asked without condition, with a word in the log.
+
+        Args:
+            key: of the object.
+            data: all of it.
+            over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+
+        Raises:
+            ObjectChanged: another version is there, or one at all.
+            PermissionDenied, NotFound, StoreUnavailable: as S3 answered.
+        """
+        asked = self.asked("write", key, over or "")
+        try:
+            return await self._put(key, data, asked, _condition(over))
+        except StoreUnavailable as error:
+            if over is None or error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
+                raise
+            _log.warning(
+                "the store knows no conditional PUT: of two writers at once, one may be lost", object=asked.url
+            )
+            return await self._put(key, data, asked, {})
+
+    async def _put(self, key: str, data: bytes, asked: Asked, condition: Mapping[str, str]) -> ObjectRef:
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            answer: Mapping[str, Any] = await client.put_object(
+                Bucket=self._bucket, Key=key, Body=data, **condition, **self._payer
+            )
+            return answer
+
+        answer = await self.clients.call(ask, asked, self._limits.whole_deadline_s(len(data)))
+        return ObjectRef(self.root, key, len(data), plain_etag(str(answer.get("ETag", "")), asked))
+
+    async def close(self) -> None:
+        """Close connections; idempotent."""
+        await self.clients.aclose()
+
+    def asked(self, op: str, key: str, etag: str = "") -> Asked:
+        """Return what to tell of a request when it fails."""
+        return Asked(op, f"{self.root}/{key}", self._endpoint, etag, pays=self._s3.requester_pays)
+
+    async def explained(self, changed: ObjectChanged, ref: ObjectRef) -> FeeddError:
+        """Return what to raise for a version that is gone: what there is now, which a refused GET does not tell."""
+        if changed.__cause__ is None:
+            return changed  # the answer was another version's, and named it
+        try:
+            now = await self.head(ref.key)
+        except NotFound as gone:
+            return gone
+        except FeeddError:
+            return changed
+        if (now.etag, now.size_bytes) == (ref.etag, ref.size_bytes):
+            message = f"expected a range of the object, got {changed.__cause__} although it is unchanged"
+            return BadResponse(message, object=ref.url, stage="source")
+        said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
+        return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
+
+
+def _condition(over: str | None) -> dict[str, str]:
+    if over is None:
+        return {}
+    return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
+
+
+async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+    at, size_bytes = 0, target.nbytes
+    async for chunk, _ in body.iter_chunks():  # chunk by chunk as they came: joining them would copy once more
+        if not at:
+            noted.first_byte_s = time.monotonic()
+        end = at + len(chunk)
+        if end > size_bytes:
+            raise BadResponse(f"expected {size_bytes} bytes, got more", object=asked.url, stage="source")
+        with target[at:end] as piece:
+            await write_over(piece, chunk, begins=not at)
+        at = noted.filled_bytes = end
+    if at != size_bytes:
+        # not a BadResponse: what came is the object's, and the rest can be asked for
+        raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=asked.url, stage="source")
+
+
+def _sender(headers: Mapping[str, str], raw: Any) -> str:  # noqa: ANN401 - aiohttp's ClientResponse
+    connection = raw.connection  # None where the whole body came with the head
+    peer = None if connection is None else connection.transport.get_extra_info("peername")
+    return answered_by(headers, peer[0] if peer else "")

@@ -1,0 +1,139 @@
+"""What S3 keeps to check a whole object against.
+
+A HEAD tells it; the GETs cannot: S3 leaves the object's checksum out of an answer to a range. ETags are not used,
+though those of many small objects are MD5 sums: an ETag of an SSE-C, SSE-KMS, multipart or directory-bucket object is
+not, other stores make theirs as they like, and nothing in an answer tells reliably which kind it is. A wrong guess
+would condemn a good object for ever.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from feedd.errors import BadRequest, BadResponse, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable
+from feedd.fetch.hints import CHANGED_HINT
+from feedd.fetch.object_checksums import ALGORITHMS, digest_of
+from feedd.fetch.s3.range_answer import plain_etag
+from feedd.fetch.s3.sdk_errors import code_of
+from feedd.values import ObjectChecksum
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from feedd.fetch.s3.sdk_client import S3Clients
+    from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.values import ObjectRef
+
+_log = structlog.get_logger(__name__)
+
+_FIELDS = {name: f"Checksum{name.upper()}" for name in ALGORITHMS}  # as botocore calls them
+_PARTS_PER_PAGE = 1000
+
+
+class S3Checksums:
+    """Asks one bucket: a HEAD per object, and for one with a composite checksum its parts, a thousand at a time."""
+
+    def __init__(self, clients: S3Clients, bucket: str, payer: Mapping[str, str], deadline_s: float) -> None:
+        self._clients = clients
+        self._bucket = bucket
+        self._payer = payer
+        self._deadline_s = deadline_s
+        self._logged = False
+
+    async def of(self, ref: ObjectRef, asked: Asked) -> ObjectChecksum | None:
+        """Return the object's checksum; None where there is none, or its parts cannot be learnt.
+
+        Raises:
+            BadResponse: the store contradicts itself, or the digest is malformed.
+            What ``ObjectStore.checksum`` raises.
+        """
+        answer = await self._call("head_object", asked, ref, ChecksumMode="ENABLED", IfMatch=f'"{ref.etag}"')
+        _check_version(str(answer.get("ETag", "")), ref, asked)
+        if int(answer["ContentLength"]) != ref.size_bytes:
+            message = f"expected {ref.size_bytes} bytes, got an object of {answer['ContentLength']}"
+            raise BadResponse(message, object=asked.url, stage="source")
+        for algorithm, name in _FIELDS.items():
+            if answer.get(name):
+                return await self._read(algorithm, str(answer[name]), str(answer.get("ChecksumType", "")), ref, asked)
+        return None
+
+    async def _read(self, algorithm: str, text: str, kind: str, ref: ObjectRef, asked: Asked) -> ObjectChecksum | None:
+        encoded, _, count = text.partition("-")
+        digest = _decode(algorithm, encoded, asked)
+        # stores that tell no type are of the time when uploads in parts, whose ETag is like "...-3", had no other
+        untold = not kind and "-" in ref.etag and algorithm != "crc64nvme"
+        if kind != "COMPOSITE" and not count and not untold:
+            return ObjectChecksum(algorithm, digest)
+        parts = await self._parts(algorithm, ref, asked)
+        sizes, digests = tuple(size for size, _ in parts), tuple(found for _, found in parts if found is not None)
+        if sum(sizes) != ref.size_bytes or (count and count != str(len(parts))) or not parts:
+            self._log_unknown_parts(ref, "the store does not tell them")
+            return None
+        return ObjectChecksum(algorithm, digest, sizes, digests if len(digests) == len(sizes) else ())
+
+    async def _parts(self, algorithm: str, ref: ObjectRef, asked: Asked) -> list[tuple[int, bytes | None]]:
+        """Return size and digest of each part; nothing where the store does not tell."""
+        found: list[tuple[int, bytes | None]] = []
+        marker = 0
+        while True:
+            try:
+                page = await self._call(
+                    "get_object_attributes",
+                    asked,
+                    ref,
+                    ObjectAttributes=["ETag", "ObjectParts"],
+                    MaxParts=_PARTS_PER_PAGE,
+                    PartNumberMarker=marker,
+                )
+            except (BadRequest, BadResponse, NotFound, PermissionDenied) as error:
+                self._log_unknown_parts(ref, error.message)
+                return []
+            except StoreUnavailable as error:
+                if error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
+                    raise
+                self._log_unknown_parts(ref, error.message)
+                return []
+            _check_version(str(page.get("ETag", "")), ref, asked)  # the request knows no If-Match
+            listed = page.get("ObjectParts", {})
+            parts = listed.get("Parts", [])
+            for part in parts:
+                text = part.get(_FIELDS[algorithm])
+                found.append((int(part.get("Size", 0)), _decode(algorithm, text, asked) if text else None))
+            if not parts or not listed.get("IsTruncated"):
+                return found
+            marker = int(listed.get("NextPartNumberMarker", marker + len(parts)))
+
+    async def _call(self, name: str, asked: Asked, ref: ObjectRef, **arguments: object) -> Mapping[str, Any]:
+        async def ask(client: Any) -> Mapping[str, Any]:  # noqa: ANN401 - see open_client
+            method = getattr(client, name)
+            answer: Mapping[str, Any] = await method(Bucket=self._bucket, Key=ref.key, **arguments, **self._payer)
+            return answer
+
+        return await self._clients.call(ask, asked, self._deadline_s)
+
+    def _log_unknown_parts(self, ref: ObjectRef, reason: str) -> None:
+        if not self._logged:
+            self._logged = True
+            hint = "grant s3:GetObjectAttributes to have such objects checked"
+            _log.warning("parts of a composite checksum are unknown", object=ref.url, reason=reason, hint=hint)
+
+
+def _check_version(header: str, ref: ObjectRef, asked: Asked) -> None:
+    etag = plain_etag(header, asked)
+    if etag != ref.etag:
+        message = f"expected etag {ref.etag}, got {etag}"
+        raise ObjectChanged(message, object=asked.url, hint=CHANGED_HINT, stage="source")
+
+
+def _decode(algorithm: str, text: str, asked: Asked) -> bytes:
+    try:
+        digest = base64.b64decode(text, validate=True)
+    except binascii.Error:
+        digest = b""
+    if len(digest) != len(digest_of(algorithm, b"")):
+        raise BadResponse(f"expected a {algorithm} in base64, got {text!r}", object=asked.url, stage="source")
+    return digest

@@ -1,1 +1,0 @@
-"""Where bytes come from: listing, manifests, stores, their wrappers, and the parallel range fetcher."""

@@ -1,1 +1,0 @@
-"""S3 through the SDK: credentials, endpoints, listings, and whatever comes up once."""

@@ -1,0 +1,329 @@
+"""Bodies on their way into a file whose disk hangs, and transfer threads that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import select
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import CacheUnavailable
+from feedd.fetch.fetch_options import SourceOptions
+from feedd.fetch.s3 import body_transfer as move
+from feedd.fetch.s3 import transfer_threads as mover
+from feedd.fetch.s3.bodies import Files
+from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from feedd.fetch.s3.transfer_threads import Mover, Movers
+from feedd.flow.mapping import FileMapping, is_in_memory
+from feedd.flow.writing import left_alone
+from feedd.values import ReadProgress
+from tests.fakes.disks import FrozenDisk, HeldWrites, frozen_disk
+from tests.fakes.fetchers import until
+from tests.fakes.raw_server import RawServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = os.urandom(3 << 20)
+SMALL = LARGE[: 100 << 10]
+TURNS = 200
+
+
+def _answer(body: bytes) -> bytes:
+    return f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.fixture(params=["held", "frozen"])
+def disk(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HeldWrites | FrozenDisk]:
+    """A disk that hangs when told to: calls that are held in this process, and a real file system that is frozen."""
+    with frozen_disk(tmp_path) if request.param == "frozen" else HeldWrites(tmp_path).under(monkeypatch) as disk:
+        yield disk
+
+
+def descriptors() -> set[str]:
+    """Return what is open."""
+    listing = os.open("/proc/self/fd", os.O_RDONLY)
+    try:
+        return set(os.listdir(listing)) - {str(listing)}  # noqa: PTH208 - of a descriptor that is known
+    finally:
+        os.close(listing)
+
+
+@contextlib.contextmanager
+def _mapped(fd: int) -> Iterator[FileMapping]:
+    os.posix_fallocate(fd, 0, len(LARGE))
+    mapping = FileMapping(fd, len(LARGE))
+    os.close(fd)
+    mapping.in_memory = str(Path(f"/proc/self/fd/{mapping.fd}").readlink()).startswith("/memfd")
+    yield mapping
+    mapping.close()
+
+
+@pytest.fixture
+def on_disk(disk: HeldWrites | FrozenDisk) -> Iterator[FileMapping]:
+    """A file on a disk that hangs."""
+    with _mapped(os.open(disk.folder / "file", os.O_RDWR | os.O_CREAT)) as mapping:
+        disk.hang()
+        yield mapping
+
+
+@pytest.fixture
+def on_good_disk(tmp_path: Path) -> Iterator[FileMapping]:
+    """A file on a disk that is well."""
+    with _mapped(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)) as mapping:
+        yield mapping
+
+
+@pytest.fixture
+def in_memory() -> Iterator[FileMapping]:
+    """A file in memory."""
+    with _mapped(os.memfd_create("test")) as mapping:
+        yield mapping
+
+
+@pytest.fixture
+async def files() -> AsyncIterator[Files]:
+    """Movers, closed behind the test."""
+    movers = Movers(1)
+    yield Files(movers)
+    movers.close()
+
+
+def _pool(server: RawServer, files: Files, read_timeout_s: float = 30.0) -> ConnectionPool:
+    options = SourceOptions(connect_timeout_s=2.0, read_timeout_s=read_timeout_s, parts_in_flight=4, hedge_share=0.0)
+    return ConnectionPool(Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options, files)
+
+
+async def _read(pool: ConnectionPool, mapping: FileMapping, size: int, progress: ReadProgress | None = None) -> bytes:
+    with memoryview(mapping) as whole, whole[:size] as target:
+        await pool.request(REQUEST, target, lambda _: None, progress=progress)
+    return os.pread(mapping.fd, size, 0)
+
+
+@pytest.mark.parametrize("body", [LARGE, SMALL], ids=["large", "small"])
+async def test_a_read_given_up_does_not_wait_for_the_disk(
+    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, files: Files, body: bytes
+) -> None:
+    """While a write hangs the loop turns, and a read that is cancelled ends at once; the file knows of the write."""
+    async with RawServer(_answer(body)) as server:
+        pool, progress = _pool(server, files), ReadProgress()
+        reading = asyncio.ensure_future(_read(pool, on_disk, len(body), progress))
+        await until(disk.holds_a_write)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+        assert not disk.overdue
+        assert not await left_alone(on_disk.writers, 0.01)
+        disk.recover()
+        assert await left_alone(on_disk.writers, 20)
+        assert progress.filled_bytes == 0
+        await pool.aclose()
+
+
+async def test_a_file_stays_open_for_a_write_that_hangs(disk: HeldWrites | FrozenDisk, files: Files) -> None:
+    """A draft that is given up under a write is closed when that has ended, and its descriptor means no other file."""
+    async with RawServer(_answer(SMALL)) as server:
+        pool = _pool(server, files)
+        with _mapped(os.open(disk.folder / "file", os.O_RDWR | os.O_CREAT)) as mapping:
+            disk.hang()
+            fd, writers = mapping.fd, mapping.writers
+            reading = asyncio.ensure_future(_read(pool, mapping, len(SMALL)))
+            await until(disk.holds_a_write)
+            reading.cancel()
+            await asyncio.wait([reading])
+        os.fstat(fd)
+        disk.recover()
+        assert await left_alone(writers, 20)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+        await pool.aclose()
+
+
+@pytest.mark.parametrize("body", [LARGE, SMALL], ids=["large", "small"])
+async def test_memory_is_filled_while_the_disk_hangs(
+    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, in_memory: FileMapping, files: Files, body: bytes
+) -> None:
+    """What goes past a disk that hangs passes no thread that waits for it."""
+    async with RawServer(_answer(body)) as server, RawServer(_answer(body)) as other:
+        pool, other_pool = _pool(server, files), _pool(other, files)
+        reading = asyncio.ensure_future(_read(pool, on_disk, len(body)))
+        await until(disk.holds_a_write)
+        assert await _read(other_pool, in_memory, len(body)) == body
+        assert not disk.overdue
+        disk.recover()
+        assert await reading == body
+        await pool.aclose()
+        await other_pool.aclose()
+
+
+@pytest.mark.parametrize("body", [LARGE, SMALL], ids=["large", "small"])
+async def test_silence_of_the_disk_is_not_the_stores(
+    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, files: Files, body: bytes
+) -> None:
+    """Where the disk takes nothing for as long as a store may be silent, the error is the cache's."""
+    async with RawServer(_answer(body)) as server:
+        pool = _pool(server, files, read_timeout_s=0.05)
+        with pytest.raises(CacheUnavailable, match="expected the disk to take what was received"):
+            await _read(pool, on_disk, len(body))
+        assert not disk.overdue
+        disk.recover()
+        assert await left_alone(on_disk.writers, 20)
+        await pool.aclose()
+
+
+async def test_a_connection_that_closes_behind_a_body_does_not_lose_it(
+    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, files: Files
+) -> None:
+    """A small body that has come is written, although its connection is closed before the disk has taken it."""
+    async with RawServer([_answer(SMALL), b""]) as server:
+        pool = _pool(server, files)
+        reading = asyncio.ensure_future(_read(pool, on_disk, len(SMALL)))
+        await until(disk.holds_a_write)
+        await until(lambda: not pool._all)
+        disk.recover()
+        assert await reading == SMALL
+        await pool.aclose()
+
+
+async def test_without_descriptors_a_body_fails_and_the_next_arrives(
+    on_good_disk: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body whose transfer thread gets no pipe fails, and closes nobody's descriptors; the next one arrives."""
+
+    def refuse(_: int) -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async with RawServer(_answer(LARGE), _answer(LARGE)) as server:
+        pool = _pool(server, files)
+        monkeypatch.setattr(os, "pipe2", refuse)
+        before = descriptors()
+        with pytest.raises(CacheUnavailable, match="too many open files"):
+            await _read(pool, on_good_disk, len(LARGE))
+        monkeypatch.undo()
+        assert before <= descriptors()
+        assert await _read(pool, on_good_disk, len(LARGE)) == LARGE
+        await pool.aclose()
+
+
+async def test_a_thread_that_ends_fails_its_bodies_and_is_replaced(
+    on_good_disk: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bodies of a transfer thread that ends are told so, and the next body gets another thread."""
+
+    class Broken(Exception):
+        pass
+
+    def broken(_: Mover) -> None:
+        raise Broken
+
+    async with RawServer([_answer(LARGE)[:1000], None], _answer(LARGE)) as server:
+        pool = _pool(server, files)
+        reading = asyncio.ensure_future(_read(pool, on_good_disk, len(LARGE)))
+        await until(lambda: bool(_moves_of(files)))
+        (dying,) = _movers_of(files)
+        monkeypatch.setattr(Mover, "_woken", broken)
+        dying.look()
+        with pytest.raises(ConnectionResetError, match="its transfer thread has ended"):
+            await reading
+        monkeypatch.undo()
+        await until(lambda: not dying.alive)
+        assert await _read(pool, on_good_disk, len(LARGE)) == LARGE
+        assert dying not in _movers_of(files)
+        await pool.aclose()
+
+
+def _movers_of(files: Files) -> list[Mover]:
+    assert files._movers is not None
+    return files._movers._all.get(False, [])
+
+
+def _moves_of(files: Files) -> list[move.Move]:
+    return [one for each in _movers_of(files) for one in each._moves.values()]
+
+
+@pytest.mark.parametrize("fault", ["watch", "landed"])
+async def test_what_fails_with_one_body_ends_that_body(
+    on_good_disk: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """No watch left for its socket, or a checksum that raises: one body fails, the thread goes on with the next."""
+
+    class NoWatch:
+        def __init__(self) -> None:
+            self._real = select.epoll()
+            self._count = 0
+
+        def register(self, fd: int, events: int) -> None:
+            self._count += 1
+            if fault == "watch" and self._count == 2:  # the first is the mover's own
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self._real.register(fd, events)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._real, name)
+
+    class Select:
+        epoll, EPOLLIN, EPOLLRDHUP = NoWatch, select.EPOLLIN, select.EPOLLRDHUP
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("no checksum")
+
+    monkeypatch.setattr(mover, "select", Select)
+    if fault == "landed":
+        on_good_disk.landed = broken
+    async with RawServer(_answer(LARGE), _answer(LARGE)) as server:
+        pool = _pool(server, files)
+        with pytest.raises(ConnectionResetError, match=r"No space left|no checksum"):
+            await _read(pool, on_good_disk, len(LARGE))
+        on_good_disk.landed = None
+        (first,) = _movers_of(files)
+        assert await _read(pool, on_good_disk, len(LARGE)) == LARGE
+        assert _movers_of(files) == [first]
+        await pool.aclose()
+
+
+async def test_a_failed_thread_start_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system starts no more threads a mover is refused, with every descriptor closed again."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = descriptors()
+    with pytest.raises(OSError, match="can't start new thread"):
+        Mover()
+    monkeypatch.undo()
+    assert descriptors() == before
+
+
+async def test_a_pipe_is_emptied_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a failed write leaves in the pipe is thrown away even where no descriptor is left."""
+    gear = move.Gear()
+    near, far = socket.socketpair()
+    with near, far:
+        far.send(b"left behind")
+        os.splice(near.fileno(), gear.into, 100)
+    monkeypatch.setattr(os, "pipe2", lambda _: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
+    gear.drain()
+    with pytest.raises(BlockingIOError):
+        os.read(gear.out, 1)
+    gear.close()
+
+
+def test_files_in_memory_are_told_from_others(in_memory: FileMapping) -> None:
+    """A memfd's pages are memory; those of a program on disk are not."""
+    assert is_in_memory(in_memory.fd)
+    with Path(sys.executable).open("rb") as program:
+        assert not is_in_memory(program.fileno())

@@ -1,0 +1,257 @@
+"""Bodies moved from sockets into files by a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.fetch.s3.bodies import Files, WrittenBody
+from feedd.fetch.s3.body_transfer import Move, SplicedMove
+from feedd.fetch.s3.small_bodies import HandedBody
+from feedd.fetch.s3.transfer_threads import Mover, Movers
+from feedd.flow.mapping import FileMapping, FilePlace, file_of
+from feedd.flow.writers import Writers
+from feedd.values import ReadProgress
+from tests.fakes.fetchers import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 3 << 20
+DATA = os.urandom(SIZE)
+
+
+def place(fd: int, at: int) -> FilePlace:
+    """Return a place of a file that nobody else writes to."""
+    return FilePlace(fd, at, None, Writers(), in_memory=False)
+
+
+class Rig:
+    """A socket pair, a file, and a mover."""
+
+    def __init__(self, folder: Path) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.file = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
+        os.posix_fallocate(self.file, 0, SIZE + 8192)
+        self.mover = Mover()
+        self.progress = ReadProgress()
+        self.over = threading.Event()
+
+    def move(self, size: int = SIZE, at: int = 4096) -> Move:
+        move = SplicedMove(
+            self.near.fileno(),
+            place(self.file, at),
+            size,
+            self.progress,
+            lambda _: self.over.set(),
+        )
+        self.mover.add(move)
+        return move
+
+    def send(self, data: bytes) -> None:
+        sender = threading.Thread(target=self.far.sendall, args=(data,))
+        sender.start()
+        sender.join(20)
+        assert not sender.is_alive()
+
+    def ended(self) -> bool:
+        return self.over.wait(20)
+
+    def close(self) -> None:
+        self.mover.close()
+        for sock in (self.near, self.far):
+            sock.close()
+        os.close(self.file)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Return one, closed again."""
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_moves_exactly_the_body(rig: Rig) -> None:
+    """Exactly so many bytes go to the place asked for; what follows stays in the socket."""
+    move = rig.move()
+    rig.send(DATA + b"next")
+    assert rig.ended()
+    assert move.file_error is move.socket_error is None
+    assert rig.progress.filled_bytes == SIZE
+    assert rig.progress.first_byte_s is not None
+    assert os.pread(rig.file, SIZE, 4096) == DATA
+    assert os.pread(rig.file, 4096, 0) == bytes(4096)
+    assert rig.near.recv(100) == b"next"
+
+
+def test_end_before_the_body_does(rig: Rig) -> None:
+    """A socket that ends early is an error, with what came so far counted and in place."""
+    move = rig.move()
+    rig.send(DATA[:300_000])
+    rig.far.close()
+    assert rig.ended()
+    assert isinstance(move.socket_error, ConnectionResetError)
+    assert rig.progress.filled_bytes == 300_000
+    assert os.pread(rig.file, 300_000, 4096) == DATA[:300_000]
+
+
+def test_stopped_writes_no_more(rig: Rig) -> None:
+    """No write begins after ``stop``, whatever arrives."""
+    move = rig.move()
+    move.stop()
+    filled = rig.progress.filled_bytes
+    with contextlib.suppress(BrokenPipeError):  # the sender hears of it at once
+        rig.far.sendall(DATA[:100_000])
+    rig.mover.look()
+    assert rig.ended()
+    assert rig.progress.filled_bytes == filled == 0
+    assert os.pread(rig.file, SIZE, 4096) == bytes(SIZE)
+
+
+def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
+    """An error of the file is told apart from one of the socket, and the next body is not disturbed by it."""
+    readonly = os.open(tmp_path / "file", os.O_RDONLY)
+    failed = threading.Event()
+    bad = SplicedMove(
+        rig.near.fileno(),
+        place(readonly, 0),
+        SIZE,
+        ReadProgress(),
+        lambda _: failed.set(),
+    )
+    rig.mover.add(bad)
+    rig.send(DATA[:300_000])
+    assert failed.wait(20)
+    os.close(readonly)
+    assert bad.file_error is not None
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        rig.mover.add(
+            SplicedMove(
+                near.fileno(),
+                place(rig.file, 0),
+                1000,
+                rig.progress,
+                lambda _: rig.over.set(),
+            )
+        )
+        far.sendall(DATA[:1000])
+        assert rig.ended()
+    assert os.pread(rig.file, 1000, 0) == DATA[:1000]
+
+
+def test_closing_ends_all(rig: Rig) -> None:
+    """``close`` ends what is under way as stopped, tells, and gives every descriptor back."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    moves = [rig.move() for _ in range(3)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
+    rig.mover.close()
+    assert rig.over.is_set()
+    assert all(move.stopped for move in moves)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 5  # the mover's own, too
+
+
+async def test_many_at_a_time(tmp_path: Path) -> None:
+    """Bodies of several sockets, sent in small pieces side by side, all arrive whole."""
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    pairs = [socket.socketpair() for _ in range(8)]
+    mover, done = Mover(), threading.Semaphore(0)
+    for index, (near, far) in enumerate(pairs):
+        near.setblocking(False)
+        far.setblocking(False)
+        mover.add(
+            SplicedMove(
+                near.fileno(),
+                place(file, index * SIZE),
+                SIZE,
+                ReadProgress(),
+                lambda _: done.release(),
+            )
+        )
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*[loop.sock_sendall(far, DATA) for _, far in pairs])
+        for _ in pairs:
+            await asyncio.to_thread(done.acquire)
+    assert os.pread(file, SIZE * 8 + 1, 0) == DATA * 8
+    mover.close()
+    os.close(file)
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+async def test_without_descriptors_through_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_memory: bool
+) -> None:
+    """Where there is no descriptor for a copy of the socket, the body comes through memory, its transport unpaused."""
+    file = os.memfd_create("test") if in_memory else os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(file, 0, SIZE)
+    mapping = FileMapping(file, SIZE)
+    near, far = socket.socketpair()
+    transport, protocol = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
+    movers = Movers(2)
+    refusal = OSError(errno.EMFILE, "too many open files")
+    monkeypatch.setattr(os, "dup", lambda _: (_ for _ in ()).throw(refusal))
+    target, progress = memoryview(mapping), ReadProgress()
+    ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def end(error: Exception | None) -> None:
+        ended.set_result(error)
+
+    body = Files(movers).body(transport, asyncio.get_running_loop(), target, progress, end, memoryview(DATA[:1000]))
+    monkeypatch.undo()
+    assert isinstance(body, WrittenBody if in_memory else HandedBody)
+    assert transport.is_reading()
+    assert isinstance(protocol, asyncio.Protocol)
+    at = 1000
+    while at < SIZE:
+        into = body.buffer()
+        count = min(len(into), SIZE - at)
+        into[:count] = DATA[at : at + count]
+        body.received(count)
+        at += count
+        if not in_memory:
+            await until(lambda: transport.is_reading() or progress.filled_bytes == SIZE)
+    assert in_memory or await ended is None
+    assert progress.filled_bytes == SIZE
+    assert os.pread(file, SIZE, 0) == DATA
+    movers.close()
+    target.release()
+    transport.abort()
+    far.close()
+    mapping.close()
+    os.close(file)
+    await asyncio.sleep(0)
+
+
+def test_file_of_a_view(tmp_path: Path) -> None:
+    """A slice of a mapping leads to its place in the file; other memory to none."""
+    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.write(file, DATA[:20_000])
+    mapping = FileMapping(file, 20_000)
+    with memoryview(mapping) as whole, whole[5000:] as part, part[10:] as inner:
+        found = file_of(inner)
+        assert found is not None
+        assert found.at == 5010
+        os.pwrite(found.fd, b"there", 5010)
+        assert bytes(inner[:5]) == b"there"
+        assert bytes(inner[5:]) == DATA[5015:20_000]
+    assert file_of(memoryview(bytearray(10))) is None
+    fd = mapping.fd
+    mapping.close()
+    os.close(file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

@@ -1,0 +1,140 @@
+"""Who receives the bytes: our own reader, or the SDK where that cannot."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from feedd.bench.server.server import S3Server
+from feedd.catalog.sources import Sources
+from feedd.clock import SystemClock
+from feedd.errors import BadConfig, BadResponse, StoreUnavailable
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.s3.direct_store import DirectStore
+from feedd.values import ByteRange, ObjectRef
+from tests.fakes.tally import TallyRecorder
+from tests.unit.serve.certs import Authority
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from feedd.fetch.fetch_options import Transport
+
+pytestmark = pytest.mark.slow  # over a real server
+
+DATA = bytes(range(200))
+
+
+@pytest.fixture
+def server() -> Iterator[S3Server]:
+    """Start a server with one object."""
+    with S3Server() as running:
+        running.put("bucket", "key", DATA)
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, transport: Transport = "auto", **s3: str) -> AsyncIterator[DirectStore]:
+    """Open a store."""
+    access = S3Options(endpoint_url=url, anonymous=True, **s3)  # type: ignore[arg-type]  # strings, in every call
+    store = DirectStore("bucket", SourceOptions(transport=transport, s3={"*": access}))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def read(store: DirectStore, ref: ObjectRef | None = None) -> bytes:
+    """Read a few bytes."""
+    target = bytearray(9)
+    await store.read_into(ref or await store.head("key"), ByteRange(1, 10), memoryview(target))
+    return bytes(target)
+
+
+def by_sdk(server: S3Server) -> list[bool]:
+    """Return for each GET whether the SDK sent it: only it adds statistics of its own."""
+    return ["amz-sdk-request" in request.headers for request in server.requests if request.op == "GET"]
+
+
+async def test_reads_go_past_the_sdk(server: S3Server) -> None:
+    """Without a reason to do otherwise the reader is ours; heads are the SDK's, one connection serves all reads."""
+    async with opened(server.url) as store:
+        with capture_logs() as logs:
+            ref = await store.head("key")
+            connections = server.connection_count
+            assert [await read(store, ref) for _ in range(3)] == [DATA[1:10]] * 3
+        assert by_sdk(server) == [False] * 3
+        assert server.connection_count == connections + 1
+        assert logs == []
+
+
+@pytest.mark.parametrize(("transport", "sdk"), [("auto", True), ("direct", False)], ids=["auto", "direct"])
+async def test_proxy_is_left_to_the_sdk(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, transport: Transport, sdk: bool
+) -> None:
+    """With a proxy in the environment ``auto`` reads through the SDK, which knows proxies, and says so once."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    ref = ObjectRef("s3://bucket", "key", len(DATA), server.put("bucket", "key", DATA))
+    async with opened(server.url, transport) as store:
+        with capture_logs() as logs:
+            for _ in range(2):
+                with contextlib.suppress(StoreUnavailable):  # nobody is at the proxy's address
+                    await read(store, ref)
+        assert [entry["reason"] for entry in logs] == ["a proxy is set for this endpoint"] * sdk
+        assert by_sdk(server) == [] if sdk else [False, False]
+
+
+async def test_sdk_on_request(server: S3Server) -> None:
+    """The option chooses the SDK for everything."""
+    options = SourceOptions(transport="aiobotocore", s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
+    async with Sources(options, TallyRecorder(), SystemClock()) as sources:
+        (ref,) = await sources.resolve(["s3://bucket/key"])
+        await sources.fetcher.fetch(ref, memoryview(bytearray(len(DATA))))
+    assert by_sdk(server) == [True]
+
+
+async def test_etag_that_fits_no_header(server: S3Server) -> None:
+    """An ETag with a line break, as a listing could bring it, does not become a header."""
+    async with opened(server.url) as store:
+        with pytest.raises(BadResponse, match="fit for a header"):
+            await read(store, ObjectRef(store.root, "key", 200, 'x"\r\nHost: other'))
+    assert by_sdk(server) == []
+
+
+async def test_store_nobody_vouches_for(tmp_path: Path) -> None:
+    """A certificate of an authority that is not trusted is refused, with the option that would change that."""
+    authority = Authority(tmp_path)
+    with S3Server(cert=authority.issue("store")) as server:
+        etag = server.put("bucket", "key", DATA)
+        ref = ObjectRef("s3://bucket", "key", len(DATA), etag)
+        async with opened(server.url, ca_bundle=str(authority.ca_path)) as store:
+            assert await read(store, ref) == DATA[1:10]
+        async with opened(server.url) as store:
+            with pytest.raises(BadConfig, match="ca_bundle"):
+                await read(store, ref)
+
+
+async def test_authorities_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS_CA_BUNDLE counts for our reader as for the SDK."""
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.ca_path))
+    with S3Server(cert=authority.issue("store")) as server:
+        server.put("bucket", "key", DATA)
+        async with opened(server.url) as store:
+            assert await read(store) == DATA[1:10]
+        assert by_sdk(server) == [False]
+
+
+async def test_name_must_match_the_certificate(tmp_path: Path) -> None:
+    """A certificate for another name is refused."""
+    authority = Authority(tmp_path)
+    with S3Server(cert=authority.issue("store")) as server:
+        etag = server.put("bucket", "key", DATA)
+        url = server.url.replace("127.0.0.1", "localhost")  # the certificate is for the address
+        async with opened(url, ca_bundle=str(authority.ca_path)) as store:
+            with pytest.raises(BadConfig, match="trusted certificate"):
+                await read(store, ObjectRef("s3://bucket", "key", len(DATA), etag))

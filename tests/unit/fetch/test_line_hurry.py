@@ -1,0 +1,136 @@
+"""What is waited for apart from the rest of its object goes first, in the order in which that was said."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedd.fetch.scheduler import Line, Standing
+from feedd.flow.budget import ByteBudget
+from feedd.values import ByteRange
+
+PART_BYTES = 10
+
+
+class Pack(Standing):
+    """Objects of a pack."""
+
+    many = True
+
+
+def pack(count: int, size_bytes: int = 5, urgency: float = -math.inf) -> Pack:
+    """Return a fetch of so many objects of one size."""
+    spans = [ByteRange(n * size_bytes, (n + 1) * size_bytes) for n in range(count)]
+    return Pack("bucket", spans, PART_BYTES, lambda: urgency)
+
+
+def line_of(*standings: Standing) -> Line[Standing]:
+    """Return a line in which they stand."""
+    line: Line[Standing] = Line(100, ByteBudget(1 << 30), lambda _: 100)
+    for standing in standings:
+        line.join(standing)
+    return line
+
+
+def numbers(standing: Standing, taken: list[tuple[Standing, ByteRange]], size_bytes: int = 5) -> list[int]:
+    """Return which of its objects were taken, in order."""
+    return [span.start // size_bytes for one, span in taken if one is standing]
+
+
+def all_of(line: Line[Standing]) -> list[tuple[Standing, ByteRange]]:
+    """Take everything."""
+    found = []
+    while (one := line.take()) is not None:
+        found.append(one)
+    return found
+
+
+def spans(*wanted: int) -> list[ByteRange]:
+    """Return where objects of 5 bytes lie."""
+    return [ByteRange(n * 5, n * 5 + 5) for n in wanted]
+
+
+def test_what_is_hurried_goes_first() -> None:
+    """In the order of turns over all packs; each once; then the rest as it lies."""
+    one, other = pack(5), pack(5)
+    line = line_of(one, other)
+    first, second = next(line.turns), next(line.turns)
+    one.hurry(first, spans(4))
+    one.hurry(second, spans(2, 4))
+    other.hurry(first, spans(3))
+    taken = all_of(line)
+    assert {(standing, span.start // 5) for standing, span in taken[:2]} == {(one, 4), (other, 3)}
+    assert taken[2] == (one, ByteRange(10, 15))
+    assert sorted(numbers(one, taken[3:])) == [0, 1, 3]
+    assert sorted(numbers(other, taken[3:])) == [0, 1, 2, 4]
+    assert not line.waiting_count
+
+
+def test_an_earlier_turn_goes_first_whenever_it_is_said() -> None:
+    """Who took a turn before may say later what it waits for: also for what was hurried for the other one."""
+    one = pack(6)
+    line = line_of(one)
+    first, second = next(line.turns), next(line.turns)
+    one.hurry(second, spans(0, 5, 2))
+    one.hurry(first, spans(4, 2))
+    assert numbers(one, all_of(line)) == [2, 4, 0, 5, 1, 3]
+
+
+def test_who_came_before_goes_before() -> None:
+    """A whole shard somebody waits for is not kept waiting by packs of which something is hurried later."""
+    shard = Standing("bucket", [ByteRange(0, 20)], PART_BYTES, lambda: -math.inf)
+    one = pack(3)
+    line = line_of(one, shard)
+    one.hurry(next(line.turns), spans(2))
+    taken = all_of(line)
+    assert [standing for standing, _ in taken[:3]] == [shard, shard, one]
+    assert taken[2][1] == ByteRange(10, 15)
+
+
+def test_who_waits_goes_before_who_does_not() -> None:
+    """However it was hurried: what nobody needs yet stays behind."""
+    later, now = pack(3, urgency=5.0), pack(3, urgency=-math.inf)
+    line = line_of(later, now)
+    later.hurry(next(line.turns), spans(1))
+    assert [standing for standing, _ in all_of(line)[:3]] == [now] * 3
+
+
+def test_what_has_begun_is_left_as_it_is() -> None:
+    """Hurried too late, or after all was given up, nothing is taken twice and nothing comes back."""
+    one = pack(3)
+    line = line_of(one)
+    assert line.take() == (one, ByteRange(0, 5))
+    one.hurry(next(line.turns), spans(0, 1))
+    assert numbers(one, all_of(line)) == [1, 2]
+    gone = pack(3)
+    line = line_of(gone)
+    line.leave(gone)
+    gone.hurry(next(line.turns), spans(0, 1))
+    assert gone.over
+    assert line.take() is None
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 25),
+    st.lists(st.tuples(st.sets(st.integers(0, 11)), st.integers(0, 6), st.integers(0, 9)), max_size=5),
+)
+def test_everything_is_taken_once(count: int, size_bytes: int, calls: list[tuple[set[int], int, int]]) -> None:
+    """Whatever is hurried when, and however parts are cut."""
+    one = pack(count, size_bytes)
+    line = line_of(one)
+    taken: list[tuple[Standing, ByteRange]] = []
+    turns = [next(line.turns) for _ in range(10)]
+    for wanted, before, turn in calls:
+        taken += [part for _ in range(before) if (part := line.take()) is not None]
+        one.hurry(turns[turn], [ByteRange(n * size_bytes, (n + 1) * size_bytes) for n in sorted(wanted) if n < count])
+    taken += all_of(line)
+    found = sorted((span.start, span.end) for _, span in taken)
+    assert [start for start, _ in found] == [0, *(end for _, end in found[:-1])]
+    assert found[-1][1] == count * size_bytes
+    for standing, span in taken:
+        line.give_back(standing, span)
+    assert one.over
+    assert (line.in_flight_count, line.waiting_count) == (0, 0)

@@ -1,0 +1,144 @@
+"""Local files: order, links, change detection."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable
+from feedd.fetch.local_store import LocalStore, write_file
+from feedd.flow.mapping import FileMapping
+from feedd.values import ByteRange, ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LocalStore]:
+    """Open a store with two threads."""
+    opened = LocalStore(2)
+    yield opened
+    await opened.close()
+
+
+async def _names(store: LocalStore, top: Path, prefix: str = "/", after: str = "") -> list[str]:
+    refs = [ref async for page in store.list(f"{top}{prefix}", after) for ref in page]
+    return [ref.key.removeprefix(f"{top}/") for ref in refs]
+
+
+async def test_order_is_that_of_whole_paths(store: LocalStore, tmp_path: Path) -> None:
+    """``a-b`` sorts before ``a/b`` before ``a0``, as a bucket would list them."""
+    for name in ("a/b", "a-b", "a0", "a.x/c", "a/b.d/e"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = ["a-b", "a.x/c", "a/b", "a/b.d/e", "a0"]
+    assert names == sorted(names)
+    assert await _names(store, tmp_path) == names
+    for index, name in enumerate(names):
+        assert await _names(store, tmp_path, after=f"{tmp_path}/{name}") == names[index + 1 :]
+    assert await _names(store, tmp_path, prefix="/a/b") == ["a/b", "a/b.d/e"]
+
+
+async def test_links_are_followed_once(store: LocalStore, tmp_path: Path) -> None:
+    """Links to files and directories count; loops end; dangling links and pipes do not count."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/x").write_text("x")
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real/loop").symlink_to("..")
+    (tmp_path / "file").symlink_to("real/x")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    assert await _names(store, tmp_path) == ["file", "link/x", "real/x"]
+
+
+async def test_rewritten_in_place_is_changed(store: LocalStore, tmp_path: Path) -> None:
+    """A file written again with the same size is another version."""
+    path = tmp_path / "x"
+    path.write_bytes(b"11111")
+    ref = await store.head(str(path))
+    path.write_bytes(b"22222")
+    os.utime(path, ns=(0, 12345))
+    with pytest.raises(ObjectChanged, match=ref.etag):
+        await store.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+
+
+async def test_range_beyond_the_end(store: LocalStore, tmp_path: Path) -> None:
+    """A range that the file does not have is BadResponse, not zeros."""
+    path = tmp_path / "x"
+    path.write_bytes(b"12345")
+    ref = await store.head(str(path))
+    with pytest.raises(BadResponse, match="got 2"):
+        await store.read_into(ref, ByteRange(3, 9), memoryview(bytearray(6)))
+
+
+async def test_directory_is_no_object(store: LocalStore, tmp_path: Path) -> None:
+    """A directory cannot be asked for as an object."""
+    with pytest.raises(NotFound, match="regular file"):
+        await store.head(str(tmp_path))
+    with pytest.raises(NotFound):
+        await store.read_into(
+            ObjectRef("file://", str(tmp_path / "none"), 1, "e"), ByteRange(0, 1), memoryview(bytearray(1))
+        )
+
+
+def test_a_draft_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a link is planted in the draft's place it is not followed: nothing else is written."""
+    victim, path = tmp_path / "victim", tmp_path / "index"
+    victim.write_bytes(b"mine")
+    (tmp_path / f"index.{os.getpid()}.{threading.get_ident()}.new").symlink_to(victim)
+    write_file(str(path), b"x")
+    assert (victim.read_bytes(), path.read_bytes()) == (b"mine", b"x")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0")
+    (tmp_path / "index.0.new").symlink_to(victim)
+    with pytest.raises(StoreUnavailable):
+        write_file(str(path), b"y")
+    assert (victim.read_bytes(), path.read_bytes()) == (b"mine", b"x")
+
+
+def test_only_the_version_that_was_meant_is_replaced(tmp_path: Path) -> None:
+    """A file that came, went or changed meanwhile stays as it is, and no draft is left."""
+    path = str(tmp_path / "file")
+    with pytest.raises(ObjectChanged, match="expected version 1-2-3, got none"):
+        write_file(path, b"x", "1-2-3")
+    first = write_file(path, b"first", "")
+    with pytest.raises(ObjectChanged, match="expected version none, got"):
+        write_file(path, b"x", "")
+    second = write_file(path, b"second", first.etag)
+    with pytest.raises(ObjectChanged):
+        write_file(path, b"x", first.etag)
+    assert (first.size_bytes, second.size_bytes) == (5, 6)
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("file", b"second")]
+    write_file(path, b"whatever")
+    with pytest.raises(NotFound):
+        write_file(str(tmp_path / "nowhere" / "file"), b"x", "")
+
+
+async def test_each_piece_is_told_where_it_landed(store: LocalStore, tmp_path: Path) -> None:
+    """A file read into a mapping comes in pieces of 256 KiB; each is told by its place in the mapping.
+
+    Pieces are summed as they land: with another place, a sound block would look damaged and be fetched again.
+    """
+    at, data = 4096, os.urandom(600_000)
+    source = tmp_path / "source"
+    source.write_bytes(data)
+    told: list[tuple[int, bytes, bool]] = []
+    file = os.memfd_create("test")
+    os.posix_fallocate(file, 0, at + len(data))
+    mapping = FileMapping(file, at + len(data))
+    os.close(file)
+    mapping.landed = lambda start, piece, *, begins=False: told.append((start, bytes(piece), begins))
+    status = source.stat()
+    ref = (await anext(store.list(str(source), "")))[0]
+    assert ref.size_bytes == status.st_size
+    with memoryview(mapping) as whole, whole[at:] as target:
+        await store.read_into(ref, ByteRange(0, len(data)), target)
+    assert bytes(mapping[at:]) == data
+    mapping.close()
+    assert [begins for *_, begins in told] == [True, False, False]
+    assert [start for start, *_ in told] == [at, at + (256 << 10), at + (512 << 10)]
+    assert b"".join(piece for _, piece, _ in told) == data

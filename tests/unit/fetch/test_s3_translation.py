@@ -1,0 +1,137 @@
+"""Foreign exceptions become ours, with the hint that helps."""
+
+from __future__ import annotations
+
+import errno
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from botocore import exceptions as boto
+from botocore.utils import parse_timestamp
+
+from feedd import errors
+from feedd.fetch.s3 import sdk_client as s3_client
+from feedd.fetch.s3.sdk_errors import Asked, translate
+
+READ = Asked("read", "s3://b/k", "http://store:9000", "old")
+
+
+def _answer(status: int, code: str, op: str = "read", **headers: str) -> errors.FeeddError:
+    response: dict[str, Any] = {
+        "Error": {"Code": code, "Message": "m"},
+        "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers},
+    }
+    error = boto.ClientError(response, "Op")  # type: ignore[arg-type]  # a subset of the keys is what servers send
+    return translate(error, Asked(op, "s3://b/k", "http://store:9000", "old"))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "text"),
+    [
+        (404, "NoSuchKey", errors.NotFound, "deleted since"),
+        (404, "NoSuchBucket", errors.NotFound, "name and region"),
+        (403, "AccessDenied", errors.PermissionDenied, "s3:GetObject"),
+        (403, "SomethingNew", errors.PermissionDenied, "SomethingNew"),
+        (403, "InvalidAccessKeyId", errors.PermissionDenied, "AWS_ACCESS_KEY_ID"),
+        (403, "SignatureDoesNotMatch", errors.PermissionDenied, "SignatureDoesNotMatch"),
+        (403, "InvalidObjectState", errors.PermissionDenied, "restore"),
+        (400, "KMS.DisabledException", errors.PermissionDenied, "kms:Decrypt"),
+        (403, "AccessDenied", errors.PermissionDenied, "requester_pays = true"),
+        (400, "InvalidToken", errors.PermissionDenied, "AWS_ACCESS_KEY_ID"),
+        (403, "RequestTimeTooSkewed", errors.PermissionDenied, "clock"),
+        (400, "ExpiredToken", errors.PermissionDenied, "renew"),
+        (412, "PreconditionFailed", errors.ObjectChanged, "old"),
+        (416, "InvalidRange", errors.ObjectChanged, "old"),
+        (503, "SlowDown", errors.Throttled, "503 SlowDown"),
+        (429, "TooManyRequests", errors.Throttled, "429"),
+        (500, "InternalError", errors.StoreUnavailable, "500"),
+        (502, "502", errors.StoreUnavailable, "502"),
+        (400, "RequestTimeout", errors.StoreUnavailable, "RequestTimeout"),
+        (200, "InternalError", errors.StoreUnavailable, "InternalError"),
+        (400, "InvalidArgument", errors.BadRequest, "InvalidArgument"),
+        (400, "400", errors.BadRequest, "SSE-C"),
+    ],
+)
+def test_answers(status: int, code: str, kind: type[errors.FeeddError], text: str) -> None:
+    """Each error code of S3 becomes the decision its caller can take."""
+    error = _answer(status, code)
+    assert type(error) is kind
+    assert text in str(error)
+    assert (error.object, error.stage) == ("s3://b/k", "source")
+
+
+def test_listing_names_its_own_permission() -> None:
+    """A refused listing names s3:ListBucket."""
+    assert "s3:ListBucket" in _answer(403, "AccessDenied", op="list").hint
+
+
+def test_region_is_named() -> None:
+    """The region the store told of is in the hint."""
+    hint = _answer(301, "PermanentRedirect", **{"x-amz-bucket-region": "eu-west-3"}).hint
+    assert hint == "set AWS_REGION to eu-west-3, or region = 'eu-west-3' under [s3.\"b\"] in feedd.toml"
+    assert "eu-west-3" in _answer(301, "PermanentRedirect", **{"x-amz-bucket-region": "eu-west-3"}).hint
+
+
+def test_both_etags_are_named() -> None:
+    """Where the store tells the new etag, both are in the message."""
+    error = _answer(412, "PreconditionFailed", etag='"new"')
+    assert "old" in error.message
+    assert "new" in error.message
+
+
+@pytest.mark.parametrize(("said", "expected"), [("7", 7.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", None)])
+def test_retry_after(said: str, expected: float | None) -> None:
+    """Seconds are read, a date is ignored."""
+    error = _answer(503, "SlowDown", **{"retry-after": said})
+    assert isinstance(error, errors.Throttled)
+    assert error.retry_after_s == expected
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "text"),
+    [
+        (boto.NoCredentialsError(), errors.PermissionDenied, "anonymous"),
+        (boto.ProfileNotFound(profile="p"), errors.BadConfig, "(p)"),
+        (
+            boto.EndpointConnectionError(endpoint_url="u", error=OSError("refused")),
+            errors.StoreUnavailable,
+            "store:9000",
+        ),
+        (boto.ConnectTimeoutError(endpoint_url="u", error="slow"), errors.StoreUnavailable, "store:9000"),
+        (
+            boto.EndpointConnectionError(endpoint_url="u", error=OSError(errno.EMFILE, "too many")),
+            errors.ResourceExhausted,
+            "ulimit -n",
+        ),
+        (OSError(errno.ENFILE, "too many in the system"), errors.ResourceExhausted, "ulimit -n"),
+        (boto.MissingDependencyException(msg="pip install x"), errors.BadConfig, "pip install x"),
+        (boto.EndpointResolutionError(msg="no dual-stack there"), errors.BadConfig, "no dual-stack there"),
+        (boto.UnsupportedS3AccesspointConfigurationError(msg="no fips there"), errors.BadConfig, "no fips there"),
+        (boto.SSLError(endpoint_url="u", error=OSError("CERTIFICATE_VERIFY_FAILED")), errors.BadConfig, "ca_bundle"),
+        (boto.SSLError(endpoint_url="u", error=OSError("eof")), errors.StoreUnavailable, "eof"),
+        (boto.ParamValidationError(report="Invalid bucket name"), errors.BadRequest, "Invalid bucket name"),
+        (TimeoutError(), errors.StoreUnavailable, "in time"),
+        (ConnectionResetError("reset"), errors.StoreUnavailable, "ConnectionResetError"),
+    ],
+)
+def test_transport(raised: Exception, kind: type[errors.FeeddError], text: str) -> None:
+    """What goes wrong before an answer becomes ours as well."""
+    error = translate(raised, READ)
+    assert type(error) is kind
+    assert text in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2025-01-02T03:04:05.000Z", datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("2025-01-02T03:04:05Z", datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("Thu, 02 Jan 2025 03:04:05 GMT", datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        (1735787045, datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("1735787045", datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)),
+    ],
+)
+def test_times_are_read_as_botocore_reads_them(text: Any, expected: datetime) -> None:
+    """The fast way to read S3's dates gives what the slow one gives, and leaves other forms to it."""
+    assert s3_client._timestamp(text) == expected == parse_timestamp(text)

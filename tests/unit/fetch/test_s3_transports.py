@@ -1,0 +1,121 @@
+"""Closing the SDK's client closes its sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+
+from feedd.bench.server import faults as fault
+from feedd.bench.server.server import S3Server
+from feedd.errors import StoreUnavailable
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.fetch.s3.sdk_client import warm
+from feedd.fetch.s3.sdk_store import S3Store
+from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
+from feedd.values import ByteRange, ObjectRef
+from tests.unit.serve.certs import Authority
+
+DATA = bytes(range(256)) * 4000
+
+
+class _Transport:
+    """One that is gone when told to be, or never."""
+
+    def __init__(self, transports: Transports, *, stuck: bool = False) -> None:
+        self._transports, self._stuck = transports, stuck
+
+    def abort(self) -> None:
+        """Transport: go away, a turn of the loop later."""
+        if not self._stuck:
+            asyncio.get_running_loop().call_soon(self._transports.lost, self)
+
+
+async def test_all_are_waited_for() -> None:
+    """The wait is over when the last one is gone."""
+    transports = Transports()
+    for _ in range(3):
+        one = _Transport(transports)
+        transports.made(one, one)
+    await transports.gone(60)
+    assert repr(transports) == "Transports(0 open)"
+
+
+async def test_the_wait_has_an_end() -> None:
+    """One that never goes is not waited for beyond the deadline."""
+    transports = Transports()
+    one = _Transport(transports, stuck=True)
+    transports.made(one, one)
+    await transports.gone(0.01)
+    assert repr(transports) == "Transports(1 open)"
+
+
+def _connections(port: int) -> int:
+    """Count this process's client sockets to ``port``."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as copy:
+                count += copy.family == socket.AF_INET and copy.getpeername()[1] == port
+        except OSError:  # not connected, or gone by now
+            continue
+    return count
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_connections_given_up_in_mid_body(tmp_path: Path, *, tls: bool) -> None:
+    """Connections whose body was left unread are closed when close returns, TLS's goodbye included."""
+    authority = Authority(tmp_path)
+    with S3Server(cert=authority.issue("store") if tls else None) as server:
+        ref = ObjectRef("s3://bucket", "key", len(DATA), server.put("bucket", "key", DATA))
+        server.script("bucket", "key", always=fault.extra_bytes(1))
+        access = S3Options(endpoint_url=server.url, anonymous=True, ca_bundle=str(authority.ca_path))
+        store = S3Store("bucket", SourceOptions(s3={"*": access}))
+        reads = [store.read_into(ref, ByteRange(0, len(DATA)), memoryview(bytearray(len(DATA)))) for _ in range(6)]
+        results = await asyncio.gather(*reads, return_exceptions=True)
+        assert all(isinstance(result, StoreUnavailable) for result in results)
+        await store.close()
+        port = int(server.url.rpartition(":")[2])
+        assert _connections(port) == 0
+
+
+async def test_certificates_are_read_once_for_each_file(tmp_path: Path) -> None:
+    """Sessions share what verifies servers until the file changes; none that adds to it does."""
+    authority = Authority(tmp_path)
+    path = str(authority.ca_path)
+    sessions = [ClosingSession(verify=path) for _ in range(2)]
+    first, second = (session._build_verify_context() for session in sessions)
+    assert first is second
+    assert first.check_hostname
+    assert [one["subject"] for one in first.get_ca_certs()]
+    with_its_own = ClosingSession(verify=path, client_cert=authority.issue("client"))
+    assert with_its_own._build_verify_context() is not first
+    by_proxy = ClosingSession(verify=path, proxies_config={"proxy_ca_bundle": path})
+    assert by_proxy._build_verify_context() is not first
+    assert ClosingSession(verify=False)._build_verify_context().verify_mode is ssl.CERT_NONE
+    os.utime(path, ns=(1, 1))
+    assert sessions[0]._build_verify_context() is not first
+
+
+def test_a_rehearsal_that_fails_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the SDK makes of it: whoever needs a client meets it again."""
+    met: list[str] = []
+
+    async def open_client(*_: object) -> None:
+        met.append("client")
+        raise TypeError("an option this version does not know")
+
+    def trusting(_: object) -> None:
+        met.append("certificates")
+        raise FileNotFoundError("/nowhere")
+
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client.open_client", open_client)
+    monkeypatch.setattr("feedd.fetch.s3.sdk_client.trusting", trusting)
+    warm()
+    assert met == ["certificates", "client"]

@@ -1,0 +1,136 @@
+"""What the wrappers add to a store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from feedd.errors import NotFound, Throttled
+from feedd.fetch.limiting_store import LimitStore
+from feedd.fetch.memory_store import MemoryStore
+from feedd.fetch.metering_store import MeteredStore
+from feedd.fetch.once import Once
+from feedd.fetch.retry_policy import RetryPolicy
+from feedd.fetch.retrying_store import RetryLimits, RetryStore
+from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_RETRY_WAIT, SOURCE_SECONDS
+from feedd.values import ByteRange
+from tests.fakes.tally import TallyRecorder
+from tests.fakes.timeless import TimelessClock
+from tests.unit.fetch.test_ranged import GatedStore
+
+if TYPE_CHECKING:
+    from feedd.values import ObjectRef, ReadProgress
+
+
+async def test_permit_lives_as_long_as_the_body() -> None:
+    """Never more than the limit at a time; a cancelled reader gives its permit back."""
+    store = GatedStore()
+    limited = LimitStore(store, 2)
+    ref = store.put("x", b"0123456789")
+
+    async def one() -> None:
+        await limited.read_into(ref, ByteRange(0, 1), memoryview(bytearray(1)))
+
+    readers = [asyncio.ensure_future(one()) for _ in range(4)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(store.begun) == 2
+    readers[0].cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert len(store.begun) == 3
+    store.gate.set()
+    await asyncio.gather(*readers[1:])
+    assert len(store.begun) == 4
+    with pytest.raises(ValueError, match="at least one"):
+        LimitStore(store, 0)
+
+
+async def test_listing_holds_no_permit_between_pages() -> None:
+    """Whoever works on a page does not keep others from asking."""
+    store = MemoryStore(page_count=1)
+    for key in "abc":
+        store.put(key, b"x")
+    limited = LimitStore(store, 1)
+    found = [(page[0].key, (await limited.head("a")).key) async for page in limited.list("")]
+    assert found == [("a", "a"), ("b", "a"), ("c", "a")]
+
+
+class _Refusing(MemoryStore):
+    """Tells every reader to slow down, until it is told to stop that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent_count = 0
+        self.refuses = True
+
+    async def read_into(
+        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+    ) -> None:
+        self.sent_count += 1
+        if self.refuses:
+            raise Throttled("expected 206, got 503", object=ref.url)
+        await super().read_into(ref, span, target, progress)
+
+
+async def test_no_storm_whatever_the_jitter() -> None:
+    """With no jitter at all the quota alone keeps a minute of refusals to its balance and a few probes."""
+    store, clock, recorder = _Refusing(), TimelessClock(), TallyRecorder()
+    ref = store.put("x", b"0123456789")
+    limits = RetryLimits(RetryPolicy(), lambda _: 60.0)
+    retrying = RetryStore(store, limits, clock, recorder, chance=lambda: 0.0)
+    with pytest.raises(Throttled):
+        await retrying.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+    assert store.sent_count <= 1 + 16 + 60 / 4 + 5
+    assert clock.now_s > 50
+    assert recorder.total(SOURCE_RETRY_WAIT, reason="quota") > 50
+    store.refuses = False
+    target = bytearray(5)
+    await retrying.read_into(ref, ByteRange(0, 5), memoryview(target))
+    assert target == b"01234"
+
+
+async def test_meter_tells_outcomes_apart() -> None:
+    """Requests are counted by op and outcome, bytes only when they arrived."""
+    store, recorder = GatedStore(), TallyRecorder()
+    metered = MeteredStore(store, recorder, TimelessClock())
+    ref = store.put("x", b"0123456789")
+    hanging = asyncio.ensure_future(metered.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5))))
+    await asyncio.sleep(0)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    store.gate.set()
+    await metered.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+    with pytest.raises(NotFound):
+        await metered.head("missing")
+    assert recorder.total(SOURCE_REQUESTS, op="read", outcome="cancelled") == 1
+    assert recorder.total(SOURCE_REQUESTS, op="read", outcome="ok") == 1
+    assert recorder.total(SOURCE_REQUESTS, op="head", outcome="not-found") == 1
+    assert recorder.total(SOURCE_SECONDS) == 3
+    assert recorder.total(SOURCE_BYTES) == 5
+
+
+async def test_once_opens_once() -> None:
+    """Many callers, one opening; a leader that fails or is cancelled hands over to the next."""
+    opened, gate = 0, asyncio.Event()
+
+    async def open_it() -> str:
+        nonlocal opened
+        opened += 1
+        await gate.wait()
+        if opened == 2:
+            raise OSError("second fails")
+        return "value"
+
+    once = Once(open_it)
+    callers = [asyncio.ensure_future(once.get()) for _ in range(4)]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    callers[0].cancel()
+    gate.set()
+    results = await asyncio.gather(*callers, return_exceptions=True)
+    assert [type(result) for result in results] == [asyncio.CancelledError, OSError, str, str]
+    assert (opened, once.value) == (3, "value")
