@@ -292,7 +292,7 @@ class OpenSpec:
         window_shards: shards per shuffle window; 0: the daemon's default.
         window_bytes: as many shards per window as fit into it instead; 0: by their number.
         bucket_by: field by whose size samples of a window are put into batches; empty: by chance alone.
-        bad_samples: what becomes of bad samples, see ``pipeline.batches.policy``; empty: "skip".
+        bad_samples: what becomes of bad samples, see ``recipe.bad_sample_policy``; empty: "skip".
         filters: conditions that samples must meet, see ``recipe.filters``.
         decoded_cache: keep images decoded, see ``recipe.predecoded``.
         sharding: "key", "replicated", "size" or "sample".

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def credentials(config: Config) -> Iterator[Finding]:
     """Look once per bucket configured, and once for all others."""
     # The SDK takes most of a second to import, which other commands do not need.
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.fetch.s3.credential_chain import find_credentials  # noqa: PLC0415 - see above
-    from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
 
     options = source_options(config)
     for bucket in sorted({ANY_BUCKET, *options.s3}):

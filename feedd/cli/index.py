@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feedd.config import Config
     from feedd.daemon.signals import StopRequests
     from feedd.errors import FeeddError
-    from feedd.pipeline import Pipeline
+    from feedd.sessions.opening import Pipeline
 
 _PER_WORKER = 4  # shards under way: some arrive while others are read
 _TOLD_MAX = 8
@@ -152,9 +152,8 @@ async def _count(config: Config, job: _Job, tell: Callable[[Counting], object], 
     """Count until it is done or a first signal comes, and save; a second signal ends that, too."""
     from feedd.clock import SystemClock  # noqa: PLC0415 - see _run
     from feedd.daemon.cut_short import cut_short_by  # noqa: PLC0415 - see _run
+    from feedd.daemon.wiring import open_pipeline, workers_max  # noqa: PLC0415 - see _run
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see _run
-    from feedd.pipeline import open_pipeline  # noqa: PLC0415 - see _run
-    from feedd.pipeline.run import workers_max  # noqa: PLC0415 - see _run
 
     counter: Counter | None = None
     saved = False

@@ -22,9 +22,9 @@ from feedd.cache.trouble import is_full, unavailable
 from feedd.cli.hugepages import lacks_huge_pages
 from feedd.config.machine import default_workers, existing_parent, memory_bytes, network_gbits, usable_cores
 from feedd.config.types import UNIX_PREFIX
+from feedd.daemon.wiring import cache_options
 from feedd.errors import CacheUnavailable
 from feedd.fetch.part_sizes import PartSize
-from feedd.pipeline.run import cache_options
 from feedd.units import MIB, format_duration, format_size, parse_host_port
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from feedd.catalog.sidecar_counts import Told
     from feedd.catalog.sources import Resolved
     from feedd.config import Config
-    from feedd.pipeline.dataset.told import Told
     from feedd.values import ObjectRef
 
 SKEW_WARNED = 0.2  # a node this much above the mean is worth a word
@@ -206,12 +206,12 @@ def _show(report: PlanReport) -> None:
 def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Told]:
     """Return what is there, and what is known of the shards without reading them."""
     # The SDK takes most of a second to import, which --help and most other commands do not need.
+    from feedd.catalog.sidecar_counts import read_told  # noqa: PLC0415 - see above
     from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
     from feedd.clock import SystemClock  # noqa: PLC0415 - see above
     from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
-    from feedd.pipeline.dataset.told import read_told  # noqa: PLC0415 - see above
-    from feedd.pipeline.run import source_options  # noqa: PLC0415 - see above
 
     async def resolve() -> tuple[Resolved, Told]:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:

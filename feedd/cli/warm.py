@@ -88,8 +88,8 @@ def _run(config: Config, address: str | None, spec: WarmSpec, shown: Display) ->
                 await owner[0].warm(spec, shown.tell)
                 return
         from feedd.clock import SystemClock  # noqa: PLC0415 - see above
+        from feedd.daemon.warm_up import open_warmer  # noqa: PLC0415 - see above
         from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
-        from feedd.pipeline.warm import open_warmer  # noqa: PLC0415 - see above
 
         async with open_warmer(config, NullRecorder(), SystemClock()) as warmer:
             await warmer.warm(spec, shown.tell)

@@ -52,7 +52,7 @@ class ArrowForm(TableForm):
 class DelimitedForm(TableForm):
     """``protocols.ShardForm`` of CSV and its like; stateless.
 
-    Its parameters name columns and their types, see ``columns.typed_params``; or are ``TYPES``.
+    Its parameters name columns and their types, see ``convert.columnar.typed_params``; or are ``TYPES``.
     """
 
     def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:

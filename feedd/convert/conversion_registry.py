@@ -83,12 +83,12 @@ _TEXT: Final = ("csv", "csv-pipe", "csv-semicolon", "tsv")
 _OUTLINED: Final = frozenset(("arrow", "parquet", *_TEXT))
 _COLUMNAR: Final = ("arrow", "hdf5", "litdata-arrow", "npz", "parquet", *_TEXT)
 COLUMNAR: Final = frozenset((*_COLUMNAR, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _COLUMNAR)))
-"""Forms whose parameters may name columns, see ``columns.params_of``: they make a table of those only."""
+"""Forms whose parameters may name columns, see ``convert.columnar.params_of``: they make a table of those only."""
 
 _ARRAYS: Final = frozenset(("hdf5", "npz"))
 
 DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
-"""Those whose parameters may say the types of columns, too, see ``columns.typed_params``: text does not."""
+"""Those whose parameters may say the types of columns, too, see ``convert.columnar.typed_params``: text does not."""
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(MADE)
@@ -210,7 +210,7 @@ def ready_form(form: str, params: str) -> str:
 
     Args:
         form: of the shard as it is; empty where it is the object.
-        params: see ``ready.rows_params``.
+        params: see ``recipe.predecoded.rows_params``.
     """
     if not form:
         return f"{READY}:{params}"

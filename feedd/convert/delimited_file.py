@@ -1,8 +1,8 @@
 """Columns of CSV as pieces of a table.
 
-Values are numbers where all of a column are, true or false likewise, dates and times, else text; where a column's type
-is said (see ``columns.Typed``) all are of that, or bad (see ``delimited_text``). A value that is not there is a hole in
-a column of those, and empty text in one of text.
+A column is numbers if all its values are; likewise true or false, dates, and times; otherwise it is text. If a column's
+type is specified (``convert.columnar.Typed``), values of other types are bad (``delimited_text``). A missing value is a
+hole in such a column, and empty text in a column of text.
 """
 
 from __future__ import annotations

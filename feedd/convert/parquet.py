@@ -23,7 +23,7 @@ _FOOTER_BYTES_MAX: Final = 256 << 20
 
 
 class ParquetForm:
-    """``protocols.ShardForm`` of Parquet files; stateless. Its parameters name columns, see ``columns.params_of``."""
+    """``protocols.ShardForm`` of Parquet files; stateless. Its parameters name columns (``columnar.params_of``)."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class ParquetForm:
 
         Raises:
             BadShard: no Parquet file.
-            BadRecipe, Unsupported: see ``columns.chosen``.
+            BadRecipe, Unsupported: see ``convert.columnar.chosen``.
         """
         size = held.size_bytes
         if lacking(held, ByteRange(max(0, size - _END_BYTES), size)):
@@ -52,7 +52,7 @@ class ParquetForm:
 
         Raises:
             BadShard: no Parquet file, or one that takes more than there is room for.
-            BadRecipe, Unsupported: see ``columns.chosen``.
+            BadRecipe, Unsupported: see ``convert.columnar.chosen``.
         """
         name: str = _library(url).write(held.data, url, params, out, _footer(held, url))
         return name

@@ -51,7 +51,7 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
 
     Args:
         data: the file, of which the footer is here.
-        params: see ``columns.params_of``.
+        params: see ``convert.columnar.params_of``.
         footer: where it lies, its last 8 bytes included.
     """
     with refusing(_WHAT, ""):

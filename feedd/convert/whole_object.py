@@ -26,7 +26,7 @@ class WholeObject:
 class TableForm(WholeObject):
     """``protocols.ShardForm`` of columns that become a table; stateless.
 
-    Its parameters name columns, see ``columns.params_of``.
+    Its parameters name columns, see ``convert.columnar.params_of``.
 
     Args:
         name: of the form.

@@ -12,7 +12,7 @@ from feedd.warming import Amount
 
 if TYPE_CHECKING:
     from feedd.config.models import CacheConfig
-    from feedd.pipeline.derived.cache import MadeCache
+    from feedd.converting.converting_cache import MadeCache
 
 
 def cache_state(config: CacheConfig, cache: MadeCache) -> CacheState:

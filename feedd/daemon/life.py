@@ -27,11 +27,11 @@ from feedd.daemon.notify import Notifier
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.standby import owner_gone, status_if_free, status_when_free
 from feedd.daemon.state import State
+from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions
+from feedd.daemon.wiring import open_pipeline
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
-from feedd.pipeline import open_pipeline
-from feedd.pipeline.warm import WarmBounds, Warmer
 from feedd.serve.options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
 from feedd.serve.server import FeedServer
 from feedd.values import Lifecycle
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from feedd.config import Config, Effective
-    from feedd.pipeline import Pipeline
     from feedd.protocols import Clock
+    from feedd.sessions.opening import Pipeline
 
     OnReady = Callable[[Sequence[str], str | None], None]
 

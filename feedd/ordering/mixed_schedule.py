@@ -145,7 +145,7 @@ def _needed(
 
 
 class MixedWalk:
-    """One mixed epoch as a stream of bytes, which the next epoch continues. See ``walk.Walk``."""
+    """One mixed epoch as a stream of bytes, which the next epoch continues. See ``ordering.epoch_access.Walk``."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Which dataset each sample of a stream comes from, when several are mixed by weights. See ``even`` for the order."""
+"""Which dataset each sample of a stream comes from, when several are mixed by weights.
+
+The order is that of ``ordering.weighted_interleave``.
+"""
 
 from __future__ import annotations
 

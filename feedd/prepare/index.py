@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from feedd.catalog.braces import expand, split
+from feedd.catalog.late_fields import fields_told, late_fields
 from feedd.catalog.urls import parse_url
 from feedd.dataset.ignored_objects import PassedOver
 from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
@@ -18,7 +19,6 @@ from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed
-from feedd.pipeline.dataset.late import fields_told, late_fields
 from feedd.recipe.left_out import LeftOutFields
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from feedd.dataset.listing import Listing
     from feedd.notices import Notice
-    from feedd.pipeline import Pipeline
     from feedd.prepare.kept import KeptIndex
+    from feedd.sessions.opening import Pipeline
     from feedd.values import ObjectRef
 
 _log = structlog.get_logger("feedd.prepare")

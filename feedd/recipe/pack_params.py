@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -10,7 +11,7 @@ LENGTH_MAX: Final = 1 << 27
 
 
 class PackParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Samples of any length packed into rows of ``length`` numbers (``batch.pack``); ``fill`` where none is."""
+    """Samples of any length packed into rows of ``length`` numbers (``batching.packing``); ``fill`` where none is."""
 
     length: int
     how: Literal["concat", "bins"] = "concat"
@@ -19,6 +20,23 @@ class PackParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def __post_init__(self) -> None:
         if not 1 <= self.length <= LENGTH_MAX:
             raise ValueError(f"expected a length of 1 to {LENGTH_MAX}, got {self.length}")
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a field is packed.
+
+    Attributes:
+        length: tokens of a row.
+        how: see ``batching.packing``.
+        fill: token in places that no document takes.
+        beside: what fills those places of each further field that is packed alike, as long in every document.
+    """
+
+    length: int
+    how: Literal["concat", "bins"]
+    fill: int = 0
+    beside: tuple[int, ...] = ()
 
 
 def check_fill(dtype: str, fill: int) -> None:

@@ -9,7 +9,7 @@ Short form ``codec[:argument...]``, or the long form as JSON object text::
     {"decode": "image", "size": [224, 224], "augment": ["random_resized_crop", "flip"], "from": ["jpg", "png"]}
     {"decode": "int", "classes": ["cat", "dog"]}       (text, numbered by its place)
     {"decode": "array", "pad": {"to": [64, 128]}}      (see ``recipe.padding``)
-    {"decode": "array", "pack": {"length": 2048}}      (see ``batch.pack``)
+    {"decode": "array", "pack": {"length": 2048}}      (see ``batching.packing``)
     {"decode": "str", "from": "json", "key": "text"}   (see ``recipe.key_params``)
 
 A field's name may list alternatives, ``"jpg;jpeg;png"``: the first one a sample has is decoded, and the

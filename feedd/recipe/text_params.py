@@ -70,7 +70,7 @@ class TokenizeParams(KeyedParams, frozen=True, forbid_unknown_fields=True, omit_
         fill: id that fills what is shorter than ``max_length``: DENSE then, else RAGGED.
         special: whether the tokenizer adds its special tokens.
         end: id that is put behind the tokens of each text, within ``max_length``.
-        pack: several texts to a row, see ``batch.pack``.
+        pack: several texts to a row, see ``batching.packing``.
         dtype: of the ids.
         digest: of the tokenizer's file; filled in where the dataset is opened, so that another file is another recipe.
     """

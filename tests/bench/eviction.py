@@ -18,7 +18,7 @@ from feedd.cache import layout
 from feedd.dataset.assignment import Share
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.pipeline.future import Crowd, Outlook
+from feedd.sessions.prefetch_driver import Crowd, Outlook
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.fakes.books import BooksCache
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from feedd import metrics
-from feedd.batch.gather import gather
-from feedd.batch.layout import Layout, lay_out
+from feedd.batching.gather import gather
+from feedd.batching.slot_layout import Layout, lay_out
 from feedd.recipe.recipe import needs_measure, parse_field, spec_of
 from feedd.values import FieldKind
 from feedd.workers.work import DecodeOptions, DecodeTask, FieldWork

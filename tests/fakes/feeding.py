@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feedd.batching.quarantine import Quarantine
 from feedd.cache.disk import DiskCache, MemoryCache
 from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.cache.watch import DiskWatch
+from feedd.catalog.pack_reads import ArrivingPacks
 from feedd.catalog.sources import Sources
+from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.clock import SystemClock
+from feedd.converting.conversion_log import MadeFacts
+from feedd.converting.converter import Maker, MakerOptions
+from feedd.converting.converting_cache import MadeCache
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.memory_store import MemoryStore
-from feedd.pipeline.arriving import ArrivingPacks
-from feedd.pipeline.batches.quarantine import Quarantine
-from feedd.pipeline.derived.cache import MadeCache
-from feedd.pipeline.derived.facts import MadeFacts
-from feedd.pipeline.derived.maker import Maker, MakerOptions
-from feedd.pipeline.opening import Pipeline
-from feedd.pipeline.stages import PipelineOptions, Stages
+from feedd.sessions.opening import Pipeline
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Topology
 from feedd.workers.work import DecodeOptions
 from feedd.workers.worker_pool import DecodePool
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.tiers import AnyCache
-    from feedd.pipeline.session import Session
+    from feedd.sessions.feed_session import Session
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, SlotRef, TensorSpec
 
 ROOT = "s3://memory"

@@ -240,7 +240,7 @@ def run(
 
 def keep_no_listing() -> None:
     """Have a daemon list anew whenever it is asked, so that one test's objects are not another's."""
-    from feedd.pipeline.dataset import shelf  # noqa: PLC0415 - in the daemon's process only
+    from feedd.catalog import dataset_catalog as shelf  # noqa: PLC0415 - in the daemon's process only
 
     shelf._FRESH_S = -1.0
 

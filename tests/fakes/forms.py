@@ -11,10 +11,10 @@ import pytest
 from feedd.cache.disk import DiskCache
 from feedd.convert import conversion_registry as registry
 from feedd.convert.wanted_ranges import everything
+from feedd.converting.conversion_log import MadeFact, MadeFacts
+from feedd.converting.converter import Maker, MakerOptions
+from feedd.converting.converting_cache import MadeCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
-from feedd.pipeline.derived.cache import MadeCache
-from feedd.pipeline.derived.facts import MadeFact, MadeFacts
-from feedd.pipeline.derived.maker import Maker, MakerOptions
 from feedd.values import ByteRange
 from feedd.workers.convert_shard import make_shard
 from feedd.workers.messages import MakeRequest, NeedRanges

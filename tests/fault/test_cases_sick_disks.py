@@ -18,7 +18,7 @@ from feedd.dataset.listing import Listing
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED, CACHE_DISK_STATE, CACHE_ERRORS
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.pipeline.future import Crowd, Outlook
+from feedd.sessions.prefetch_driver import Crowd, Outlook
 from feedd.units import GIB, MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read

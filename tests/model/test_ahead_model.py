@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from feedd.errors import BadSample
 from feedd.flow.arena import Arena
 from feedd.ordering.batch_plan import Drawn
-from feedd.pipeline.ahead import Ahead, AheadParts
-from feedd.pipeline.filling import Filling
+from feedd.sessions.filling import Filling
+from feedd.sessions.next_epoch_prefetch import Ahead, AheadParts
 from feedd.values import BatchReady, Cursor
 from tests.budget import budget
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from feedd.flow.arena import Arena
-from feedd.pipeline.keeping import WINDOW_BATCHES, Keeping, Kept
+from feedd.sessions.shared_batches import WINDOW_BATCHES, Keeping, Kept
 from feedd.values import BatchReady, Cursor, SlotRef
 from tests.budget import budget
 

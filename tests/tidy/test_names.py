@@ -64,9 +64,9 @@ def _astray(name: str, module: tuple[str, ...]) -> bool:
 
 def test_modules_that_are_named_exist() -> None:
     """A dotted name in a docstring or comment of the product that begins as a module of ours is one, or is in one."""
-    assert _astray("pipeline.nowhere", ("feedd", "cache", "fill"))
+    assert _astray("sessions.nowhere", ("feedd", "cache", "fill"))
     assert _astray("core.Nothing", ("feedd", "cache", "fill"))
-    assert not _astray("pipeline.opening.Pipeline", ("feedd", "cache", "fill"))
+    assert not _astray("sessions.opening.Pipeline", ("feedd", "cache", "fill"))
     found = [
         f"{source.path}:{number} {name}"
         for source in sources()

@@ -15,8 +15,8 @@ from feedd.cache.options import CacheOptions
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.config import load
+from feedd.daemon.wiring import source_options
 from feedd.observe.recorder import PrometheusRecorder
-from feedd.pipeline.run import source_options
 from feedd.values import ByteRange
 from tests.bench.arms.consume import read_settings
 

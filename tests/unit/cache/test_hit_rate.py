@@ -8,7 +8,7 @@ import pytest
 from feedd.dataset.assignment import Share
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.pipeline.future import Crowd, Outlook
+from feedd.sessions.prefetch_driver import Crowd, Outlook
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.bench.eviction import SHARES, feedd, fill_and_keep, lru, optimum, trace
 from tests.fakes.books import BooksCache

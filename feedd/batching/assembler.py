@@ -1,0 +1,359 @@
+"""One batch into one slot: filter, gather spans, lay out, decode, write the tables, see to what is bad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
+from feedd.batching.batch_group import Together
+from feedd.batching.failure_budget import failure_of
+from feedd.batching.filtering import Filters
+from feedd.batching.gather import gather, keys, shard_urls
+from feedd.batching.packing import Packed
+from feedd.batching.pad_masks import own_lengths, write_lengths, write_mask
+from feedd.batching.precomputed_values import Kept
+from feedd.batching.recipe_rows import Part, lay_kept, shares
+from feedd.batching.slot_layout import lay_out, write_tables
+from feedd.catalog.lost_objects import bad_rows
+from feedd.errors import ResourceExhausted
+from feedd.flow.arena import Arena
+from feedd.flow.tasks import off_loop, run_all
+from feedd.metrics import PIPELINE_FILTERED
+from feedd.recipe.packed_rows import as_long
+from feedd.recipe.padding import LENGTH_SUFFIX, MASK_SUFFIX, mask_ndim
+from feedd.recipe.recipe import keeps, needs_measure
+from feedd.units import format_size
+from feedd.values import BatchReady, FieldKind, TensorSpec
+from feedd.workers.work import DecodeTask, FieldWork
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.batching.batch_recipes import Recipes
+    from feedd.batching.gather import Text
+    from feedd.batching.recipe_rows import Share
+    from feedd.batching.slot_layout import Layout
+    from feedd.catalog.stages import Stages
+    from feedd.ordering.batch_plan import BatchRows, Several
+    from feedd.recipe.bad_sample_policy import Failure
+    from feedd.recipe.filters import Filter
+    from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
+    from feedd.workers.work import BadRow, DecodeResult
+
+KEY_SPECS = (TensorSpec("__key__", FieldKind.TEXT, "uint8"), TensorSpec("__url__", FieldKind.TEXT, "uint8"))
+_FITTED_BYTES: Final = 1 << 10  # a pass over so much takes as long as finding room for a document: a microsecond
+
+
+@dataclass(frozen=True, slots=True)
+class AssemblerOptions:
+    """What a session asked for.
+
+    Attributes:
+        arena_id: the session's arena, as the decode pool knows it.
+        keys: add ``__key__`` and ``__url__``.
+        remedy: what becomes of bad samples.
+        filters: conditions samples must meet.
+    """
+
+    arena_id: int
+    keys: bool
+    remedy: RemedyOptions
+    filters: tuple[Filter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A batch ready to be decoded.
+
+    Attributes:
+        shapes: decoded ones, by field that has no fixed shape.
+        dims: shape of every row of padded fields and of their masks.
+        texts: of fields that nobody decodes.
+        bad: what is known to be bad before anything is decoded, by row: field and reason.
+        filtered: samples that were left out before.
+        packed: where samples go in rows of several; None: each is a row.
+        early: nobody asked for the batch yet.
+    """
+
+    rows: BatchRows
+    indexes: Sequence[ShardIndex]
+    files: tuple[ShardFile, ...]
+    parts: Sequence[Part]
+    shapes: Mapping[str, NDArray[np.int64]]
+    dims: Mapping[str, tuple[int, ...]]
+    texts: Mapping[str, Text]
+    bad: Mapping[int, tuple[str, str]]
+    filtered: int
+    packed: Packed | None = None
+    early: bool = False
+
+
+class Assembler:
+    """Fills slots of one session's arena. Any number of batches may be under way."""
+
+    def __init__(self, stages: Stages, recipes: Recipes, arena: Arena, options: AssemblerOptions) -> None:
+        self._stages = stages
+        self._recipes = recipes
+        self._kinds = recipes.kinds
+        self._sources = frozenset(source for one in recipes.distinct for field in one for source in field.sources)
+        self._pads = {spec.name: pad for spec, pad in zip(self._kinds, recipes.pads, strict=True) if pad is not None}
+        self._specs = (*recipes.specs, *(KEY_SPECS if options.keys else ()))
+        self._masked = [name for name, pad in self._pads.items() if pad.mask]
+        self._arena = arena
+        self._options = options
+        self._filters = Filters(options.filters, recipes.distinct, stages.pool)
+        self._packing = recipes.packing
+        self._remedy = Remedy(options.remedy)
+        self._together = Together(stages.pool, recipes, arena, options.arena_id, self._remedy)
+
+    @property
+    def at_once(self) -> int:
+        """How many batches ``fill_together`` can make: more than 1 where all of a batch are plain copies of numbers."""
+        return 1 if self._options.keys or self._options.filters else self._together.batches_max
+
+    async def fill_together(
+        self,
+        several: Several,
+        slots: Sequence[SlotRef],
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        *,
+        early: bool = False,
+    ) -> list[BatchReady]:
+        """Decode up to ``at_once`` batches; see ``Together.fill``, and ``fill`` for ``early``."""
+        indexes, lost = await self._stages.lost.without(indexes, files)
+        return await self._together.fill(several, slots, indexes, files, lost, early=early)
+
+    async def fill(
+        self,
+        rows: BatchRows,
+        indexes: Sequence[ShardIndex],
+        files: tuple[ShardFile, ...],
+        slot: SlotRef,
+        *,
+        early: bool = False,
+    ) -> BatchReady:
+        """Decode a batch whose shards are pinned; ``early``: nobody asked for it yet, and perhaps nobody will.
+
+        Raises:
+            BadSample: a sample beyond the failure budget; names shard, key and reason. Any bad one in an early batch:
+                they are named and counted when somebody asks for it.
+            ResourceExhausted: a batch too large for memory.
+        """
+        indexes, lost = await self._stages.lost.without(indexes, files)
+        judged = await self._filters.judge(rows, indexes, files)
+        rows = judged.rows
+        bad = judged.bad | bad_rows(lost, rows.shard_no, rows.ordinal, self._sources)
+        if judged.filtered and not early:
+            self._stages.recorder.count(PIPELINE_FILTERED, judged.filtered)
+        parts = self._parts(rows, indexes)
+        for part in parts:
+            part.blank(bad)
+        texts = self._texts(rows, indexes, files)
+        shapes = await self._shapes(len(rows.ordinal), files, parts)
+        packed = await self._packed(shapes, bad)
+        if packed is not None:
+            for part in parts:
+                part.blank(bad)
+        dims = self._dims(shapes)
+        work = _Work(rows, indexes, files, parts, shapes, dims, texts, bad, judged.filtered, packed, early)
+        lengths = {**shapes, **{name: text.lengths for name, text in texts.items()}}
+        if packed is not None:
+            layout = packed.layout(self._specs)
+        else:
+            layout = lay_out(self._specs, len(rows.ordinal), lengths, dims)
+        if layout.size_bytes > self._arena.slot_bytes:
+            return await self._fill_oversize(work, layout)
+        at = slot.index * self._arena.slot_bytes
+        return await self._decode(work, layout, self._options.arena_id, at, self._arena.view(slot))
+
+    def check_failures(self, at: Cursor) -> None:
+        """Make sure that the epoch's steps up to ``at`` are within the failure budget.
+
+        Raises:
+            BadSample: they are not; a step may be found out after later ones were handed on.
+        """
+        self._remedy.check(at)
+
+    def close(self) -> None:
+        """Take the arena from the workers."""
+        self._stages.pool.detach(self._options.arena_id)
+
+    def _texts(self, rows: BatchRows, indexes: Sequence[ShardIndex], files: Sequence[ShardFile]) -> dict[str, Text]:
+        if not self._options.keys:
+            return {}
+        urls = shard_urls([file.ref.url for file in files], rows.shard_no)
+        return {"__key__": keys(indexes, rows.shard_no, rows.ordinal), "__url__": urls}
+
+    def _parts(self, rows: BatchRows, indexes: Sequence[ShardIndex]) -> list[Part]:
+        """Return the rows of each recipe, and where their fields lie."""
+        distinct = self._recipes.distinct
+        if len(distinct) == 1:
+            gathered = gather(indexes, rows.shard_no, rows.ordinal, distinct[0])
+            return [Part(distinct[0], None, rows.shard_no, gathered)]
+        return [
+            Part(recipe, at, rows.shard_no[at], gather(indexes, rows.shard_no[at], rows.ordinal[at], recipe))
+            for recipe, at in self._recipes.rows(rows.shards, rows.shard_no)
+        ]
+
+    async def _shapes(
+        self, row_count: int, files: Sequence[ShardFile], parts: Sequence[Part]
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return the decoded sizes of all fields that are not DENSE: known from the index, or measured."""
+        shapes: dict[str, NDArray[np.int64]] = {}
+        for number, spec in enumerate(self._kinds):
+            if spec.kind is FieldKind.DENSE:
+                continue
+            found = [await self._measured(files, part, number) for part in parts]
+            if parts[0].at is None:
+                shapes[spec.name] = found[0]
+                continue
+            whole = shapes[spec.name] = np.empty((row_count, max(1, spec.ndim)), np.int64)
+            for part, sizes in zip(parts, found, strict=True):
+                whole[part.at] = sizes.reshape(-1, whole.shape[1])
+        return shapes
+
+    async def _measured(self, files: Sequence[ShardFile], part: Part, number: int) -> NDArray[np.int64]:
+        recipe, span = part.recipe[number], part.gathered.spans[number]
+        if not needs_measure(recipe):
+            return span.size // np.dtype(self._kinds[number].dtype).itemsize  # -1, of one that is missing, stays so
+        work = FieldWork(recipe, part.shard_no, span.start, span.size, span.start)
+        if not keeps(recipe):
+            return await self._stages.pool.measure(files, work)
+        shapes, pieces = await self._stages.pool.produce(files, work)
+        part.kept[number] = Kept(shapes[:, 0], pieces)
+        return shapes
+
+    def _dims(self, shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, tuple[int, ...]]:
+        """Return what the rows of padded fields, and of their masks, are as large as."""
+        dims: dict[str, tuple[int, ...]] = {}
+        for spec in self._kinds:
+            pad = self._pads.get(spec.name)
+            if pad is not None:
+                its = shapes[spec.name]
+                dims[spec.name] = pad.dims(its.reshape(len(its), spec.ndim))
+                dims[spec.name + MASK_SUFFIX] = dims[spec.name][: mask_ndim(spec.ndim)]
+        return dims
+
+    async def _packed(self, shapes: Mapping[str, NDArray[np.int64]], bad: dict[int, tuple[str, str]]) -> Packed | None:
+        """Return where samples go in rows of several, where they are packed; add to ``bad`` what is not even."""
+        packing = self._packing
+        if packing is None:
+            return None
+        names = [spec.name for spec in self._kinds]
+        sizes = [shapes[name].reshape(-1) for name in names]
+        uneven = as_long(names, sizes)
+        bad |= {row: what for row, what in uneven.items() if row not in bad}
+        lengths = np.minimum.reduce(sizes)  # negative where any is bad
+        lengths[list(uneven)] = -1
+        work_bytes = len(lengths) * _FITTED_BYTES if packing.how == "bins" else lengths.nbytes
+        return await off_loop(lambda: Packed.of(lengths, packing), work_bytes)
+
+    def _write_beside(self, view: memoryview, layout: Layout, work: _Work) -> None:
+        """Write offsets, shapes and texts, and which values of padded fields are the samples' own."""
+        write_tables(view, layout, work.texts)
+        for name, pad in self._pads.items():
+            dims, shapes = work.dims[name], work.shapes[name]
+            own = own_lengths(shapes.reshape(layout.rows, len(dims)), dims)
+            if pad.mask:
+                write_mask(view, layout, name + MASK_SUFFIX, own)
+            if pad.lengths:
+                write_lengths(view, layout, name + LENGTH_SUFFIX, own)
+
+    async def _decode(self, work: _Work, layout: Layout, arena_id: int, slot_at: int, view: memoryview) -> BatchReady:
+        rows = work.rows
+        divided = [
+            shares(part, *self._fields(work, part, layout), packed=work.packed is not None) for part in work.parts
+        ]
+        kept_bytes = sum(
+            piece.values.nbytes for part in work.parts for one in part.kept.values() for piece in one.pieces
+        )
+        if kept_bytes:
+            await off_loop(partial(lay_kept, view, layout, work.parts, divided, self._pads), layout.size_bytes)
+        decoded = [share for one in divided for share in one.decoded]
+        tasks = [DecodeTask(work.files, arena_id, slot_at, share.fields, share.seeds) for share in decoded]
+        if len(tasks) == 1:
+            results = [await self._stages.pool.decode(tasks[0])]
+        else:
+            results = await run_all(self._stages.pool.decode(task) for task in tasks)
+        self._stages.pool.produced(sum(one.done for one in divided))
+        masks_bytes = sum(layout.place(name + MASK_SUFFIX).region.values_bytes for name in self._masked)
+        await off_loop(lambda: self._write_beside(view, layout, work), masks_bytes)
+        failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
+        failures = await self._stages.lost.told(failures, work.files)
+        if not work.early:
+            await self._remedy.charge(rows.cursor, failures)
+        elif failures:
+            raise failures[0].error("it is met again when the batch is asked for")
+        ready = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, filtered=work.filtered)
+        if work.packed is not None:  # rows are not samples: none can stand in for another
+            finish = partial(work.packed.finish, view, layout, [one.row for one in failures])
+            await off_loop(finish, layout.size_bytes)
+            return replace(ready, bad_samples=len(failures), samples=len(rows.ordinal) - len(failures))
+        ready = replace(ready, again=b"" if rows.again is None else rows.again.tobytes())
+        return await self._remedy.applied(view, layout, ready, failures) if failures else ready
+
+    def _fields(self, work: _Work, part: Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
+        """Return what is to be decoded of a part's rows, and their seeds."""
+        fields = tuple(
+            FieldWork(
+                recipe,
+                part.shard_no,
+                span.start,
+                span.size,
+                part.of(layout.place(recipe.name).out_at),
+                None
+                if spec.kind is FieldKind.DENSE
+                else part.of(work.shapes[spec.name].reshape(len(work.rows.ordinal), max(1, spec.ndim))),
+                work.dims.get(spec.name, ()),
+            )
+            for recipe, spec, span in zip(part.recipe, self._kinds, part.gathered.spans, strict=True)
+        )
+        return fields, part.of(work.rows.seeds)
+
+    async def _fill_oversize(self, work: _Work, layout: Layout) -> BatchReady:
+        """Decode a batch larger than its slot into memory of its own; it then travels inline."""
+        if layout.size_bytes > OVERSIZE_MAX_BYTES:
+            raise ResourceExhausted(
+                f"expected a batch of at most {format_size(OVERSIZE_MAX_BYTES)}, got {format_size(layout.size_bytes)}",
+                object=work.files[0].ref.url,
+                hint="lower batch_size",
+                stage="batch",
+            )
+        arena = await Arena.create(1, layout.size_bytes)
+        arena_id = -id(arena)
+        slot = arena.take()
+        assert slot is not None
+        try:
+            self._stages.pool.attach(arena_id, arena.fd, arena.size_bytes)
+            ready = await self._decode(work, layout, arena_id, 0, arena.view(slot))
+            return (
+                ready if ready.oversize is not None else replace(ready, oversize=arena.view(slot)[: ready.size_bytes])
+            )
+        finally:
+            self._stages.pool.detach(arena_id)
+            arena.close()  # what was mapped lives as long as the batch's view of it
+
+
+def _failure(work: _Work, bad: BadRow) -> Failure:
+    """Return what is wrong with a row: what was known before counts more."""
+    known = work.bad.get(bad.row)
+    if known is not None:
+        bad = replace(bad, field=known[0], reason=known[1])
+    recipe = [field for part in work.parts for field in part.recipe]
+    return failure_of(work.rows, work.indexes, work.files, recipe, bad, told=known is not None)
+
+
+def _bad_rows(decoded: Sequence[Share], results: Sequence[DecodeResult]) -> list[BadRow]:
+    """Return the bad rows of a batch, in order."""
+    return sorted(
+        bad if share.at is None else replace(bad, row=int(share.at[bad.row]))
+        for share, result in zip(decoded, results, strict=True)
+        for bad in result.bad
+    )

@@ -1,0 +1,106 @@
+"""Values that came along when they were measured: they are laid into their rows, and not decoded again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feedd.values import FieldKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from feedd.batching.slot_layout import FieldPlace
+    from feedd.recipe.padding import Pad
+    from feedd.workers.work import FieldWork, Piece
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The values of one field of some rows of a batch.
+
+    Attributes:
+        lengths: int64[rows]; -1 where none could be measured.
+        pieces: in order of rows.
+    """
+
+    lengths: NDArray[np.int64]
+    pieces: Sequence[Piece]
+
+    def ready(self, room: int | None) -> NDArray[np.bool_]:
+        """Return bool[rows]: whose values are here.
+
+        Args:
+            room: longest value that is no bad sample; None: any.
+        """
+        here = np.zeros(len(self.lengths), np.bool_)
+        for piece in self.pieces:
+            here[piece.rows.start : piece.rows.stop] = True
+        here &= self.lengths >= 0
+        return here if room is None else here & (self.lengths <= room)
+
+    def lay(self, view: memoryview, place: FieldPlace, out_at: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
+        """Copy values to where they belong.
+
+        Args:
+            view: the slot.
+            place: of the field.
+            out_at: int64[rows], first byte of each.
+            rows: bool[rows], which of them.
+        """
+        target, itemsize = _values(view, place), np.dtype(place.spec.dtype).itemsize
+        at = (out_at - place.region.values_at) // itemsize
+        room = place.region.dims[0] if place.spec.kind is FieldKind.PADDED else None
+        for piece in self.pieces:
+            here = slice(piece.rows.start, piece.rows.stop)
+            lengths = np.maximum(self.lengths[here], 0)
+            source = np.cumsum(lengths) - lengths
+            chosen = np.flatnonzero(rows[here] & (lengths > 0))
+            sizes = lengths[chosen] if room is None else np.minimum(lengths[chosen], room)
+            _copy(target, at[here][chosen], piece.values, source[chosen], sizes)
+
+
+def _copy(
+    target: NDArray[Any],
+    to: NDArray[np.int64],
+    values: NDArray[Any],
+    source: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> None:
+    """Copy spans; those that lie one behind the other in both places at once."""
+    if not len(to):
+        return
+    apart = np.flatnonzero((to[1:] != to[:-1] + sizes[:-1]) | (source[1:] != source[:-1] + sizes[:-1])) + 1
+    first = np.concatenate(([0], apart))
+    last = np.concatenate((apart, [len(to)])) - 1
+    counts = source[last] + sizes[last] - source[first]
+    for begin, at, count in zip(to[first].tolist(), source[first].tolist(), counts.tolist(), strict=True):
+        target[begin : begin + count] = values[at : at + count]
+
+
+def fill_up(view: memoryview, place: FieldPlace, pad: Pad) -> None:
+    """Fill a padded field with what stands where no value does; values are laid over it."""
+    _values(view, place)[:] = np.array(pad.value).astype(place.spec.dtype)
+
+
+def _values(view: memoryview, place: FieldPlace) -> NDArray[Any]:
+    dtype, region = np.dtype(place.spec.dtype), place.region
+    if not region.values_bytes:
+        return np.empty(0, dtype)
+    return np.frombuffer(view, dtype, region.values_bytes // dtype.itemsize, region.values_at)
+
+
+def some(work: FieldWork, rows: NDArray[np.intp]) -> FieldWork:
+    """Return some rows of a field."""
+    return replace(
+        work,
+        file_no=work.file_no[rows],
+        start=work.start[rows],
+        size=work.size[rows],
+        out_at=work.out_at[rows],
+        shape=None if work.shape is None else work.shape[rows],
+    )

@@ -1,0 +1,80 @@
+"""Rows that take the place of others, so that a batch stays full: the values of one row written where another was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from feedd.batching.slot_layout import lay_out, write_tables
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from feedd.batching.slot_layout import Layout
+
+
+def stand_ins(good: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return which row each row of a batch shows: itself, or where it is bad the next good one, around the end.
+
+    Args:
+        good: bool[rows]; at least one is True.
+
+    Returns:
+        int64[rows].
+    """
+    chosen = np.flatnonzero(good)
+    following = np.searchsorted(chosen, np.arange(len(good)))
+    found: NDArray[np.int64] = chosen[following % len(chosen)].astype(np.int64, copy=False)
+    return found
+
+
+def repeated(layout: Layout, source: NDArray[np.int64]) -> Layout:
+    """Return how a batch is laid out in which row ``i`` is what row ``source[i]`` was; fixed sizes stay as they are.
+
+    Args:
+        layout: as it is.
+        source: int64[rows].
+    """
+    shapes = {place.spec.name: place.shapes[source] for place in layout.places if place.shapes is not None}
+    if not shapes:
+        return layout
+    dims = {place.spec.name: place.region.dims for place in layout.places}
+    return lay_out([place.spec for place in layout.places], layout.rows, shapes, dims)
+
+
+def repeat_in_place(view: memoryview, layout: Layout, source: NDArray[np.int64]) -> None:
+    """Write rows over others, where all rows have the same size (``repeated`` returned the layout it was given).
+
+    Args:
+        view: the slot, decoded.
+        layout: how.
+        source: int64[rows], a row that is written over is nobody's source.
+    """
+    moved = np.flatnonzero(source != np.arange(layout.rows))
+    for place in layout.places:
+        rows = np.frombuffer(view, np.uint8, place.region.values_bytes, place.region.values_at)
+        rows = rows.reshape(layout.rows, -1)
+        rows[moved] = rows[source[moved]]
+
+
+def repeat_into(view: memoryview, layout: Layout, source: NDArray[np.int64], target: memoryview, fresh: Layout) -> None:
+    """Write a batch anew, row ``i`` being what row ``source[i]`` was.
+
+    Args:
+        view: the slot, decoded.
+        layout: how.
+        source: int64[rows].
+        target: other memory, at least ``fresh.size_bytes``.
+        fresh: ``repeated`` of that layout.
+    """
+    breaks = np.flatnonzero(np.diff(source) != 1) + 1
+    first = np.concatenate((np.zeros(min(len(source), 1), np.int64), breaks))  # of runs that lay side by side before
+    last = np.append(breaks, len(source))[: len(first)] - 1
+    for place, its in zip(layout.places, fresh.places, strict=True):
+        start = place.out_at[source[first]]
+        end = (place.out_at + place.row_bytes)[source[last]]
+        at = its.out_at[first]
+        for low, high, to, until in zip(*(one.tolist() for one in (start, end, at, at + end - start)), strict=True):
+            target[to:until] = view[low:high]
+    write_tables(target, fresh)

@@ -1,0 +1,280 @@
+"""What is known of datasets: listings, and the sample index of each shard. Shared by all sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from feedd.catalog.braces import Allowance
+from feedd.catalog.index_store import Indexes
+from feedd.catalog.label_fields import LabelledIndexes
+from feedd.catalog.megatron_index import check_types, read_documents
+from feedd.catalog.object_heads import with_heads
+from feedd.catalog.record_idx import idx_sizes
+from feedd.catalog.sidecar_counts import read_told
+from feedd.catalog.sources import Resolved
+from feedd.catalog.token_windows import Cuts, cut_files
+from feedd.catalog.wanted_columns import counting
+from feedd.catalog.window_sorting import Sorting
+from feedd.convert.conversion_registry import check_named
+from feedd.converting.converter import formed
+from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.listing import Listing, format_of
+from feedd.errors import ObjectChanged
+from feedd.flow.pools import CACHE_DISK, CPU
+from feedd.flow.singleflight import SingleFlight
+from feedd.flow.tasks import run_all
+from feedd.notices import Amount, NoticeKind, summed
+from feedd.ordering.buckets import NeedLengths
+from feedd.ordering.epoch import NeedCounts
+from feedd.ordering.sorted_windows import NeedOrder
+from feedd.values import EpochEnd
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from feedd.catalog.learned_counts import Learned
+    from feedd.catalog.sidecar_counts import Told
+    from feedd.catalog.stages import Stages
+    from feedd.catalog.token_windows import CutFiles
+    from feedd.ordering.batch_plan import BatchRows, Drawn
+    from feedd.ordering.mixed_reader import AnyReader
+    from feedd.values import Cursor, ShardIndex
+
+_Urls = tuple[tuple[str, ...], ...]
+"""Of each source of a dataset."""
+_Wanted = tuple[_Urls, Cuts]
+
+_FRESH_S = 30.0  # ranks of one launch open within this of each other and share one listing
+_LISTINGS_KEPT = 16
+
+
+class Shelf:
+    """Listings by their URLs, indexes by their object; each fetched once however many sessions ask.
+
+    Attributes:
+        readings: the indexes as shards tell them; from here they come with the listing's labels.
+    """
+
+    def __init__(self, stages: Stages, group: asyncio.TaskGroup, learned: Learned) -> None:
+        self.readings = Indexes(stages, group)
+        self._stages = stages
+        self._learned = learned
+        # By URLs and content: a run that began before a dataset grew finds its listing beside the newer one.
+        self._listings: dict[tuple[_Wanted, bytes], Listing] = {}
+        self._listing_flight: SingleFlight[_Wanted, Listing] = SingleFlight(group)
+        self._sorting = Sorting(group)
+        self._labelled = LabelledIndexes()
+
+    async def listing(self, urls: tuple[str, ...], known: Callable[[Listing], bool]) -> Listing:
+        """Return a listing of ``urls``: a held one ``known`` to the run, else the last where fresh, else a new one."""
+        return await self.mixed((urls,), known)
+
+    async def mixed(self, sources: _Urls, known: Callable[[Listing], bool], cuts: Cuts = ()) -> Listing:
+        """Return one listing of several sources, one after another; as ``listing`` otherwise.
+
+        Args:
+            sources: URLs of each.
+            known: whether a held listing is the run's; called in a thread.
+            cuts: how each source's files of tokens are cut; none: there are no such files.
+        """
+        wanted = sources, cuts
+        held = {name: listing for name, listing in self._listings.items() if name[0] == wanted}
+        if held:  # what one is known by may be as long as the listing
+            found = await CPU.run(lambda: next((one for one in held.items() if known(one[1])), None))
+            if found is not None:
+                name, listing = found
+                self._listings.pop(name, None)
+                self._listings[name] = listing  # in use: the last to be dropped
+                return listing
+        newest = max(held.values(), key=lambda listing: listing.listed_s, default=None)
+        if newest is not None and self._stages.clock.monotonic_s() - newest.listed_s < _FRESH_S:
+            return newest
+        return await self._listing_flight.do(wanted, lambda: self._list(sources, cuts))
+
+    @contextlib.contextmanager
+    def begun(self, sources: _Urls, cuts: Cuts = ()) -> Iterator[None]:
+        """List meanwhile what ``mixed`` is about to be asked for, where nothing is held of it."""
+        wanted = sources, cuts
+        if any(name[0] == wanted for name in self._listings):
+            yield
+            return
+        flight = self._listing_flight.join(wanted, lambda: self._list(sources, cuts))
+        try:
+            yield
+        finally:
+            self._listing_flight.leave(flight)
+
+    def forget(self, listing: Listing) -> None:
+        """Drop a listing that turned out to be stale; sessions that hold it keep it."""
+        for name in [name for name, held in self._listings.items() if held is listing or held is listing.base]:
+            del self._listings[name]
+
+    async def index(self, listing: Listing, shard: int) -> ShardIndex:
+        """Return a shard's sample index, fetching the shard if need be; the listing then knows its count.
+
+        Raises:
+            ObjectChanged: the listing was told another count. It is dropped.
+        """
+        index = await self.readings.of(listing, shard)
+        self._learn(listing, shard, index)
+        return self._labelled.of(listing, shard, index)
+
+    async def indexes(self, listing: Listing, shards: Iterable[int]) -> list[ShardIndex]:
+        """Return the indexes of several shards, fetched side by side; the listing then knows all their counts.
+
+        Raises:
+            ObjectChanged: see ``index``.
+        """
+        wanted = tuple(shards)
+        known = {shard: self.readings.held(listing, shard) for shard in wanted}
+        held = {shard: index for shard, index in known.items() if index is not None}
+        for shard, index in held.items():
+            self._learn(listing, shard, index)
+        if len(held) == len(wanted):
+            return [self._labelled.of(listing, shard, held[shard]) for shard in wanted]
+        return await run_all(self.index(listing, shard) for shard in wanted)
+
+    async def fresh(self, urls: tuple[str, ...]) -> Listing:
+        """Return a listing of its own, that knows only what feedd's own index beside the data counted."""
+        found = await self._stages.sources.resolve_all(urls)
+        refs = await with_heads(self._stages.sources, found.refs, found.named)
+        resolved = replace(found, refs=await CPU.run(counting, refs, found.named))
+        listing = await CPU.run(Listing.of, resolved.refs, self._stages.clock.monotonic_s())
+        listing.packs, listing.named = resolved.packs, await CPU.run(_known_formats, resolved)
+        listing.idx_bytes = await CPU.run(idx_sizes, resolved.refs, resolved.beside)
+        told = await self._told(resolved, listing, claims=False)
+        files = told.left_out.get(NoticeKind.UNUSED_SIDECARS, Amount())  # counts are about to be made anew
+        listing.passed_over = resolved.passed_over.with_reasons({NoticeKind.UNUSED_SIDECARS: files})
+        await CPU.run(listing.tell, told.exact, told.claimed, told.by)
+        listing.formats = told.formats
+        return listing
+
+    async def rows(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchRows | EpochEnd:
+        """Return what ``reader`` plans for ``at``, having indexed the shards it must know first."""
+        drawn = await self.draw(listing, reader, at)
+        return drawn if isinstance(drawn, EpochEnd) else drawn.rows()
+
+    async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> Drawn | EpochEnd:
+        """As ``rows``, with nothing worked out."""
+        while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
+            if isinstance(drawn, NeedOrder):
+                await self._sorting.sort(drawn)
+                continue
+            indexes = await self.indexes(listing, drawn.shards)
+            if isinstance(drawn, NeedLengths):
+                drawn.learn(indexes)
+        following = reader.ahead()
+        if following is not None:
+            self._sorting.begin(following)
+        return drawn
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._listing_flight.cancel_all()
+        await self.readings.close()
+        await self._sorting.close()
+        await CACHE_DISK.run(self._learned.save)
+
+    async def _list(self, sources: _Urls, cuts: Cuts) -> Listing:
+        resolve = partial(self._stages.sources.resolve_all, allowance=Allowance())
+        cut = [one is not None for one in cuts] or [False] * len(sources)  # an array of tokens is no sample
+        resolved = await run_all(resolve(urls, shards=shards) for urls, shards in zip(sources, cut, strict=True))
+        firsts = tuple(itertools.accumulate((len(one.refs) for one in resolved[:-1]), initial=0))
+        whole = await CPU.run(_joined, resolved, firsts)
+        refs = await with_heads(self._stages.sources, whole.refs, whole.named, firsts, cuts)
+        whole = replace(whole, refs=refs)
+        listing = await CPU.run(Listing.of, whole.refs, self._stages.clock.monotonic_s(), firsts)
+        listing.packs, listing.named = whole.packs, await CPU.run(_known_formats, whole)
+        listing.idx_bytes = await CPU.run(idx_sizes, whole.refs, whole.beside)
+        told = await self._told(whole, listing)
+        if any(cuts):
+            told = await self._cut(whole, firsts, cuts, told)
+        listing.formats, listing.passed_over = told.formats, whole.passed_over.with_reasons(told.left_out)
+        reader_of = partial(format_of, listing)
+        listing.counts = await CPU.run(self._learned.known, listing.refs, reader_of)
+        await CPU.run(listing.tell, told.exact, told.claimed, told.by)
+        held = self._listings.pop(((sources, cuts), listing.digest), None)
+        # nothing changed: what was learned of it stays. Unless a file was corrected, by which others have planned.
+        if held is not None and await CPU.run(_unchanged, held, listing):
+            await CPU.run(held.renew, listing)
+            listing = held
+        self._listings[(sources, cuts), listing.digest] = listing
+        while len(self._listings) > _LISTINGS_KEPT:
+            del self._listings[next(iter(self._listings))]
+        return listing
+
+    async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> Told:
+        """Return what lies beside the data tells; of documents the listing is told how they are read."""
+        documents = await read_documents(self._stages.sources, resolved)
+        told = await read_told(self._stages.sources, resolved, claims=claims)
+        if not documents.counts:
+            return told
+        listing.named = {**listing.named, **documents.readers}
+        claimed = {shard: count for shard, count in told.claimed.items() if shard not in documents.counts}
+        return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
+
+    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
+        """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
+        files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
+        await check_types(self._stages.sources, whole, files.dtypes)
+        return cut_told
+
+    def _learn(self, listing: Listing, shard: int, index: ShardIndex) -> None:
+        """Take note of a count, once, for this listing and for later daemons: an index may be read by nobody."""
+        if shard in listing.learned:
+            return
+        listing.field_names.add(listing.source_of(shard), shard, index.fields, index.unread)
+        self._learned.note(listing.refs[shard], index.sample_count, format_of(listing, shard))
+        try:
+            listing.learn(shard, index.sample_count)
+        except ObjectChanged:
+            self.forget(listing)  # planned with what is wrong: the next open lists, and is told, anew
+            raise
+
+
+def _unchanged(held: Listing, newer: Listing) -> bool:
+    """Whether a listing of the same objects reads them, and counts them, as an earlier one."""
+    same = held.firsts == newer.firsts and held.named == newer.named
+    return same and held.contradicts(newer.counts) is None
+
+
+def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
+    """Return the shards of several sources, one after another, in the forms in which they can be read."""
+    refs, named = resolved[0].refs, resolved[0].named
+    if len(resolved) > 1:
+        refs = tuple(ref for one in resolved for ref in one.refs)
+        named = {
+            first + at: name for first, one in zip(firsts, resolved, strict=True) for at, name in one.named.items()
+        }
+    return Resolved(
+        formed(refs, named),
+        tuple(dict.fromkeys(ref for one in resolved for ref in one.beside)),
+        tuple(pack for one in resolved for pack in one.packs),
+        named,
+        functools.reduce(PassedOver.plus, (one.passed_over for one in resolved)),
+    )
+
+
+def _with_cuts(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> tuple[CutFiles, Told]:
+    files = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
+    claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
+    exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}
+    left_out = summed([told.left_out, files.left_out])
+    return files, replace(told, exact=exact, claimed=claimed, formats=formats, left_out=left_out)
+
+
+def _known_formats(resolved: Resolved) -> Mapping[int, str]:
+    """Return what URLs name in the place of their shards' formats.
+
+    Raises:
+        Unsupported: there is no format, and no form, of that name.
+    """
+    for name in {name for name, _ in itertools.groupby(resolved.named.values())}:
+        check_named(name)
+    return resolved.named

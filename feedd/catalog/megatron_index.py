@@ -1,0 +1,147 @@
+"""Megatron's index files beside files of tokens (``formats.megatron``).
+
+Where documents are the samples (``megatron+s3://...``) they tell where each lies. Each is looked for when the data is
+listed, and its start read, which says how many there are; all of it is read when its file's turn comes. Their versions
+are part of the formats' names, and so of a run's fingerprint. Where a recipe cuts windows, the type of tokens they say
+is held against the recipe's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from feedd.catalog.object_heads import first_bytes
+from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound
+from feedd.flow.pools import CPU
+from feedd.flow.tasks import run_all
+from feedd.formats.megatron import HEAD_BYTES, MEGATRON, Told, dtype_of, parse_head, told_of, with_told
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from feedd.catalog.sources import Resolved, Sources
+    from feedd.values import ObjectRef
+
+_TOKENS, _INDEX = ".bin", ".idx"
+_INDEX_BYTES_MAX: Final = 64 << 20  # what is larger is not read for one byte of it
+_READ_MAX: Final = 4  # files of one data set are all of one type
+_AT_ONCE: Final = 32
+_log = structlog.get_logger("feedd.sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Files of tokens whose samples are documents, by dataset index.
+
+    Attributes:
+        readers: their formats, with what is known of their indexes.
+        counts: documents of each.
+    """
+
+    readers: dict[int, str]
+    counts: dict[int, int]
+
+
+async def read_documents(sources: Sources, resolved: Resolved) -> Documents:
+    """Find the indexes of those files of tokens whose documents are samples, and read how each begins.
+
+    Raises:
+        BadRequest: an object that is no file of tokens, or has no index beside it.
+        BadShard: an index that is none.
+        PermissionDenied, StoreUnavailable, ...: as the store answered.
+    """
+    found = Documents({}, {})
+    numbers = await CPU.run(_named, resolved) if resolved.named else []
+    if not numbers:
+        return found
+    beside = {(ref.root, ref.key): ref for ref in resolved.beside if ref.key.endswith(_INDEX)}
+
+    async def one(number: int) -> None:
+        ref = resolved.refs[number]
+        index = await _index_beside(sources, ref, beside)
+        data = await first_bytes(sources, index, HEAD_BYTES)
+        found.counts[number] = parse_head(data, index.size_bytes, index.url).documents
+        found.readers[number] = with_told(Told(index.etag, index.size_bytes, ref.size_bytes))
+
+    for at in range(0, len(numbers), _AT_ONCE):
+        await run_all(map(one, numbers[at : at + _AT_ONCE]))
+    return found
+
+
+def told_by(ref: ObjectRef, format_name: str) -> ObjectRef:
+    """Return the object that tells where a shard's samples lie: itself, unless its format says that it is another."""
+    told = told_of(format_name)
+    if told is None:
+        return ref
+    return replace(ref, key=_index_key(ref.key), size_bytes=told.size_bytes, etag=told.etag)
+
+
+def _named(resolved: Resolved) -> list[int]:
+    return [number for number, name in resolved.named.items() if name == MEGATRON]
+
+
+async def _index_beside(sources: Sources, ref: ObjectRef, beside: Mapping[tuple[str, str], ObjectRef]) -> ObjectRef:
+    if not ref.key.endswith(_TOKENS) or ref.form:
+        raise BadRequest(
+            f"expected files of tokens, {_TOKENS} with an {_INDEX} beside each, got another object",
+            object=ref.url,
+            hint="name what they begin with (megatron+s3://bucket/corpus/part-), or list them",
+            stage="source",
+        )
+    key = _index_key(ref.key)
+    index = beside.get((ref.root, key))
+    if index is None:  # one file was named, or a manifest names files of tokens only
+        try:
+            index = await sources.head(replace(ref, key=key).url)
+        except NotFound as error:
+            hint = "put it there, or have windows cut by a recipe: tokens:uint16:2049 without megatron+"
+            message = f"expected Megatron's index beside it, {key.rpartition('/')[2]}, got none"
+            raise BadRequest(message, object=ref.url, hint=hint, stage="source") from error
+    return index
+
+
+def _index_key(key: str) -> str:
+    return key.removesuffix(_TOKENS) + _INDEX
+
+
+async def check_types(sources: Sources, resolved: Resolved, dtypes: Mapping[int, str]) -> None:
+    """Hold what indexes beside the data say against what recipes do.
+
+    Args:
+        sources: where they are read from.
+        resolved: the data, and what lies beside it.
+        dtypes: of the tokens, by the index of the file.
+
+    Raises:
+        BadRecipe: they differ.
+    """
+    stems = {(ref.root, ref.key.removesuffix(_INDEX)): ref for ref in resolved.beside if ref.key.endswith(_INDEX)}
+    left = _READ_MAX
+    for number, dtype in dtypes.items() if stems else ():
+        ref = resolved.refs[number]
+        index = stems.get((ref.root, ref.key.removesuffix(_TOKENS)))
+        if index is None or index.size_bytes > _INDEX_BYTES_MAX:
+            continue
+        said = await _dtype(sources, index)
+        if said and said != dtype:
+            raise BadRecipe(
+                f"expected a recipe of {said} tokens, as the index beside them says, got {dtype}",
+                object=ref.url,
+                hint=f"write tokens:{said}:COUNT",
+                stage="decode",
+            )
+        left -= 1
+        if not left:
+            return
+
+
+async def _dtype(sources: Sources, ref: ObjectRef) -> str:
+    """Return what an index says; empty: it is none of Megatron's, or cannot be read, which is nobody's error."""
+    try:
+        return dtype_of(await first_bytes(sources, ref, HEAD_BYTES))
+    except FeeddError as error:
+        _log.warning("an index beside the data is passed over", object=ref.url, reason=str(error))
+        return ""

@@ -1,0 +1,119 @@
+"""A client's Open, judged as far as it can be without data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from feedd.catalog.token_windows import Cuts, cut_of
+from feedd.dataset.sharding import check_mode
+from feedd.dataset.step_counts import parse_uneven
+from feedd.errors import Unsupported
+from feedd.ordering.mixed_reader import mix_facts
+from feedd.recipe.bad_sample_policy import BadSamples, parse_policy
+from feedd.recipe.filters import Filter, filter_text, parse_filter
+from feedd.recipe.packed_rows import check_packing
+from feedd.recipe.predecoded import crop_friendly
+from feedd.recipe.recipe import parse_field
+from feedd.values import FieldRecipe
+
+if TYPE_CHECKING:
+    from feedd.dataset.listing import Listing
+    from feedd.values import OpenSpec
+
+PACKS_PER_WINDOW: Final = 16  # some 320 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A client's Open, judged as far as it can be without data.
+
+    Attributes:
+        spec: as it came.
+        wanted: recipes of each source; empty ones are told by the data.
+        window_shards: shards per shuffle window.
+        mix: facts of the mixture; None: there is but one source.
+        cuts: how each source's recipe cuts files of tokens; empty: none does.
+        filters: conditions samples must meet.
+        policy: what becomes of bad samples.
+    """
+
+    spec: OpenSpec
+    wanted: tuple[tuple[FieldRecipe, ...], ...]
+    window_shards: int
+    mix: dict[str, object] | None
+    cuts: Cuts = ()
+    filters: tuple[Filter, ...] = ()
+    policy: BadSamples = BadSamples.SKIP
+
+    @classmethod
+    def of(cls, spec: OpenSpec, window_shards: int) -> Request:
+        """Judge names, recipes and weights.
+
+        Args:
+            spec: as it came.
+            window_shards: the daemon's default.
+
+        Raises:
+            BadRequest: they cannot be served.
+        """
+        check_mode(spec.sharding)
+        parse_uneven(spec.uneven)
+        fields = [source.fields for source in spec.sources] or [spec.fields]
+        wanted = tuple(tuple(parse_field(name, text) for name, text in one) for one in fields)
+        if spec.decoded_cache:
+            wanted = tuple(tuple(map(crop_friendly, one)) for one in wanted)
+        check_packing(spec, wanted)
+        mix = mix_facts(spec, wanted) if spec.sources else None
+        cuts = tuple(cut_of(one) for one in wanted)
+        if spec.bucket_by and (spec.sources or not spec.shuffle):
+            raise Unsupported(
+                "expected one dataset, shuffled, to put samples of similar length together",
+                object="bucket_by",
+                hint="leave bucket_by out, or use Shuffle(bucket_by=...) with one url",
+                stage="plan",
+            )
+        filters = tuple(map(parse_filter, spec.filters))
+        policy = parse_policy(spec.bad_samples)
+        window_shards = spec.window_shards or window_shards
+        return cls(spec, wanted, window_shards, mix, cuts if any(cuts) else (), filters, policy)
+
+    @property
+    def sources(self) -> tuple[tuple[str, ...], ...]:
+        """URLs of each source."""
+        return tuple(source.urls for source in self.spec.sources) or (self.spec.urls,)
+
+    def window(self, listing: Listing) -> int:
+        """Return the shards per shuffle window. Packs hold neighbours, often of one class: more of them unless told."""
+        told = self.spec.window_shards or not listing.packs
+        return self.window_shards if told else max(self.window_shards, PACKS_PER_WINDOW)
+
+    @property
+    def strict(self) -> bool:
+        """Whether the first bad sample is an error."""
+        return self.policy is BadSamples.ERROR or not self.spec.bad_samples_max
+
+    @property
+    def read(self) -> tuple[tuple[FieldRecipe, ...], ...]:
+        """What is read of each source's samples: its recipes, and what samples are filtered and put together by."""
+        return tuple(recipe and (*recipe, *self._looked_at(recipe)) for recipe in self.wanted)
+
+    @property
+    def bucket_sources(self) -> tuple[str, ...]:
+        """What the data may call the field that samples are put together by; nothing where by none."""
+        name = self.spec.bucket_by
+        decoded = (field.sources for field in self.wanted[0] if field.name == name)
+        return next(decoded, tuple(part.strip().lower() for part in name.split(";") if part.strip()))
+
+    def _looked_at(self, recipe: tuple[FieldRecipe, ...]) -> list[FieldRecipe]:
+        found = [FieldRecipe(one.field, one.sources(recipe), "bytes") for one in self.filters]
+        name = self.spec.bucket_by
+        return [*found, FieldRecipe(name, self.bucket_sources, "bytes")] if name else found
+
+    def fingerprint(self, listing: Listing) -> bytes:
+        """Return what identifies the run over that listing; see ``Listing.fingerprint``."""
+        plain = self.wanted[0] if self.mix is None else ()
+        rules = sorted(map(filter_text, self.filters))
+        if self.policy is BadSamples.REPLACE:  # batches hold other samples then; else only fewer, or the run ends
+            rules.append(f"bad_samples={self.policy.value}")
+        return listing.fingerprint(self.spec, plain, self.window(listing), self.mix, rules)

@@ -1,0 +1,181 @@
+"""Reading packs through a cache while they are on their way in: a batch waits for its own samples, not for others'.
+
+A window is many packs and a batch has samples of nearly all of them, so the first batch would wait for a whole window:
+with 100 KB objects 20 ms away that was most of a small epoch. The order of batches stays what it was, and decides what
+is fetched first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from feedd.cache.pinned_reads import with_pinned
+from feedd.dataset.pack_layout import is_pack
+from feedd.errors import CacheUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from feedd.catalog.sources import Sources
+    from feedd.converting.converting_cache import MadeCache
+    from feedd.fetch.inflight_packs import Awaited
+    from feedd.ordering.batch_plan import BatchRows
+    from feedd.protocols import PinnedShards
+    from feedd.values import ObjectRef, ShardFile
+
+_T = TypeVar("_T")
+
+
+class Acquiring:
+    """Shards being acquired in the background; whoever began it takes them or leaves them."""
+
+    def __init__(self, group: asyncio.TaskGroup, cache: MadeCache, refs: Sequence[ObjectRef]) -> None:
+        self._failure: BaseException | None = None
+        self.task: asyncio.Task[PinnedShards | None] = group.create_task(self._acquire(cache, refs))
+
+    async def take(self) -> PinnedShards:
+        """Return the pins, which are then the caller's.
+
+        Raises what ``ShardCache.acquire`` raises.
+        """
+        try:
+            await asyncio.wait((self.task,))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        pins = self.task.result()
+        if pins is None:
+            assert self._failure is not None, "no pins, so there is a reason"
+            raise self._failure
+        return pins
+
+    def leave(self) -> None:
+        """Let it end by itself: what is under way is for others, too."""
+        if self.task.done():
+            _release(self.task)
+        else:
+            self.task.add_done_callback(_release)
+
+    def cancel(self) -> None:
+        """Want nothing of it any more."""
+        self.task.cancel()
+        self.leave()
+
+    async def _acquire(self, cache: MadeCache, refs: Sequence[ObjectRef]) -> PinnedShards | None:
+        try:
+            return await cache.acquire(refs)
+        except Exception as error:  # noqa: BLE001 - raised where somebody takes it; here it would end the daemon
+            self._failure = error
+            return None
+
+
+class ArrivingPacks:
+    """Who reads packs that are not all here yet.
+
+    Args:
+        sources: know what has come.
+        cache: brings whole packs.
+        group: for acquisitions that nobody waits for any more.
+    """
+
+    def __init__(self, sources: Sources, cache: MadeCache, group: asyncio.TaskGroup) -> None:
+        self._sources = sources
+        self._cache = cache
+        self._group = group
+        self._begun: dict[Acquiring, tuple[object, frozenset[ObjectRef]]] = {}
+
+    def turn(self) -> int:
+        """Return a place before all who ask later."""
+        return self._sources.packs.turn()
+
+    async def read(
+        self,
+        refs: Sequence[ObjectRef],
+        rows: BatchRows,
+        read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
+        owner: object,
+        turn: int | None = None,
+    ) -> _T:
+        """Return what ``read`` makes of the files of ``refs``, in which at least the samples of ``rows`` are.
+
+        Where a file cannot be read before it is whole, all is done once more when it is. Raises what ``with_pinned``
+        raises.
+
+        Args:
+            refs: the shards of ``rows``.
+            rows: a batch.
+            read: may be called twice.
+            owner: for whom; has to ``withdraw`` in the end.
+            turn: from ``turn``, of who looked for something between that and this; None: one from now.
+        """
+        missing = [
+            number for number, ref in enumerate(refs) if is_pack(ref) and not ref.form and not self._cache.holds(ref)
+        ]
+        if not missing:
+            return await with_pinned(self._cache, refs, read)
+        wanted = {refs[number]: rows.ordinal[rows.shard_no == number] for number in missing}
+        awaited = self._sources.packs.wait_for(wanted, self.turn() if turn is None else turn)
+        whole = Acquiring(self._group, self._cache, refs)
+        self._begun[whole] = owner, frozenset()
+        whole.task.add_done_callback(lambda _: self._begun.pop(whole))
+        try:
+            found = await self._read_early(refs, awaited, whole, read)
+        except BaseException:
+            whole.cancel()
+            raise
+        if found is None:
+            return await with_pinned(self._cache, refs, read, whole.take)
+        self._leave(whole, owner, frozenset(wanted))
+        return found[0]
+
+    async def withdraw(self, owner: object) -> None:
+        """End what was begun for somebody who reads no more."""
+        begun = [acquiring for acquiring, (whose, _) in self._begun.items() if whose is owner]
+        for acquiring in begun:
+            acquiring.cancel()
+        if begun:
+            await asyncio.wait([acquiring.task for acquiring in begun])
+
+    async def _read_early(
+        self,
+        refs: Sequence[ObjectRef],
+        waiting: Awaited,
+        whole: Acquiring,
+        read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
+    ) -> tuple[_T] | None:
+        """Return what ``read`` makes of packs that are on their way; None: all are here, or it must wait for that."""
+        with waiting as awaited:
+            await asyncio.wait((whole.task, awaited.ready), return_when=asyncio.FIRST_COMPLETED)
+            if whole.task.done():
+                return None
+            early = _files(awaited)
+            rest = [ref for ref in refs if ref not in early]  # here whole, or something of it is lost
+            try:
+                with await self._cache.acquire(rest) as pinned:
+                    files = {file.ref: file for file in pinned.files} | early
+                    return (await read(tuple(files[ref] for ref in refs)),)
+            except CacheUnavailable:
+                return None
+
+    def _leave(self, whole: Acquiring, owner: object, packs: frozenset[ObjectRef]) -> None:
+        """Have the packs come to their end, with one of an owner's to wait for each."""
+        if any(whose is owner and packs <= others for whose, others in self._begun.values()):
+            whole.cancel()
+            return
+        if not whole.task.done():
+            self._begun[whole] = owner, packs
+        whole.leave()
+
+
+def _files(awaited: Awaited) -> dict[ObjectRef, ShardFile]:
+    try:
+        return awaited.files()
+    except OSError:
+        return {}  # no descriptor left
+
+
+def _release(task: asyncio.Task[PinnedShards | None]) -> None:
+    pins = None if task.cancelled() else task.result()
+    if pins is not None:
+        pins.release()

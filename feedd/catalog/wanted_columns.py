@@ -1,0 +1,62 @@
+"""Which columns of columnar objects a session reads: that is part of the form in which they are its shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from feedd.convert.columnar import ROWS_ONLY, params_of
+from feedd.convert.conversion_registry import COLUMNAR, counts_apart
+from feedd.convert.long_params import PARAMS_BYTES_MAX
+from feedd.converting.converter import formed
+from feedd.dataset.listing import view_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from feedd.dataset.listing import Listing
+    from feedd.values import FieldRecipe, ObjectRef
+
+_CHEAP_TO_COUNT: Final = frozenset({"parquet"})
+
+
+def narrowed(listing: Listing, wanted: Sequence[Sequence[FieldRecipe]]) -> Listing:
+    """Return a listing whose columnar objects are shards of those columns only that recipes name.
+
+    Sessions that name other columns of the same objects have shards of their own.
+
+    Args:
+        listing: as all sessions share it.
+        wanted: recipes of each source; of one without any all columns are.
+    """
+    if not any(ref.form in COLUMNAR for ref in listing.refs):
+        return listing
+    refs: list[ObjectRef] = []
+    view: list[str] = []
+    for source, recipe in enumerate(wanted):
+        asked = asked_for(recipe)
+        params = params_of(asked) if asked else ""
+        view.append(params)
+        refs.extend(_of_columns(listing.refs[shard], params) for shard in listing.shards_of(source))
+    return view_of(listing, tuple(refs), tuple(view), apart=any(counts_apart(ref.form) for ref in refs))
+
+
+def asked_for(recipe: Sequence[FieldRecipe]) -> list[tuple[str, ...]]:
+    """Return the names that each field's column may have; none at all: every column is made, of those who name many."""
+    asked = [field.sources for field in recipe]
+    return asked if len(params_of(asked).encode()) <= PARAMS_BYTES_MAX else []
+
+
+def counting(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards of which only samples are counted: without columns where that is less.
+
+    Args:
+        refs: as listed.
+        named: see ``formed``.
+    """
+    found = formed(refs, named)
+    return tuple(replace(ref, form=f"{ref.form}:{ROWS_ONLY}") if ref.form in _CHEAP_TO_COUNT else ref for ref in found)
+
+
+def _of_columns(ref: ObjectRef, params: str) -> ObjectRef:
+    return replace(ref, form=f"{ref.form}:{params}") if params and ref.form in COLUMNAR else ref

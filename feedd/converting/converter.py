@@ -1,0 +1,365 @@
+"""Making shards of objects that cannot be read where they lie: fetched, made by a worker, put where they belong."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from feedd.convert import conversion_registry as registry
+from feedd.convert.arrow import TYPES
+from feedd.convert.conversion_io import HeldObject
+from feedd.converting.conversion_log import MadeFact
+from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, tell_landed
+from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
+from feedd.flow.mapping import file_of
+from feedd.flow.memory import available_bytes
+from feedd.flow.pools import CACHE_DISK
+from feedd.flow.tasks import within
+from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
+from feedd.units import MIB, format_duration, format_size
+from feedd.values import ByteRange
+from feedd.workers.work import MadeShard, MakeTask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from feedd.converting.conversion_log import MadeFacts
+    from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
+    from feedd.values import ObjectRef
+
+    Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]
+    Held = Callable[[ObjectRef, bool], Awaitable[PinnedShards | None]]
+
+_ROUNDS_MAX: Final = 16  # of asking for more of an object
+_RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
+_FRESH_MAX: Final = 8
+
+
+def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) -> tuple[ObjectRef, ...]:
+    """Return listed objects as shards: those that cannot be read as they lie with the form that can.
+
+    Args:
+        refs: as listed.
+        named: what their URLs name in the place of a format, by their place.
+    """
+    names = named or {}
+    forms = (registry.form_of(names.get(at, ""), ref.key) for at, ref in enumerate(refs))
+    return tuple(replace(ref, form=form) if form else ref for ref, form in zip(refs, forms, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MakerOptions:
+    """Bounds.
+
+    Attributes:
+        limit_bytes: most bytes of one made shard.
+        makings: at one time, fetching included.
+        deadline_s: longest time one making may take, waiting for its turn and fetching included.
+        available: bytes of memory that can still be taken; None: nobody knows.
+    """
+
+    limit_bytes: int
+    makings: int = 2
+    deadline_s: float = 1800.0
+    available: Callable[[], int | None] = available_bytes
+
+
+class _Watch:
+    """Passes on how urgent a fetch is: a ``FetchWatch``."""
+
+    def __init__(self, urgency: Callable[[], float]) -> None:
+        self._urgency = urgency
+
+    def urgency(self) -> float:
+        return self._urgency()
+
+    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+        """Whoever makes the shard reads it all."""
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """A shard in memory that has no place in the cache yet."""
+
+    file: MemoryFile
+    size_bytes: int
+
+
+class Maker:
+    """A ``ShardFetcher`` that makes refs with a form, and fetches all others.
+
+    A shard of unknown size is first made into memory (``bring``) and copied from there when it is fetched; one whose
+    size is known is made right where it belongs.
+
+    Attributes:
+        facts: what is known of shards made before.
+        taken: called when a shard left memory.
+        held: returns a pin on an object that is in the cache as it is, or where it is to be brought there, because
+            more than one thing is made of it; None where it is not, or cannot be.
+    """
+
+    def __init__(
+        self, fetcher: SpanFetcher, make: Make, facts: MadeFacts, options: MakerOptions, recorder: Recorder
+    ) -> None:
+        self.facts = facts
+        self.taken: Callable[[], None] = lambda: None
+        self.held: Held = _nothing
+        self._fetcher = fetcher
+        self._make = make
+        self._options = options
+        self._recorder = recorder
+        self._semaphore = asyncio.Semaphore(options.makings)
+        self._running_count = 0
+        self._fresh: dict[ObjectRef, _Fresh] = {}
+
+    def __repr__(self) -> str:
+        return f"Maker({self._fetcher!r})"
+
+    @property
+    def fresh_count(self) -> int:
+        """How many made shards wait in memory."""
+        return len(self._fresh)
+
+    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+        """Fill ``target``; see ``ShardFetcher.fetch``.
+
+        Raises besides:
+            BadShard, Unsupported: a shard cannot be made of the object.
+            CacheUnavailable: what was made before had another size; asked again, it is made anew.
+            StoreUnavailable: it took longer than its deadline.
+        """
+        if not ref.form:
+            await self._fetcher.fetch(ref, target, watch)
+            return
+        fresh = self._take(ref)
+        if fresh is None:
+            async with self._in_time(ref):
+                await self._make_into(ref, target, _whenever if watch is None else watch.urgency)
+        else:
+            try:
+                await copy_into(target, fresh.file.fd)
+            finally:
+                self._free(fresh)
+        if watch is not None:
+            watch.arrived(ByteRange(0, ref.size_bytes), target)
+
+    async def bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
+        """Make a listed object's shard in memory and learn its size; return the ref of the shard.
+
+        Raises:
+            Whatever the fetcher raises; BadShard, Unsupported: a shard cannot be made of it.
+            ResourceExhausted: not enough memory.
+            StoreUnavailable: it took longer than its deadline.
+        """
+        async with self._in_time(ref):
+            return await self._bring(ref, urgency)
+
+    def _in_time(self, ref: ObjectRef) -> AbstractAsyncContextManager[object]:
+        """End a making at its deadline."""
+        deadline_s = self._options.deadline_s
+        message = f"expected a shard to be made within {format_duration(deadline_s)}, got no end of it"
+        return within(deadline_s, lambda: StoreUnavailable(message, object=ref.url, stage="cache"))
+
+    async def _bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
+        async with self._place():
+            file = MemoryFile("feedd-made")
+            try:
+                while len(self._fresh) >= _FRESH_MAX:
+                    self._drop(next(iter(self._fresh)))
+                room_bytes = self._room(ref.size_bytes, ref)
+                task = self._task(ref, file.fd, 0, room_bytes)
+                made = await self._made(ref, task, urgency)
+            except BaseException:
+                file.close()
+                raise
+            fact = MadeFact(ref.size_bytes, made.size_bytes, made.format_name)
+            shard = replace(ref, size_bytes=made.size_bytes)
+            self.drop(shard)
+            self._fresh[shard] = _Fresh(file, made.size_bytes)
+            self._recorder.move(PIPELINE_MAKING, made.size_bytes)
+            if self.facts.note(ref, fact):
+                await CACHE_DISK.run(self.facts.keep, ref, fact)
+            return shard
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Be one of those made at one time."""
+        async with self._semaphore:
+            self._running_count += 1
+            try:
+                yield
+            finally:
+                self._running_count -= 1
+
+    def drop(self, shard: ObjectRef) -> None:
+        """Free the memory of a made shard, if it is there."""
+        if shard in self._fresh:
+            self._drop(shard)
+
+    def keep_only(self, wanted: Callable[[ObjectRef], bool]) -> None:
+        """Free the memory of made shards that nobody waits for."""
+        for shard in [one for one in self._fresh if not wanted(one)]:
+            self._drop(shard)
+
+    def _drop(self, shard: ObjectRef) -> None:
+        self._free(self._fresh.pop(shard))
+
+    def _take(self, shard: ObjectRef) -> _Fresh | None:
+        return self._fresh.pop(shard, None)
+
+    def _free(self, fresh: _Fresh) -> None:
+        self._recorder.move(PIPELINE_MAKING, -fresh.size_bytes)
+        fresh.file.close()
+        self.taken()
+
+    async def _make_into(self, shard: ObjectRef, target: memoryview, urgency: Callable[[], float]) -> None:
+        """Make a shard of known size where it belongs."""
+        fact = self.facts.origin(shard)
+        if fact is None:
+            raise _unknown(shard, "an object nobody has made a shard of")
+        ref = replace(shard, size_bytes=fact.object_bytes)
+        place = file_of(target) if target.nbytes else None
+        async with self._place():
+            room_bytes = self._room(ref.size_bytes, ref)
+            if place is not None:
+                made = await self._again(
+                    ref, self._task(ref, place.fd, place.at, room_bytes, shard.size_bytes), urgency
+                )
+                if made.size_bytes == shard.size_bytes:
+                    await tell_landed(place, made.size_bytes)
+            else:
+                with MemoryFile("feedd-made") as file:
+                    made = await self._again(ref, self._task(ref, file.fd, 0, room_bytes), urgency)
+                    if made.size_bytes == shard.size_bytes:
+                        await copy_into(target, file.fd)
+        if made.size_bytes != shard.size_bytes:
+            self.facts.forget(ref)
+            raise _unknown(shard, f"{made.size_bytes}")
+
+    async def _again(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
+        try:
+            return await self._made(ref, task, urgency)
+        except BadShard:
+            self.facts.forget(ref)  # it may only be larger than it was: made anew, that is told
+            raise
+
+    async def _made(self, ref: ObjectRef, task: MakeTask, urgency: Callable[[], float]) -> MadeShard:
+        """Fetch as much of an object as is wanted, until a worker has made the shard."""
+        plain = replace(ref, form="")
+        name, params = registry.split(ref.form)
+        with MemoryFile("feedd-object", ref.size_bytes) as source:
+            self._recorder.move(PIPELINE_MAKING, ref.size_bytes)
+            try:
+                spans: tuple[ByteRange, ...] = ()
+                wanted = registry.get(name).wanted(HeldObject(-1, ref.size_bytes), params)
+                for _ in range(_ROUNDS_MAX):
+                    await self._fetch(plain, wanted, source, _Watch(urgency), again=params == TYPES)
+                    spans = joined((*spans, *wanted))
+                    outcome = await self._asked(replace(task, spans=spans, source_fd=source.fd))
+                    if isinstance(outcome, MadeShard):
+                        self._count(name, outcome)
+                        return outcome
+                    wanted = outcome
+            except FeeddError as error:
+                error.object = error.object or ref.url
+                raise
+            finally:
+                self._recorder.move(PIPELINE_MAKING, -ref.size_bytes)
+        message = f"expected a shard to be made of it, got {_ROUNDS_MAX} times that more of it is needed"
+        raise BadShard(message, object=ref.url, stage="decode")
+
+    async def _asked(self, task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
+        """Have a worker make a shard; where images kill it, with none of them decoded: then they are bad samples."""
+        try:
+            return await self._make(task)
+        except BadShard:
+            form = registry.undecoded(task.form)
+            if form == task.form:
+                raise
+        return await self._make(replace(task, form=form))
+
+    async def _fetch(
+        self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, watch: FetchWatch, *, again: bool
+    ) -> None:
+        """Fetch what is wanted; by way of the cache where all of it is, and will be ``again`` for something else."""
+        whole = any(span.size_bytes == plain.size_bytes for span in wanted)
+        if not any(span.size_bytes for span in wanted):
+            return
+        if await self._copied(plain, wanted, source, bring=whole and again):
+            return
+        with source.view() as view:
+            if whole:
+                await self._fetcher.fetch(plain, view, watch)
+            else:
+                await self._fetcher.fetch_spans(plain, wanted, view, watch)
+
+    async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, *, bring: bool) -> bool:
+        """Take what is wanted of an object from the cache, where it is there; False: it is to be fetched."""
+        pins = await self.held(plain, bring)
+        if pins is None:
+            return False
+        with pins:
+            try:
+                await copy_spans(pins.files[0], wanted, source.fd)
+            except OSError:
+                return False  # gone or cut short: who reads it there will say so
+        return True
+
+    def _task(self, ref: ObjectRef, out_fd: int, out_at: int, room_bytes: int, entry_bytes: int = -1) -> MakeTask:
+        limit_bytes = min(self._options.limit_bytes, 1 << 62)
+        sizes = limit_bytes, room_bytes, entry_bytes
+        return MakeTask(ref.form, ref.url, ref.size_bytes, (), -1, out_fd, out_at, *sizes)
+
+    def _count(self, form: str, made: MadeShard) -> None:
+        self._recorder.count(PIPELINE_MADE, form=form)
+        self._recorder.count(PIPELINE_MADE_BYTES, made.size_bytes, form=form)
+        self._recorder.count(PIPELINE_MADE_SECONDS, made.busy_s, form=form)
+
+    def _room(self, object_bytes: int, ref: ObjectRef) -> int:
+        """Return the memory there is for a shard beside its object, as much for each of those made at this time."""
+        while True:
+            left = self._options.available()
+            if left is None:
+                return 1 << 62
+            room_bytes = (left - _RESERVE_BYTES) // max(1, self._running_count) - object_bytes
+            if room_bytes > 0 or not self._fresh:
+                break
+            self._drop(next(iter(self._fresh)))
+        if room_bytes <= 0:
+            raise ResourceExhausted(
+                f"expected memory for an object of {format_size(object_bytes)} and what is made of it, got "
+                f"{format_size(max(left, 0))} left",
+                object=ref.url,
+                hint="give the daemon more memory, or store smaller shards",
+                stage="cache",
+            )
+        return room_bytes
+
+
+def joined(spans: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
+    """Return spans in order, those that touch made one."""
+    found: list[ByteRange] = []
+    for span in sorted(spans):
+        if found and span.start <= found[-1].end:
+            found[-1] = ByteRange(found[-1].start, max(found[-1].end, span.end))
+        else:
+            found.append(span)
+    return tuple(found)
+
+
+def _unknown(shard: ObjectRef, got: str) -> CacheUnavailable:
+    message = f"expected to make a shard of {shard.size_bytes} bytes as before, got {got}"
+    return CacheUnavailable(message, object=shard.url, stage="cache")
+
+
+async def _nothing(ref: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - as its seam has it
+    del ref, bring
+    return None
+
+
+def _whenever() -> float:
+    return math.inf

@@ -1,0 +1,237 @@
+"""The node's cache as sessions see it: refs with a form stand for the shards that are made of objects."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
+
+from feedd.cache import trouble
+from feedd.cache.pins import Pins
+from feedd.converting.conversion_wishes import MadeWishes
+from feedd.errors import FeeddError
+from feedd.flow.pools import CACHE_DISK
+from feedd.flow.singleflight import SingleFlight
+from feedd.flow.tasks import run_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+
+    from feedd.cache.report import CacheEntry, CacheStats
+    from feedd.cache.tiers import AnyCache
+    from feedd.converting.converter import Maker
+    from feedd.protocols import PinnedShards
+    from feedd.values import ObjectRef
+
+_LANDINGS_MAX = 2
+
+
+class MadeCache:
+    """A ``ShardCache`` over a cache whose fetcher is ``maker``.
+
+    Refs without a form pass through. One with a form, as listed, is translated into the ref of the shard made of it,
+    whose size the first making tells: that goes into memory, and from there into the cache. The cache below is not
+    this one's to open or close, but for ``close``.
+    """
+
+    def __init__(self, inner: AnyCache, maker: Maker) -> None:
+        self._inner = inner
+        self._maker = maker
+        self._group = asyncio.TaskGroup()
+        self._landing = asyncio.Semaphore(_LANDINGS_MAX)
+        self._awaited: Counter[ObjectRef] = Counter()  # by who acquires
+        self._next_uses: dict[ObjectRef, float] = {}  # of shards not made yet
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"MadeCache({self._inner!r})"
+
+    async def __aenter__(self) -> Self:
+        """Read what is known of shards made before."""
+        await CACHE_DISK.run(self._maker.facts.load)
+        await self._group.__aenter__()
+        self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
+        self._wishes = MadeWishes(self._inner, self._maker, self._flights, self._bring)
+        self._maker.taken = self._wishes.pump
+        self._maker.held = self._held
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End what is under way."""
+        try:
+            await self._end()
+        finally:
+            await self._group.__aexit__(None, None, None)
+
+    async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
+        """Return pins on all of ``refs``, fetching or making what is missing; see ``ShardCache.acquire``.
+
+        Raises besides:
+            BadShard, Unsupported: a shard cannot be made of an object.
+            ResourceExhausted: not enough memory to make it.
+        """
+        if not any(ref.form for ref in refs):
+            return await self._inner.acquire(refs)
+        wanted = [ref for ref in dict.fromkeys(refs) if ref.form]
+        with self._awaiting(wanted):
+            while unknown := [ref for ref in wanted if self._maker.facts.known(ref) is None]:
+                await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
+            shards = [self._shard(ref) for ref in refs]
+            formats = [self._format(ref) for ref in refs]
+            pins = await self._inner.acquire(shards)
+        files = zip(pins.files, formats, strict=True)
+        return Pins(tuple(replace(file, format=name) if name else file for file, name in files), pins.release)
+
+    def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
+        """Replace ``owner``'s wish list; what was never made is made in the background, and then wished for."""
+        if not self._closed:
+            self._wishes.wish(owner, refs)
+            self._tidy()
+
+    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
+        """Tell when each shard is needed next; kept for those that are still to be made."""
+        told: list[tuple[ObjectRef, float]] = []
+        for ref, position in uses:
+            shard = self._maker.facts.made(ref) if ref.form else ref
+            if shard is not None:
+                told.append((shard, position))
+            elif position == math.inf:
+                self._next_uses.pop(ref, None)
+            else:
+                self._next_uses[ref] = position
+        self._inner.note_next_use(told)
+
+    async def discard(self, ref: ObjectRef) -> None:
+        """Drop an entry found to be damaged, named as listed or as it lies in the cache; it is made again."""
+        shard = self._maker.facts.made(ref) or ref if ref.form else ref
+        self._maker.drop(shard)
+        await self._inner.discard(shard)
+
+    async def renew(self, ref: ObjectRef) -> None:
+        """Drop an object's entry, which can be had whole by now."""
+        await self._inner.renew(ref)
+
+    async def close(self) -> None:
+        """Cancel makings, close the cache below; idempotent."""
+        await self._end()
+        await self._inner.close()
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes of all entries."""
+        return self._inner.limit_bytes
+
+    @property
+    def stats(self) -> CacheStats:
+        """A snapshot."""
+        return self._inner.stats
+
+    def entries(self) -> list[CacheEntry]:
+        """Return the whole entries, in no order."""
+        return self._inner.entries()
+
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether a shard is here whole."""
+        shard = self._maker.facts.made(ref) if ref.form else ref
+        return shard is not None and self._inner.holds(shard)
+
+    def knows(self, ref: ObjectRef) -> bool:
+        """Whether a shard is here, or a fill of it under way."""
+        shard = self._maker.facts.made(ref) if ref.form else ref
+        return shard is not None and self._inner.knows(shard)
+
+    @asynccontextmanager
+    async def sized(self, ref: ObjectRef) -> AsyncIterator[ObjectRef]:
+        """Yield the ref of a shard as it lies in the cache, made, and kept in memory, if its size is not known yet.
+
+        Raises what ``acquire`` raises of making.
+        """
+        if not ref.form:
+            yield ref
+            return
+        with self._awaiting((ref,)):
+            yield await self._known(ref)
+
+    async def _held(self, plain: ObjectRef, bring: bool) -> PinnedShards | None:  # noqa: FBT001 - a seam's
+        """Pin an object that lies in the cache as it is, or is being fetched there; or ``bring`` it there.
+
+        Nobody waits for space for the former. Who brings one waits as for any shard: it is as large as what is made of
+        it next, and is the first to go.
+        """
+        if self._closed or not (bring or self._inner.knows(plain)):
+            return None
+        try:
+            return await self._inner.acquire([plain])
+        except FeeddError:
+            return None  # the maker fetches it, and says what is wrong with it
+
+    def _shard(self, ref: ObjectRef) -> ObjectRef:
+        if not ref.form:
+            return ref
+        shard = self._maker.facts.made(ref)
+        assert shard is not None, "made before it is asked for"
+        return shard
+
+    def _format(self, ref: ObjectRef) -> str:
+        fact = self._maker.facts.known(ref) if ref.form else None
+        return "" if fact is None else fact.format_name
+
+    async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
+        """Make a shard of unknown size; among several, put it into the cache at once, to hold memory for few."""
+        async with self._landing:
+            shard = await self._known(ref)
+        if not alone:  # others need not wait where there is no space, for instance in the quota of this one
+            (await self._inner.acquire([shard])).release()
+
+    async def _known(self, ref: ObjectRef) -> ObjectRef:
+        """Return the ref of a shard, made if its size is not known."""
+        shard = self._maker.facts.made(ref)
+        if shard is not None:
+            return shard
+        if self._closed:
+            raise trouble.closed()
+        return await self._flights.do(ref, lambda: self._bring(ref))
+
+    async def _bring(self, ref: ObjectRef) -> ObjectRef:
+        return await self._maker.bring(ref, lambda: self._urgency(ref))
+
+    def _urgency(self, ref: ObjectRef) -> float:
+        return -math.inf if self._awaited[ref] else self._next_uses.get(ref, math.inf)
+
+    def _brought(self, ref: ObjectRef, error: BaseException | None) -> None:
+        """Tell the cache below of a shard that was made."""
+        if error is None and not self._closed:
+            position = self._next_uses.pop(ref, None)
+            if position is not None:
+                self._inner.note_next_use([(self._shard(ref), position)])
+        self._wishes.ended(ref, error)
+        self._tidy()
+
+    @contextmanager
+    def _awaiting(self, refs: Sequence[ObjectRef]) -> Iterator[None]:
+        """Hold what is made of ``refs`` for who waits for it."""
+        self._awaited.update(refs)
+        try:
+            yield
+        finally:
+            self._awaited.subtract(refs)
+            self._awaited = +self._awaited
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Free what was made for nobody any more."""
+        if not self._maker.fresh_count:
+            return
+        wanted = {self._maker.facts.made(ref) for ref in self._awaited} | self._wishes.shards()
+        self._maker.keep_only(wanted.__contains__)
+
+    async def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wishes.close()
+        await self._flights.cancel_all()
+        self._maker.keep_only(lambda _: False)

@@ -1,0 +1,186 @@
+"""From configuration to running stages, opened bottom-up and closed top-down."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from feedd.batching.quarantine import Quarantine
+from feedd.cache.disk import DiskCache, MemoryCache
+from feedd.cache.joint import JointGauges
+from feedd.cache.late import LateDisk, may_pass
+from feedd.cache.ondisk.probe import try_directory
+from feedd.cache.options import CacheOptions
+from feedd.cache.policy.health import HealthOptions
+from feedd.cache.tiers import TieredCache
+from feedd.cache.watch import DiskWatch
+from feedd.catalog.learned_counts import Learned
+from feedd.catalog.pack_reads import ArrivingPacks
+from feedd.catalog.sources import Sources
+from feedd.catalog.stages import PipelineOptions, Stages
+from feedd.config.machine import default_workers, memory_bytes
+from feedd.converting.conversion_log import MadeFacts
+from feedd.converting.converter import Maker, MakerOptions
+from feedd.converting.converting_cache import MadeCache
+from feedd.errors import CacheUnavailable
+from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.pools import CACHE_DISK
+from feedd.recipe.tokenizers import offered
+from feedd.sessions.opening import Pipeline
+from feedd.workers.work import DecodeOptions
+from feedd.workers.worker_pool import DecodePool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from feedd.cache.tiers import AnyCache
+    from feedd.config import Config
+    from feedd.converting.converter import Make
+    from feedd.protocols import Clock, Recorder, ShardFetcher
+
+
+_READY_SHARE = 8  # of memory, for those being made at one time
+_MAKINGS_MAX = 16  # each holds an object and what is made of it in memory
+
+
+def source_options(config: Config) -> SourceOptions:
+    """Translate the ``fetch`` and ``s3`` sections."""
+    fetch = config.fetch
+    return SourceOptions(
+        part_size_bytes=0 if fetch.part_size == "auto" else fetch.part_size,
+        parts_in_flight=fetch.parts_in_flight,
+        bytes_in_flight=fetch.bytes_in_flight,
+        transfer_threads=fetch.transfer_threads,
+        attempts_max=fetch.attempts,
+        retry_deadline_s=fetch.retry_deadline,
+        connect_timeout_s=fetch.connect_timeout,
+        read_timeout_s=fetch.read_timeout,
+        transport=fetch.transport,
+        verify=fetch.verify,
+        hedge_share=fetch.hedge_share,
+        s3={bucket: S3Options(**section.model_dump(mode="json")) for bucket, section in config.s3.items()},
+    )
+
+
+def cache_options(config: Config) -> CacheOptions:
+    """Translate the ``cache`` section."""
+    return CacheOptions(
+        directory=config.cache.dir,
+        size_bytes=config.cache.size,
+        free_reserve_bytes=config.cache.free_reserve,
+        quotas=config.cache.quotas,
+        verify=config.cache.verify,
+        allow_network_fs=config.cache.allow_network_fs,
+    )
+
+
+def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock: Clock) -> AnyCache:
+    """Return the cache of a node, not open yet: on disk, with memory above it, or beside it for when the disk fails."""
+    options = cache_options(config)
+    in_memory_bytes = config.cache.memory or config.cache.bypass
+    if not in_memory_bytes:
+        return DiskCache(options, fetcher, recorder, clock)
+    gauges = JointGauges(recorder)
+    watch = DiskWatch(partial(try_directory, options.directory), HealthOptions(), recorder, clock)
+    memory = MemoryCache(in_memory_bytes, fetcher, gauges.share(), clock)
+    listening = watch.listen(gauges.share())
+    make = partial(DiskCache, options, fetcher, listening, clock)
+    disk = LateDisk(make, watch) if config.cache.bypass else make()
+    return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
+
+
+def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
+    """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
+    limit_bytes = max(config.cache.size, config.cache.memory) // 2
+    options = MakerOptions(limit_bytes=limit_bytes, makings=_makings(config))
+    return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
+
+
+def ready_bytes(config: Config) -> int:
+    """Return the most bytes of a shard whose images are made ready; 0: the operator does not want any."""
+    if config.cache.decoded == "off":
+        return 0
+    return memory_bytes() // (_READY_SHARE * _makings(config))
+
+
+def _makings(config: Config) -> int:
+    return min(max(1, workers_max(config) - 1), _MAKINGS_MAX)
+
+
+def decode_options(config: Config) -> DecodeOptions:
+    """Translate the ``decode`` section."""
+    decode = config.decode
+    auto = decode.workers == "auto"
+    return DecodeOptions(
+        workers=default_workers(decode.workers_max) if decode.workers == "auto" else decode.workers,
+        workers_max=decode.workers_max if auto else 0,
+        cpus=decode.cpus,
+        nice=decode.nice,
+        task_deadline_s=decode.task_deadline,
+        recycle_growth_bytes=decode.recycle_growth,
+    )
+
+
+def workers_max(config: Config) -> int:
+    """Return the most decode workers there will be."""
+    return config.decode.workers_max if config.decode.workers == "auto" else config.decode.workers
+
+
+@asynccontextmanager
+async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
+    """Open a cache; if its disk may be well later, the error names the option that lets the daemon start without."""
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(cache)
+        except CacheUnavailable as error:
+            if may_pass(error):
+                error.hint += "; with cache.bypass above 0 the daemon starts on memory and tries the directory again"
+            raise
+        yield
+
+
+@asynccontextmanager
+async def open_pipeline(
+    config: Config, recorder: Recorder, clock: Clock, takeover: Callable[[], Awaitable[None]] | None = None
+) -> AsyncIterator[Pipeline]:
+    """Open workers, cache and sources, and the pipeline over them; leave nothing behind.
+
+    Args:
+        config: effective configuration.
+        recorder: where measurements go.
+        clock: time.
+        takeover: waits until the cache's directory is free; called when all is open that does not need it.
+
+    Raises:
+        CacheUnavailable: the cache directory cannot be used, or another daemon uses it.
+        ResourceExhausted: decode workers cannot be started.
+    """
+    options = PipelineOptions(
+        window_shards=config.shuffle.window_shards,
+        arena_bytes=config.arena.size,
+        slots_max=config.arena.slots_max,
+        ready_bytes=ready_bytes(config),
+    )
+    async with AsyncExitStack() as stack:
+        stack.enter_context(offered(config.decode.tokenizers))
+        pool = await stack.enter_async_context(DecodePool(decode_options(config), recorder))
+        sources = await stack.enter_async_context(Sources(source_options(config), recorder, clock))
+        if takeover is not None:
+            await sources.warm()
+            await takeover()
+        maker = node_maker(config, sources, pool.make, recorder)
+        inner = node_cache(config, maker, recorder, clock)
+        await stack.enter_async_context(_hinted(inner))
+        cache = await stack.enter_async_context(MadeCache(inner, maker))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        learned = Learned(config.cache.dir / "counts")
+        await CACHE_DISK.run(learned.load)
+        quarantine = Quarantine(config.cache.dir / config.quarantine.path, config.quarantine.size, recorder)
+        stages = Stages(sources, cache, pool, recorder, clock, ArrivingPacks(sources, cache, group))
+        pipeline = Pipeline(stages, options, group, learned, quarantine)
+        stack.push_async_callback(pipeline.close)
+        warming = group.create_task(sources.warm())
+        stack.callback(warming.cancel)
+        yield pipeline

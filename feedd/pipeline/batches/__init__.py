@@ -1,1 +1,0 @@
-"""One batch made: rows sent to workers, laid out, filtered, padded or packed, bad samples dealt with by policy."""

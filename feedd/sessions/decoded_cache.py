@@ -1,0 +1,131 @@
+"""The decoded cache: a session's shards with images made ready, as far as there is room (see ``recipe.predecoded``)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from feedd.convert.conversion_registry import form_named, ready_form
+from feedd.convert.long_params import PARAMS_BYTES_MAX
+from feedd.dataset.listing import format_of, view_of
+from feedd.dataset.pack_layout import is_pack
+from feedd.errors import Unsupported
+from feedd.formats.format_registry import format_for
+from feedd.recipe.predecoded import ready_prefix, rows_params
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.catalog.open_request import Request
+    from feedd.dataset.listing import Listing
+    from feedd.values import FieldRecipe, ObjectRef
+
+_SHARE: Final = 0.8  # of the cache, for what one dataset becomes
+_GROWTH_LEAST: Final = 2  # what may grow by less stays as it is
+_SHARD_BYTES_MAX: Final = 2 << 30
+_URLS_TOLD: Final = 3
+_log = structlog.get_logger("feedd.sessions")
+_WINDOWS: Final = 4  # so many must fit into the cache with all their shards
+
+
+class Room(NamedTuple):
+    """What there is room for.
+
+    Attributes:
+        cache_bytes: in the cache.
+        shard_bytes: in memory, while a shard is made; 0: none is.
+    """
+
+    cache_bytes: int
+    shard_bytes: int
+
+
+def made_ready(listing: Listing, request: Request, room: Room) -> Listing:
+    """Return a listing whose shards have their images ready, where a request wants that and there is room.
+
+    Where it wants that in vain the log says why, once for each source.
+
+    How large shards may become is a function of the dataset and the daemon's options: it is part of their identity.
+    """
+    if not request.spec.decoded_cache:
+        return listing
+    if not room.shard_bytes:
+        _in_vain(request.spec.urls, "expected a daemon that keeps images decoded, got one that must not, or cannot")
+        return listing
+    growth = _growth(listing, request, room)
+    window = max(1, request.window(listing))
+    most_bytes = min(_SHARD_BYTES_MAX, room.shard_bytes, room.cache_bytes // (_WINDOWS * window))
+    refs: list[ObjectRef] = []
+    view = [*listing.view, f"ready {growth} {most_bytes}"]
+    for source, recipe in enumerate(request.wanted):
+        shards = listing.shards_of(source)
+        fields = _ready_fields(recipe, request.read[source]) if growth else []
+        found = [_formed(listing, shard, fields, growth, most_bytes) if fields else "" for shard in shards]
+        whole = all(found)  # all or none: how a field is stored is asked of a source's first shard
+        if not whole:
+            reason = _why_not(recipe, fields, growth) or _other(listing, shards[found.index("")])
+            _in_vain(request.sources[source], reason)
+        view.append(rows_params("", fields if whole else (), 0))
+        refs.extend(
+            replace(listing.refs[shard], form=form) if whole else listing.refs[shard]
+            for shard, form in zip(shards, found, strict=True)
+        )
+    return view_of(listing, tuple(refs), tuple(view)) if tuple(refs) != listing.refs else listing
+
+
+def _why_not(recipe: Sequence[FieldRecipe], fields: Sequence[FieldRecipe], growth: int) -> str:
+    """Return why no image of a source can be made ready, whatever its shards are; empty: some could."""
+    if not growth:
+        return f"expected room in the cache for {_GROWTH_LEAST} times what this node reads, got less"
+    if not recipe:
+        return "expected named fields, got none"
+    if not fields:
+        return "expected an image whose first step is the same in every epoch, and that nothing else reads, got none"
+    return ""
+
+
+def _other(listing: Listing, shard: int) -> str:
+    url = listing.refs[shard].url
+    if is_pack(listing.refs[shard]):
+        return f"expected shards of many samples, got objects that are samples, as {url}"
+    return f"expected shards in a format that leaves samples as they are, got {url}"
+
+
+def _in_vain(urls: Sequence[str], reason: str) -> None:
+    _log.warning("decoded_cache=True changes nothing", urls=list(urls[:_URLS_TOLD]), reason=reason)
+
+
+def _growth(listing: Listing, request: Request, room: Room) -> int:
+    """Return how many times as large as its object a shard may become; 0: too little to be of use."""
+    spec = request.spec
+    nodes = 1 if spec.sharding == "replicated" else max(1, spec.topology.node_count)
+    held_bytes = max(1, int(listing.sizes.sum()) // nodes)
+    growth = int(room.cache_bytes * _SHARE) // held_bytes
+    if growth < _GROWTH_LEAST:
+        return 0
+    step = 1 << (growth.bit_length() - 1)  # 2, 3, 4, 6, 8, 12: a dataset that grows a little keeps its shards
+    return step + step // 2 if growth >= step + step // 2 else step
+
+
+def _ready_fields(recipe: Sequence[FieldRecipe], read: Sequence[FieldRecipe]) -> list[FieldRecipe]:
+    """Return the fields whose images can be made ready: no other field or filter reads the same bytes."""
+    found = []
+    for field in recipe:
+        others = {source for one in read if one is not field for source in one.sources}
+        if others.isdisjoint(field.sources) and ready_prefix(field) is not None:
+            found.append(field)
+    return found
+
+
+def _formed(listing: Listing, shard: int, fields: Sequence[FieldRecipe], growth: int, most_bytes: int) -> str:
+    """Return the form of a shard with ready rows; empty: it cannot have them."""
+    ref, name = listing.refs[shard], format_of(listing, shard)
+    if is_pack(ref) or form_named(name):
+        return ""
+    try:
+        params = rows_params(name or format_for(ref.url), fields, min(ref.size_bytes * growth, most_bytes))
+    except Unsupported:
+        return ""  # said where the shard is read
+    return ready_form(ref.form, params) if len(params.encode()) <= PARAMS_BYTES_MAX else ""

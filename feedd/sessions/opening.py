@@ -1,0 +1,388 @@
+"""Opening sessions: dataset, recipe and assignment resolved, the first shard looked at, the arena allocated."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
+from feedd.batching.bad_samples import RemedyOptions
+from feedd.batching.batch_group import are_plain, slots_together
+from feedd.batching.batch_recipes import estimated_bytes, resolve, resolved_by
+from feedd.batching.slot_layout import lay_out
+from feedd.catalog.dataset_catalog import Shelf
+from feedd.catalog.index_prefetcher import Foresight
+from feedd.catalog.label_fields import Labelling, forget, with_tables
+from feedd.catalog.late_fields import LateFields
+from feedd.catalog.learned_counts import Learned
+from feedd.catalog.open_request import Request
+from feedd.catalog.wanted_columns import narrowed
+from feedd.errors import NotFound, ObjectChanged, Unsupported
+from feedd.flow.arena import Arena, ArenaBudget
+from feedd.flow.open_progress import enter_stage
+from feedd.flow.pools import CPU
+from feedd.flow.tasks import both
+from feedd.notices import NoticeKind, notices_of, summed
+from feedd.ordering.sorted_windows import SortedWindows
+from feedd.recipe.bad_sample_policy import BadSamples
+from feedd.recipe.packed_rows import packing_of
+from feedd.sessions.column_types import typed
+from feedd.sessions.decoded_cache import Room, made_ready
+from feedd.sessions.feed_session import Session, SessionParts
+from feedd.sessions.filling import Filling
+from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
+from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, Ahead, AheadParts
+from feedd.sessions.notice_log import NoticeLog
+from feedd.sessions.prefetch_driver import Crowd, Outlook
+from feedd.sessions.rank_plan import planned, windows_of
+from feedd.sessions.shared_batches import WINDOW_BATCHES
+from feedd.values import Cursor, FieldKind, SessionInfo
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping, Sequence
+
+    from feedd.batching.batch_recipes import Recipes, Resolved
+    from feedd.batching.quarantine import Quarantine
+    from feedd.catalog.label_fields import Tables
+    from feedd.catalog.stages import PipelineOptions, Stages
+    from feedd.converting.converting_cache import MadeCache
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.mixed_reader import AnyReader
+    from feedd.sessions.rank_plan import Planned
+    from feedd.values import OpenSpec, TensorSpec
+
+    Classes = Mapping[str, tuple[str, ...]]
+
+_LEAST_SLOTS = 2
+_WINDOWS_BYTES = 128 << 20
+_AUTO_BYTES, _AUTO_LEAST, _AUTO_MOST = 64 << 20, 4, 64
+
+
+class Pipeline:
+    """Seam ``FeedBackend``: sessions over the stages.
+
+    Attributes:
+        windows: those of all plans that sessions read.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        options: PipelineOptions,
+        group: asyncio.TaskGroup,
+        learned: Learned | None = None,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        self.stages = stages
+        self.shelf = Shelf(stages, group, learned or Learned())
+        self._options = options
+        self._quarantine = quarantine
+        self._budget = ArenaBudget(options.arena_bytes, stages.recorder)
+        self.windows = SortedWindows(_WINDOWS_BYTES)
+        self._crowd = Crowd()
+        self._labelling = Labelling(stages.sources)
+        self._sharing = Sharing()
+        self._notice_log = NoticeLog(stages.recorder)
+        self._group = group
+        self._numbers = itertools.count(1)
+
+    @property
+    def cache(self) -> MadeCache:
+        """The cache, for listings of its entries."""
+        return self.stages.cache
+
+    async def open(self, spec: OpenSpec) -> Session:
+        """Resolve and open; takes as long as one listing and one shard of each source.
+
+        Raises:
+            BadRequest: recipe, sharding, weights or numbers that cannot be served.
+            NotFound, PermissionDenied, StoreUnavailable: said by the store.
+            BadShard: the first shard is not what its name says.
+            ResourceExhausted: no memory for the arena.
+        """
+        request = await CPU.run(Request.of, spec, self._options.window_shards)  # weights are many fractions
+        self.stages.pool.prepare(itertools.chain.from_iterable(request.wanted))
+        if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
+            raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
+        enter_stage(f"listing {_shortened(spec.urls)}")
+        with self.shelf.begun(request.sources, request.cuts):
+            request = await with_tables(self.stages.sources, request)
+            listing, tables = await both(
+                self.shelf.mixed(
+                    request.sources,
+                    lambda held: request.fingerprint(held) == spec.expect_fingerprint,
+                    request.cuts,
+                ),
+                self._labelling.tables(request),
+            )
+        try:
+            return await self._listed(request, listing, tables)
+        finally:
+            await forget(tables)
+
+    async def _listed(self, request: Request, listing: Listing, tables: Tables) -> Session:
+        """Open what is listed."""
+        spec, expected = request.spec, request.spec.expect_fingerprint
+        mark = await CPU.run(request.fingerprint, listing)  # formats that were named are one per shard
+        if expected and mark != expected:
+            raise ObjectChanged(
+                f"expected the dataset with fingerprint {expected.hex()}, got {mark.hex()}",
+                object=" ".join(spec.urls),
+                hint="objects, recipe or topology changed since this run began: start the run anew",
+                stage="plan",
+            )
+        enter_stage(f"reading the first shards of {_shortened(spec.urls)}")
+        await self.stages.lost.renew(listing.packs, self.stages.sources, self.stages.cache)
+        try:
+            view = await CPU.run(narrowed, listing, request.read)  # microseconds per shard
+            view = view if view is listing else await typed(self.stages.cache, view, request.read)
+            room = Room(self.stages.cache.limit_bytes, self._options.ready_bytes)
+            view = await CPU.run(made_ready, view, request, room)  # some ten microseconds per shard
+            return await self._open(request, view, mark, tables)
+        except (ObjectChanged, NotFound):
+            self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
+            raise
+
+    async def _open(self, request: Request, listing: Listing, mark: bytes, tables: Tables) -> Session:
+        async with AsyncExitStack() as undo:
+            orders = windows_of(self.windows, listing, request)
+            leave_windows = partial(self.windows.leave, orders) if orders is not None else _nothing
+            undo.callback(leave_windows)
+            plan = await CPU.run(planned, listing, request, orders)  # balancing takes microseconds per shard
+            one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
+            cache = self.stages.cache
+            foresight = Foresight(self.shelf.readings, listing, cache)
+            outlook = Outlook(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
+            undo.push_async_callback(outlook.ended)
+            undo.callback(outlook.close)
+            outlook.enter(Cursor(request.spec.epoch))
+            memory, arena, classes = await self._slots(one)
+            within = arena.group.arena if isinstance(arena, Tickets) else arena
+            assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
+            tell_late = partial(self._notice_log.tell_more, request.spec.urls, NoticeKind.LATE_FIELDS)
+            late = LateFields(listing, [source.fields for source in memory.found], tell_late)
+            left_out = [source.left_out for source in memory.found]
+            reasons = summed([listing.passed_over.reasons, *left_out, {NoticeKind.LATE_FIELDS: late.amount}])
+            notices = notices_of(reasons)
+            self._notice_log.tell(request.spec.urls, notices)
+            info = replace(
+                one.info(memory.recipes),
+                notices=notices,
+                at_once=1 if request.spec.share else assembler.at_once,  # jobs that share take one by one
+                places=within.slot_count if within is not arena else 0,
+                classes=classes,
+            )
+            filling = Filling(listing, self.shelf, cache, assembler)
+            parts = SessionParts(info, filling, one.reader, outlook, arena, leave_windows=leave_windows, late=late)
+            session = Session(parts, self.stages)
+            if request.spec.share:
+                await self._take_part(one, session, arena, memory)
+            elif isinstance(arena, Arena):
+                self._look_ahead(one, session, arena, filling)
+            undo.pop_all()
+        return session
+
+    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | Tickets, Classes]:
+        """Resolve the recipes; return memory for their batches, the session's slots, and what its labels stand for."""
+        spec = one.request.spec
+        size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
+        arena: Arena | Tickets | None = None
+        more = size is not None and _may_need_more(spec, size)  # recipes then tell how many slots there are
+        if size is not None and not spec.shared_arena and not more:  # memory takes as long as a shard: both at once
+            (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
+        else:
+            recipes, found, classes = await self._resolved(one)
+            size = size or estimated_bytes(_specs(spec, recipes), spec.batch_size, found)
+        memory = _Memory(self, size, one.request, recipes, found)
+        if spec.share and spec.shared_arena:
+            arena = await self._tickets(one, memory)
+        if arena is None:
+            plain = not (spec.keys or spec.share or one.request.filters) and are_plain(recipes)
+            arena = await self._arena(one, size, together=plain)
+        return memory, arena, classes
+
+    async def _resolved(self, one: _Opening) -> tuple[Recipes, list[Resolved], Classes]:
+        """Label the samples, then resolve the recipes, which may name labels."""
+        labelled = one.listing.base or one.listing  # views have its labels
+        classes = await self._labelling.label(labelled, one.request, one.tables)
+        return *await resolve(self.stages, self.shelf, one.listing, one.reader, one.request), classes
+
+    async def _tickets(self, one: _Opening, memory: _Memory) -> Tickets | None:
+        """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
+        spec, key = one.request.spec, one.group_key
+        count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
+        tickets = Tickets(self._within(count))
+        shared = await self._sharing.join(key, tickets, lambda: memory.lent(tickets.slot_count))
+        if tickets.enter(shared):
+            one.undo.push_async_callback(self._sharing.leave, key, tickets)
+            return tickets
+        await self._sharing.leave(key, tickets)
+        return None
+
+    async def _take_part(self, one: _Opening, session: Session, arena: Arena | Tickets, memory: _Memory) -> None:
+        """Have a session's batches come from its group; who has tickets has joined already."""
+        key = one.group_key
+        if isinstance(arena, Tickets):
+            shared = arena.group
+        else:
+            shared = await self._sharing.join(key, session, memory.shared)
+        session.take_part(shared, lambda member: self._sharing.leave(key, member))
+
+    def _look_ahead(self, one: _Opening, session: Session, arena: Arena, filling: Filling) -> None:
+        """Have the next epoch's first batches decoded into a session's free slots."""
+        spec = one.request.spec
+        at_once = filling.assembler.at_once
+        count = max(AHEAD_BATCHES, at_once)
+        first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
+        session.look_ahead(Ahead(AheadParts(arena, filling, one.plan.reader, first, at_once, self._group)))
+
+    async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
+        """Return memory for the batches of a group, decoded there once for all of its sessions.
+
+        Raises:
+            ResourceExhausted: there is none left.
+        """
+        number = next(self._numbers)
+        arena = await Arena.create(slot_count, slot_bytes, self._budget)
+        self.stages.pool.attach(number, arena.fd, arena.size_bytes)
+        assembler = Assembler(self.stages, recipes, arena, self._assembling(number, request))
+        return SharedBatches(arena, assembler, self.stages, self._group)
+
+    async def close(self) -> None:
+        """End listings and index reads under way."""
+        await self.shelf.close()
+
+    def _assembling(self, number: int, request: Request) -> AssemblerOptions:
+        """Return how batches are made in an arena."""
+        remedy = RemedyOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
+        return AssemblerOptions(number, request.spec.keys, remedy, request.filters)
+
+    def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
+        """Return the slots to grant."""
+        return self._within(spec.prefetch_batches or slots_for(size_bytes, spec.consumer_count))
+
+    def _within(self, slots: int) -> int:
+        return min(max(slots, _LEAST_SLOTS), self._options.slots_max)
+
+    async def _arena(self, one: _Opening, size_bytes: int, *, together: bool = False) -> Arena:
+        """Allocate the slots and make them known to the workers, which map them while the first shard arrives.
+
+        Args:
+            one: who gets them.
+            size_bytes: of a slot.
+            together: several batches can be made at once.
+        """
+        count = self._slot_count(one.request.spec, size_bytes)
+        if together:
+            count = min(slots_together(count, size_bytes), self._options.slots_max)
+        arena = await Arena.create(count, size_bytes, self._budget)
+        one.undo.callback(arena.close)
+        self.stages.pool.attach(one.number, arena.fd, arena.size_bytes)
+        one.undo.callback(self.stages.pool.detach, one.number)
+        return arena
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A session on its way.
+
+    Attributes:
+        number: its own, and its arena's.
+        request: what was asked for.
+        listing: as it reads it.
+        mark: the fingerprint.
+        tables: those of its labels that have been read.
+        plan: what its rank reads.
+        reader: stands in the session's epoch.
+        undo: what is to be undone where it does not open.
+    """
+
+    number: int
+    request: Request
+    listing: Listing
+    mark: bytes
+    tables: Tables
+    plan: Planned
+    reader: AnyReader
+    undo: AsyncExitStack
+
+    @property
+    def group_key(self) -> tuple[object, ...]:
+        """What sessions that ask for the same batches have in common."""
+        spec, plan = self.request.spec, self.plan
+        key = (spec.share, spec.batch_size, spec.topology, spec.keys, spec.bad_samples_max, spec.bad_samples)
+        return (*key, self.mark, plan.uneven, plan.steps, spec.decoded_cache)
+
+    def info(self, recipes: Recipes) -> SessionInfo:
+        """Return what Open answers, as far as the plan and the recipes tell."""
+        spec, reader, listing = self.request.spec, self.reader, self.listing
+        return SessionInfo(
+            specs=_specs(spec, recipes),
+            fingerprint=self.mark,
+            shard_count=len(listing.refs),
+            assigned_shard_count=int(reader.assigned.shape[0]),
+            assigned_bytes=int(listing.sizes[reader.assigned].sum()),
+            steps=reader.steps(spec.epoch),
+            uneven=self.plan.uneven.value,
+            left_out=0 if spec.consumer_index else reader.left_out(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """Memory for batches like those of one session."""
+
+    pipeline: Pipeline
+    slot_bytes: int
+    request: Request
+    recipes: Recipes
+    found: Sequence[Resolved]
+
+    async def shared(self, slot_count: int = WINDOW_BATCHES) -> SharedBatches:
+        """For jobs that share."""
+        return await self.pipeline.decoded(slot_count, self.slot_bytes, self.request, self.recipes)
+
+    async def lent(self, lease_count: int) -> SharedBatches:
+        """For jobs that share, and hold so many leases each."""
+        return await self.shared(slots_to_lend(lease_count, self.slot_bytes))
+
+
+def _nothing() -> None:
+    """A mixture sorts its own windows: there is nothing to leave."""
+
+
+def slots_for(size_bytes: int, consumer_count: int = 1) -> int:
+    """Return the slots for batches of this size: small ones get more, so that one message carries several leases.
+
+    A rank's consumers (DataLoader workers) share what one would get: allocating it is most of what an open takes.
+    """
+    return min(max(_AUTO_BYTES // size_bytes // consumer_count, _AUTO_LEAST), _AUTO_MOST)
+
+
+def _shortened(urls: Sequence[str]) -> str:
+    """Return the first URL, and how many more there are."""
+    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
+    return f"{urls[0]}{more}"
+
+
+def _may_need_more(spec: OpenSpec, size_bytes: int) -> bool:
+    """Whether fewer slots were asked for than are granted where several batches can be made at once."""
+    return not spec.share and 0 < spec.prefetch_batches < slots_together(spec.prefetch_batches, size_bytes)
+
+
+def _specs(spec: OpenSpec, recipes: Recipes) -> tuple[TensorSpec, ...]:
+    return recipes.specs + (KEY_SPECS if spec.keys else ())
+
+
+def _fixed_bytes(request: Request) -> int | None:
+    """Return the bytes of a slot where the recipe alone tells them: named fields, all DENSE."""
+    specs = resolved_by(request)
+    if any(packing_of(recipe) for recipe in request.wanted):
+        return None  # how many rows a batch has is for its samples to say
+    if specs is None or request.spec.keys or any(one.kind is not FieldKind.DENSE for one in specs):
+        return None
+    return lay_out(specs, request.spec.batch_size, {}).size_bytes

@@ -1,0 +1,157 @@
+"""Telling the cache what comes: the wish list ahead of each session, and when each shard is needed next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.ordering.next_use import Horizon
+from feedd.ordering.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from feedd.catalog.index_prefetcher import Foresight
+    from feedd.dataset.listing import Listing
+    from feedd.ordering.epoch_access import Use, Walk
+    from feedd.ordering.mixed_reader import AnyReader
+    from feedd.protocols import ShardCache
+    from feedd.values import Cursor
+
+_SLACK = 1 / 16  # of an epoch's bytes: so far a stream falls behind others before its positions are told again
+
+
+class Crowd:
+    """Who reads what: readers of the same epoch of the same assignment go together, as far as the slowest is.
+
+    Attributes:
+        horizon: a stream per group, so that groups in different epochs or datasets can be compared.
+    """
+
+    def __init__(self) -> None:
+        self.horizon = Horizon()
+        self._groups: dict[tuple[object, ...], Progress] = {}
+
+    def group(self, key: tuple[object, ...]) -> Progress | None:
+        """Return the group of that name, if it has readers."""
+        return self._groups.get(key)
+
+    def found(self, key: tuple[object, ...]) -> Progress:
+        """Return a new group."""
+        group = self._groups[key] = Progress()
+        return group
+
+    def leave(self, key: tuple[object, ...], name: str) -> range | None:
+        """Remove a reader; return the windows that everybody has now left, or None: it was the last, the group ends."""
+        group = self._groups[key]
+        left = group.leave(name)
+        if group.reader_count:
+            return left
+        del self._groups[key]
+        return None
+
+
+class Outlook:
+    """One session's view of the future."""
+
+    def __init__(
+        self,
+        name: str,
+        listing: Listing,
+        reader: AnyReader,
+        cache: ShardCache,
+        crowd: Crowd,
+        foresight: Foresight | None = None,
+    ) -> None:
+        """Describe a session; ``foresight``: reads indexes ahead of it, where somebody is to."""
+        self._name = name
+        self._listing = listing
+        self._reader = reader
+        self._cache = cache
+        self._crowd = crowd
+        self._foresight = foresight
+        self._walk: Walk | None = None
+        self._progress = Progress()
+        self._window = -1
+
+    def enter(self, at: Cursor) -> None:
+        """Start (or resume) an epoch at a cursor: say when everything is needed, and wish for what comes first."""
+        before, window = self._walk, self._reader.window(at)
+        walk: Walk = self._reader.walk(self._listing, at)
+        if before is not None and before.key == walk.key:
+            walk = before
+        self._walk, self._window = walk, window
+        group = self._crowd.group(walk.key)
+        if group is None:
+            group = self._found(walk, window)
+        self._progress = group
+        # The founder has told of all shards: that takes a microsecond each, so only once. The first use is said last.
+        for again in reversed(group.join(self._name, window)):
+            self._tell(walk, walk.again(again))
+        if before is not None and before is not walk:
+            self._leave(before)
+        self._wish(walk, window)
+        if self._foresight is not None:
+            self._foresight.enter(_soon(walk, window))
+
+    def skip_to(self, at: Cursor) -> None:
+        """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
+        self._cache.prefetch([], self._name)
+        if self._foresight is not None:
+            self._foresight.close()
+        self.enter(at)
+
+    def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
+        """Take note that a batch of these windows is being made."""
+        if self._walk is None or at.epoch != self._walk.epoch:
+            self.enter(at)
+        walk = self._walk
+        assert walk is not None
+        for window in self._progress.advance(self._name, first_window):
+            self._tell(walk, walk.left(window))
+        if last_window > self._window:
+            self._window = last_window
+            self._cache.note_next_use(self._crowd.horizon.advance(walk.key, walk.position(first_window)))
+            if self._foresight is not None:
+                self._foresight.expect(_soon(walk, last_window))
+            self._wish(walk, last_window)  # never empty, which would cancel what this very batch is about to wait for
+        if self._foresight is not None:
+            self._foresight.look()
+
+    def close(self) -> None:
+        """Withdraw; what no other reader needs has no next use any more."""
+        self._cache.prefetch([], self._name)
+        if self._foresight is not None:
+            self._foresight.close()
+        if self._walk is not None:
+            self._leave(self._walk)
+            self._walk = None
+
+    async def ended(self) -> None:
+        """Return when nothing that was under way before ``close`` is so any more."""
+        if self._foresight is not None:
+            await self._foresight.ended()
+
+    def _found(self, walk: Walk, window: int) -> Progress:
+        """Begin a group, with a stream that stands at ``window``."""
+        self._crowd.horizon.open(walk.key, walk.position(window), walk.epoch_bytes * _SLACK)
+        self._tell(walk, walk.start(window))
+        return self._crowd.found(walk.key)
+
+    def _leave(self, walk: Walk) -> None:
+        left = self._crowd.leave(walk.key, self._name)
+        if left is None:
+            self._cache.note_next_use(self._crowd.horizon.close(walk.key))
+            return
+        for window in left:
+            self._tell(walk, walk.left(window))
+
+    def _tell(self, walk: Walk, uses: Iterable[Use]) -> None:
+        self._cache.note_next_use(self._crowd.horizon.tell(walk.key, uses))
+
+    def _wish(self, walk: Walk, window: int) -> None:
+        self._cache.prefetch([self._listing.refs[shard] for shard in walk.wishes(window)], self._name)
+
+
+def _soon(walk: Walk, window: int) -> list[int]:
+    """Return the shards of a window and of the one behind it."""
+    return walk.needed(window) + walk.needed(window + 1)
