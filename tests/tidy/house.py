@@ -1,0 +1,137 @@
+"""Sizes of the house: files, lines and classes, and how many files and functions a batch and an open run through.
+
+``python -m tests.tidy.house`` prints them. The files and functions are those of the daemon's process, decode workers
+left out, over local tars: one session of two fields, batches of 32 samples, one worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from feedd.clock import SystemClock
+from feedd.config import load
+from feedd.daemon.wiring import open_pipeline
+from feedd.observe.recorder import NullRecorder
+from feedd.values import BatchReady, Cursor, OpenSpec, Topology
+from tests.fakes.tars import tar_bytes
+from tests.tidy.tree import ROOT, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import CodeType, FrameType
+
+_PRODUCT = str(ROOT / "feedd") + "/"
+_SHARDS, _SAMPLES, _BATCH_SIZE = 4, 96, 32
+
+
+@dataclass
+class Trace:
+    """What ran.
+
+    Attributes:
+        codes: of functions of the product.
+    """
+
+    codes: set[CodeType] = field(default_factory=set)
+
+    @property
+    def files(self) -> set[str]:
+        """Their files, below ``feedd``."""
+        return {code.co_filename.removeprefix(_PRODUCT) for code in self.codes}
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """Note every function of the product that is called in any thread."""
+    trace = Trace()
+
+    def called(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_PRODUCT):
+            trace.codes.add(frame.f_code)
+
+    threading.setprofile_all_threads(called) if sys.version_info >= (3, 12) else threading.setprofile(called)
+    sys.setprofile(called)
+    try:
+        yield trace
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def _data(folder: Path) -> None:
+    for shard in range(_SHARDS):
+        numbers = range(shard * 1000, shard * 1000 + _SAMPLES)
+        samples = [(f"{number:06}", {"cls": b"%d" % number, "bin": bytes(100)}) for number in numbers]
+        (folder / f"{shard}.tar").write_bytes(tar_bytes(samples))
+
+
+async def _walk(folder: Path) -> dict[str, Trace]:
+    settings = {"cache.dir": str(folder / "cache"), "cache.size": "64MiB", "decode.workers": "1"}
+    config = load({name: (value, "the bench") for name, value in settings.items()}, {}).config
+    data = folder / "data"
+    data.mkdir()
+    _data(data)
+    spec = OpenSpec(
+        urls=(f"file://{data}/",),
+        fields=(("cls", "int"), ("bin", "tensor:uint8:100")),
+        batch_size=_BATCH_SIZE,
+        topology=Topology(),
+        shuffle=True,
+    )
+    found: dict[str, Trace] = {}
+    async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
+        with traced() as found["open, cold"]:
+            session = await pipeline.open(spec)
+        try:
+            names = ["first batch", "batch", "batch", "warm batch"]
+            for step, name in enumerate(names):
+                slot = session.slots.take()
+                assert slot is not None
+                with traced() as found[name]:
+                    ready = await session.produce(Cursor(0, step), slot)
+                    assert isinstance(ready, BatchReady)
+                    session.slots.give_back(slot)
+        finally:
+            await session.close()
+        with traced() as found["open again"]:
+            session = await pipeline.open(spec)
+        await session.close()
+    del found["batch"]
+    return found
+
+
+def walk() -> dict[str, Trace]:
+    """Return what ran for each step of a session."""
+    with tempfile.TemporaryDirectory(prefix="feedd-house-") as folder:
+        return asyncio.run(_walk(Path(folder)))
+
+
+def twice() -> list[str]:
+    """Return names of modules that ``feedd`` has more than once."""
+    names = [source.path.stem for source in sources() if source.path.parts[0] == "feedd"]
+    counts = collections.Counter(name for name in names if not name.startswith("__"))
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def main() -> None:
+    """Print the sizes."""
+    own = [source for source in sources() if source.path.parts[0] == "feedd"]
+    print(f"feedd: {len(own)} files, {sum(source.line_count for source in own)} lines", end=", ")
+    print(f"{sum(1 for source in own for _ in source.classes())} classes")
+    print("module names that stand more than once:", ", ".join(twice()) or "none")
+    for name, trace in walk().items():
+        print(f"{name}: {len(trace.files)} files, {len(trace.codes)} functions")
+        if "--files" in sys.argv:
+            print("   ", "\n    ".join(sorted(trace.files)))
+
+
+if __name__ == "__main__":
+    main()
