@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from awscrt.checksums import combine_crc32c, crc32c
 
-from feedd.cache import layout
+from feedd.cache import entry_layout
 from feedd.flow.mapping import on_disk, pieces
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class BlockSums:
         self._data_at = data_at
         self._written: dict[int, _Run] = {}  # by where each ends: what is written next may go on from there
         self._came: dict[int, dict[int, _Run]] = {}  # of blocks in pieces, by where each begins; none overlap
-        self._block_bytes = layout.block_bytes(size_bytes)
-        self._sums = [_UNKNOWN] * layout.block_count(size_bytes)
+        self._block_bytes = entry_layout.block_bytes(size_bytes)
+        self._sums = [_UNKNOWN] * entry_layout.block_count(size_bytes)
 
     def landed(self, at: int, data: memoryview, *, begins: bool = False) -> None:
         """Sum bytes as they are written to the file at offset ``at``; may be called in any thread.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from feedd.cache.policy.index import Claim, TooLarge
-from feedd.cache.policy.order import EntryState
+from feedd.cache.policy.cache_index import Claim, TooLarge
+from feedd.cache.policy.eviction_order import EntryState
 from feedd.cache.policy.wishes import WishLists
 from feedd.errors import Draining
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.cache.fills import Fills
-    from feedd.cache.policy.index import CacheIndex
-    from feedd.cache.policy.order import Entry
-    from feedd.cache.tally import Tally
+    from feedd.cache.cache_metrics import Tally
+    from feedd.cache.policy.cache_index import CacheIndex
+    from feedd.cache.policy.eviction_order import Entry
+    from feedd.cache.running_fills import Fills
     from feedd.flow.singleflight import Flight
     from feedd.values import ObjectRef
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from feedd.cache.policy.index import FullNow
+from feedd.cache.policy.cache_index import FullNow
 from feedd.cache.policy.quota import NO_GROUP
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 from dataclasses import fields
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from feedd.cache.cache_report import CacheStats
 from feedd.cache.pins import Pins
 from feedd.cache.policy.placement import DiskUse, Placement
-from feedd.cache.report import CacheStats
 from feedd.errors import CacheTooSmall, CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from feedd.cache.disk import DiskCache
+    from feedd.cache.cache_report import CacheEntry
+    from feedd.cache.caches import DiskCache
+    from feedd.cache.disk_watch import DiskWatch
     from feedd.cache.policy.placement import Routes, Tier
-    from feedd.cache.report import CacheEntry
-    from feedd.cache.watch import DiskWatch
     from feedd.protocols import PinnedShards, Recorder
     from feedd.values import ObjectRef
 

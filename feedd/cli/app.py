@@ -95,6 +95,6 @@ def main() -> None:
     try:
         app()
     except FeeddError as error:
-        from feedd.cli.report import report  # noqa: PLC0415 - it imports the configuration
+        from feedd.cli.error_report import report  # noqa: PLC0415 - it imports the configuration
 
         sys.exit(report(error))

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feedd.cache.ondisk.inspect import remove, scan
-from feedd.cache.policy.match import matches
-from feedd.cache.report import CacheEntry
+from feedd.cache.cache_report import CacheEntry
+from feedd.cache.ondisk.inspection import remove, scan
+from feedd.cache.policy.object_match import matches
 from feedd.cli import warm
+from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import CacheDirFlag, ConfigFlag, Flags
 from feedd.cli.owner import AddressFlag, ask, chosen_address
-from feedd.cli.report import EXIT_FAILED, say
-from feedd.config.machine import existing_parent
+from feedd.config.machine_defaults import existing_parent
 from feedd.errors import NotFound
 from feedd.units import format_size
 from feedd.warming import Amount
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from feedd.config import Config, Effective
     from feedd.serve.admin_client import AdminClient
-    from feedd.serve.options import CacheState
+    from feedd.serve.server_options import CacheState
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

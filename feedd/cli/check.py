@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedd.cli.credentials import credentials
+from feedd.cli.error_report import EXIT_FAILED
 from feedd.cli.flags import (
     CacheDirFlag,
     CacheSizeFlag,
@@ -21,8 +22,7 @@ from feedd.cli.flags import (
     StatusFlag,
     WorkersFlag,
 )
-from feedd.cli.machine import Finding, Verdict, examine
-from feedd.cli.report import EXIT_FAILED
+from feedd.cli.machine_check import Finding, Verdict, examine
 from feedd.config import Effective, render
 
 _STYLES = {Verdict.FINE: "green", Verdict.NOTE: "yellow", Verdict.DEGRADED: "bold yellow", Verdict.CANNOT: "red"}

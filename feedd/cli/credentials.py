@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cli.machine import Finding, Verdict
-from feedd.config.options import ANY_BUCKET
+from feedd.cli.machine_check import Finding, Verdict
+from feedd.config.option_list import ANY_BUCKET
 from feedd.errors import PermissionDenied
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ def demo(
             hint="run make demo in a checkout, or pip install 'feedd[demo]' feedd-client",
             stage="demo",
         )
-    from feedd.demo.run import run  # noqa: PLC0415 - the other commands do not need torch
+    from feedd.demo.demo_run import run  # noqa: PLC0415 - the other commands do not need torch
 
     raise typer.Exit(run(url=url, nodes=nodes, epochs=epochs))
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.ondisk.lock import DirectoryLock, was_owned
+from feedd.cache.ondisk.directory_lock import DirectoryLock, was_owned
 from feedd.config.loading import DEFAULT_ORIGIN
 from feedd.errors import CacheUnavailable
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from feedd.cli.ephemeral import prefix, sweep
+from feedd.cli.error_report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import CacheSizeFlag, ConfigFlag, Flags, SetFlag
-from feedd.cli.report import EXIT_FAILED, log_without_notices, notice_facts, say, say_notices
-from feedd.prepare.index import Counter, Counting, index_url
-from feedd.prepare.kept import KeptIndex
+from feedd.prepare.index_writer import KeptIndex
+from feedd.prepare.sample_counter import Counter, Counting, index_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

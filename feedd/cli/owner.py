@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from feedd.config import Config
     from feedd.serve.admin_client import AdminClient
-    from feedd.serve.options import CacheState
+    from feedd.serve.server_options import CacheState
 
 _T = TypeVar("_T")
 

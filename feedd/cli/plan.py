@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from feedd.cli.error_report import log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.cli.report import log_without_notices, notice_facts, say, say_notices
 from feedd.dataset.assignment import Share
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadRequest

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from feedd.cli.error_report import EXIT_FAILED, say
 from feedd.cli.flags import CacheDirFlag, CacheSizeFlag, ConfigFlag, Flags, SetFlag
 from feedd.cli.owner import AddressFlag, chosen_address, owner_of
-from feedd.cli.report import EXIT_FAILED, say
 from feedd.cli.warm_display import Display, display
 from feedd.dataset.sharding import check_mode
 from feedd.units import format_size

@@ -2,6 +2,6 @@
 
 from feedd.config.loading import ConfigProblems, Effective, Problem, find_file, load
 from feedd.config.models import Config
-from feedd.config.options import Option, options, render
+from feedd.config.option_list import Option, options, render
 
 __all__ = ["Config", "ConfigProblems", "Effective", "Option", "Problem", "find_file", "load", "options", "render"]

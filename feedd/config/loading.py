@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from feedd.config.models import Config, S3Config
-from feedd.config.options import dotted, options, render, section_of
+from feedd.config.option_list import dotted, options, render, section_of
 from feedd.config.toml_lines import line_of
 from feedd.config.types import is_open_tcp
 from feedd.errors import BadConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from feedd.config.machine import (
+from feedd.config.machine_defaults import (
     PARTS_MIN,
     default_arena_bytes,
     default_bypass_bytes,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from feedd.config.machine import usable_cpus
+from feedd.config.machine_defaults import usable_cpus
 from feedd.units import GIB, KIB, format_size, is_loopback, parse_duration_s, parse_host_port, parse_size
 
 if TYPE_CHECKING:

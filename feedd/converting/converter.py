@@ -15,7 +15,7 @@ from feedd.converting.conversion_log import MadeFact
 from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, tell_landed
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
 from feedd.flow.mapping import file_of
-from feedd.flow.memory import available_bytes
+from feedd.flow.memory_limit import available_bytes
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.tasks import within
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
-from feedd.cache import trouble
+from feedd.cache import os_errors
 from feedd.cache.pins import Pins
 from feedd.converting.conversion_wishes import MadeWishes
 from feedd.errors import FeeddError
@@ -20,7 +20,7 @@ from feedd.flow.tasks import run_all
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
-    from feedd.cache.report import CacheEntry, CacheStats
+    from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
     from feedd.converting.converter import Maker
     from feedd.protocols import PinnedShards
@@ -192,7 +192,7 @@ class MadeCache:
         if shard is not None:
             return shard
         if self._closed:
-            raise trouble.closed()
+            raise os_errors.closed()
         return await self._flights.do(ref, lambda: self._bring(ref))
 
     async def _bring(self, ref: ObjectRef) -> ObjectRef:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cache.policy.match import matches
+from feedd.cache.policy.object_match import matches
 from feedd.catalog.urls import parse_url
-from feedd.serve.options import CacheState
+from feedd.serve.server_options import CacheState
 from feedd.values import ObjectRef
 from feedd.warming import Amount
 

@@ -20,10 +20,10 @@ from feedd.clock import SystemClock
 from feedd.config import render
 from feedd.daemon.cache_admin import cache_remove, cache_state
 from feedd.daemon.cut_short import cut_short_by
-from feedd.daemon.ephemeral import Holders
 from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import beat
 from feedd.daemon.notify import Notifier
+from feedd.daemon.process_tree import Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.standby import owner_gone, status_if_free, status_when_free
 from feedd.daemon.state import State
@@ -32,8 +32,8 @@ from feedd.daemon.watchdog import Watchdog, WatchdogOptions
 from feedd.daemon.wiring import open_pipeline
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.observe.status import StatusSource, open_status
-from feedd.serve.options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
-from feedd.serve.server import FeedServer
+from feedd.serve.grpc_server import FeedServer
+from feedd.serve.server_options import CacheRow, ServeHooks, ServeOptions, StatSample, TlsFiles
 from feedd.values import Lifecycle
 
 if TYPE_CHECKING:

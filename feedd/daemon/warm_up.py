@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.cache.disk import DiskCache
-from feedd.cache.layout import disk_bytes
+from feedd.cache.caches import DiskCache
+from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.object_heads import with_heads
 from feedd.catalog.sources import Sources
 from feedd.catalog.wanted_columns import narrowed
@@ -32,7 +32,7 @@ from feedd.warming import Amount, WarmProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from feedd.cache.report import CacheStats
+    from feedd.cache.cache_report import CacheStats
     from feedd.catalog.sources import Resolved
     from feedd.config import Config
     from feedd.protocols import Clock, Recorder

@@ -8,19 +8,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.batching.quarantine import Quarantine
-from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.joint import JointGauges
-from feedd.cache.late import LateDisk, may_pass
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.disk_watch import DiskWatch
+from feedd.cache.joint_gauges import JointGauges
+from feedd.cache.late_disk import LateDisk, may_pass
 from feedd.cache.ondisk.probe import try_directory
-from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
-from feedd.cache.watch import DiskWatch
 from feedd.catalog.learned_counts import Learned
 from feedd.catalog.pack_reads import ArrivingPacks
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
-from feedd.config.machine import default_workers, memory_bytes
+from feedd.config.machine_defaults import default_workers, memory_bytes
 from feedd.converting.conversion_log import MadeFacts
 from feedd.converting.converter import Maker, MakerOptions
 from feedd.converting.converting_cache import MadeCache

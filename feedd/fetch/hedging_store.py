@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 from feedd.errors import BadResponse, FeeddError, Throttled
 from feedd.fetch.hedge_policy import Hedge, LookAgain, Sight
 from feedd.fetch.pages import closing_pages
-from feedd.flow.beside import Beside, Interruptible
+from feedd.flow.side_task import Beside, Interruptible
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
 from feedd.values import ByteRange, ReadProgress
 

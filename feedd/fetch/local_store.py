@@ -23,10 +23,10 @@ from feedd.errors import (
     StoreUnavailable,
 )
 from feedd.fetch.hints import CHANGED_HINT
+from feedd.flow.file_writing import write_in
 from feedd.flow.mapping import file_of, write_at
 from feedd.flow.pools import Pool
 from feedd.flow.tasks import to_its_end
-from feedd.flow.writing import write_in
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 

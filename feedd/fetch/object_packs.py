@@ -15,8 +15,8 @@ from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.inflight_packs import Arriving, Awaited, objects_of
 from feedd.fetch.verified import Arrivals
+from feedd.flow.file_writing import write_over
 from feedd.flow.mapping import file_of
-from feedd.flow.writing import write_over
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE, Line, Standing
 from feedd.fetch.turn_gate import TurnWatch
 from feedd.fetch.turn_limit import TurnLimit
 from feedd.fetch.verified import Arrivals
-from feedd.flow.writing import write_over
+from feedd.flow.file_writing import write_over
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ByteRange, ReadProgress
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.errors import BadConfig, Internal, ResourceExhausted
-from feedd.flow.memory import available_bytes
+from feedd.flow.memory_limit import available_bytes
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import to_its_end
 from feedd.units import format_size

@@ -9,7 +9,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from feedd.flow.writers import Writers
+from feedd.flow.file_writers import Writers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from feedd.errors import Draining, FeeddError, NotFound, Unsupported
+from feedd.serve.grpc_status import TRAILER
 from feedd.serve.listen import UnixAddress, parse_address
-from feedd.serve.options import CacheRow, CacheState
-from feedd.serve.status import TRAILER
+from feedd.serve.server_options import CacheRow, CacheState
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.admin import amount_from, error_from, progress_from, warm_request
+from feedd.wire.admin_messages import amount_from, error_from, progress_from, warm_request
 from feedd.wire.feedd_pb2_grpc import AdminStub
 
 if TYPE_CHECKING:

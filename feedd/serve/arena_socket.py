@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from feedd.protocols import Clock
-    from feedd.serve.hosted import Lifeline
-    from feedd.serve.options import ServeOptions
+    from feedd.serve.served_session import Lifeline
+    from feedd.serve.server_options import ServeOptions
 
 HELLO_BYTES = 21
 ARENA = b"ARENA"

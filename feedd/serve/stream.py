@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 import grpc
 
 from feedd.errors import BadRequest, FeeddError
+from feedd.serve.grpc_status import as_feedd_error
+from feedd.serve.idle_stream import Silence
 from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
-from feedd.serve.meter import StreamMeter
-from feedd.serve.silence import Silence
-from feedd.serve.status import as_feedd_error
+from feedd.serve.stream_meter import StreamMeter
 from feedd.serve.transport import InlineTransport, SlotTransport
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import error_message, notice_messages, slots_from
+from feedd.wire.feed_messages import error_message, notice_messages, slots_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from feedd.serve.hosted import HostedSession
     from feedd.serve.instructions import Instruction, Outcome
-    from feedd.serve.options import ServeOptions
-    from feedd.serve.session import StreamMachine
+    from feedd.serve.served_session import HostedSession
+    from feedd.serve.server_options import ServeOptions
+    from feedd.serve.session_machine import StreamMachine
 
     Context = grpc.aio.ServicerContext[pb.StreamRequest, bytes]
 

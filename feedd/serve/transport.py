@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from feedd.units import MIB
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import BatchWriter, chunk_bytes
+from feedd.wire.feed_messages import BatchWriter, chunk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from feedd.bench.harness import Arm, Row, interleave, run_arm
 from feedd.bench.report import Column, Result
-from feedd.cache import layout
+from feedd.cache import entry_layout
 from feedd.cache.ondisk.durability import boot_id
 from feedd.cache.ondisk.journal import Journal, Record, record_of
 from feedd.values import ObjectRef
@@ -72,7 +72,7 @@ def run(plan: Plan) -> Result:
 def _populate(directory: Path, count: int) -> None:
     """Write entries as a run of this boot would have left them."""
     for number in range(256):
-        (directory / layout.FORMAT_FOLDER / f"{number:02x}").mkdir(parents=True)
+        (directory / entry_layout.FORMAT_FOLDER / f"{number:02x}").mkdir(parents=True)
     listing = Journal(directory)
     listing.start(_written(directory, count, boot_id()))
     listing.close()
@@ -81,8 +81,8 @@ def _populate(directory: Path, count: int) -> None:
 def _written(directory: Path, count: int, boot: bytes) -> Iterator[Record]:
     for number in range(count):
         ref = ref_of(number)
-        path = layout.file_path(directory, ref)
+        path = entry_layout.file_path(directory, ref)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.write(fd, layout.pack_header(ref, boot, _RUN, b""))
+        os.write(fd, entry_layout.pack_header(ref, boot, _RUN, b""))
         os.close(fd)
         yield record_of(ref, boot, _RUN)

@@ -14,7 +14,7 @@ import numpy as np
 
 from feedd.bench.harness import Outcome
 from feedd.bench.report import Column, Result, Verdict
-from feedd.cache import layout
+from feedd.cache import entry_layout
 from feedd.dataset.assignment import Share
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
@@ -45,7 +45,7 @@ class Trace:
     @property
     def size_bytes(self) -> int:
         """Disk bytes of the dataset."""
-        return sum(map(layout.disk_bytes, self.listing.refs))
+        return sum(map(entry_layout.disk_bytes, self.listing.refs))
 
     @property
     def counted_bytes(self) -> int:
@@ -101,7 +101,7 @@ def _online(trace: Trace, size_bytes: int, *, evict: bool) -> float:
                 hit_bytes += ref.size_bytes if 0 < epoch < len(trace.epochs) - 1 else 0
                 held.move_to_end(ref)
                 continue
-            wanted_bytes = layout.disk_bytes(ref)
+            wanted_bytes = entry_layout.disk_bytes(ref)
             while evict and used_bytes + wanted_bytes > size_bytes:
                 used_bytes -= held.popitem(last=False)[1]
             if used_bytes + wanted_bytes <= size_bytes:
@@ -128,7 +128,7 @@ def optimum(trace: Trace, size_bytes: int) -> float:
     used_bytes = 0
     hit = 0.0
     for place, (epoch, ref) in enumerate(reads):
-        whole_bytes = layout.disk_bytes(ref)
+        whole_bytes = entry_layout.disk_bytes(ref)
         had_bytes = kept.get(ref, 0)
         if 0 < epoch < len(trace.epochs) - 1:
             hit += ref.size_bytes * had_bytes / whole_bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.ondisk.lock import DirectoryLock
+from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cli.ephemeral import sweep
 from tests.e2e.shards import numbered
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedd.bench.server import faults
-from feedd.cache.ondisk.inspect import scan
+from feedd.cache.ondisk.inspection import scan
 from tests.fakes import forks
 
 if TYPE_CHECKING:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from feedd.cache.policy.index import CacheIndex, Claim
+from feedd.cache.cache_metrics import Tally
+from feedd.cache.policy.cache_index import CacheIndex, Claim
 from feedd.cache.prefetcher import Prefetcher
-from feedd.cache.tally import Tally
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from feedd.cache.fills import Fills
-    from feedd.cache.policy.order import Entry
+    from feedd.cache.policy.eviction_order import Entry
     from feedd.cache.policy.quota import Quotas
+    from feedd.cache.running_fills import Fills
     from feedd.protocols import ShardCache
     from feedd.values import ObjectRef
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.options import CacheOptions
+from feedd.cache import entry_layout
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache, MemoryCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.fetchers import MemoryFetcher
 from tests.fakes.tally import TallyRecorder
@@ -22,11 +22,11 @@ from tests.fakes.timeless import TimelessClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from feedd.cache.core import PlacedCache
+    from feedd.cache.shard_cache import PlacedCache
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef, ShardFile
 
-PAGE = layout.PAGE_BYTES
+PAGE = entry_layout.PAGE_BYTES
 SHARD_BYTES = 4 * PAGE  # of data; a header page comes on top
 SLOT_BYTES = SHARD_BYTES + PAGE
 MEMORY_FOLDER = Path("/dev/shm")
@@ -95,7 +95,7 @@ class CacheRig:
 
     def temp_files(self) -> list[Path]:
         """Unfinished fills on disk."""
-        return [path for path in self.directory.rglob("*") if layout.is_temp_name(path.name)]
+        return [path for path in self.directory.rglob("*") if entry_layout.is_temp_name(path.name)]
 
     def disk_bytes(self) -> int:
         """What entries and unfinished fills take on disk, in whole pages, all at one moment.
@@ -112,7 +112,7 @@ class CacheRig:
 
     def _disk_files(self) -> dict[tuple[Path, int], int]:
         found = {}
-        for folder, _, names in os.walk(self.directory / layout.FORMAT_FOLDER):
+        for folder, _, names in os.walk(self.directory / entry_layout.FORMAT_FOLDER):
             for name in names:
                 path = Path(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # removed between listing and looking

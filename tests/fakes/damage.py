@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.cache import layout
+from feedd.cache import entry_layout
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.cache.core import PlacedCache
+    from feedd.cache.shard_cache import PlacedCache
     from feedd.values import ObjectRef
     from tests.fakes.caches import CacheRig
 
@@ -18,7 +18,7 @@ ROOMY = 1000.0  # shards of the usual size
 
 def path_of(rig: CacheRig, ref: ObjectRef) -> Path:
     """Where an entry lies."""
-    return layout.file_path(rig.directory, ref)
+    return entry_layout.file_path(rig.directory, ref)
 
 
 def flip(path: Path, at: int) -> None:

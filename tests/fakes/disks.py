@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
+from feedd.cache import entry_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ class BadDisk:
 
         def bad_read(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
             name = Path(f"/proc/self/fd/{fd}").readlink().name
-            if self.read_errno and not layout.is_temp_name(name):  # what was just written is in memory still
+            if self.read_errno and not entry_layout.is_temp_name(name):  # what was just written is in memory still
                 raise OSError(self.read_errno, os.strerror(self.read_errno))
             return read(fd, buffers, offset)
 

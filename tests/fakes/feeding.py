@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feedd.batching.quarantine import Quarantine
-from feedd.cache.disk import DiskCache, MemoryCache
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.disk_watch import DiskWatch
 from feedd.cache.ondisk.probe import try_directory
-from feedd.cache.options import CacheOptions
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
-from feedd.cache.watch import DiskWatch
 from feedd.catalog.pack_reads import ArrivingPacks
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from feedd.cache.disk import DiskCache
+from feedd.cache.caches import DiskCache
 from feedd.convert import conversion_registry as registry
 from feedd.convert.wanted_ranges import everything
 from feedd.converting.conversion_log import MadeFact, MadeFacts

@@ -6,12 +6,12 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.joint import JointGauges
+from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.disk_watch import DiskWatch
+from feedd.cache.joint_gauges import JointGauges
 from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
-from feedd.cache.watch import DiskWatch
 from feedd.metrics import CACHE_BYTES, CACHE_DISK_STATE, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED
 from tests.fakes.caches import PAGE, SLOT_BYTES, CacheRig
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from feedd.cache.options import CacheOptions
+    from feedd.cache.cache_options import CacheOptions
 
 QUICK = HealthOptions(slow_op_s=20.0, clean_ops=3, probe_interval_s=0.002, down_probe_interval_s=0.002)
 

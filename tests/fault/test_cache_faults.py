@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.disk import DiskCache
-from feedd.cache.ondisk import files
-from feedd.cache.options import CacheOptions
+from feedd.cache import entry_layout
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
+from feedd.cache.ondisk import entry_files as files
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable, StoreUnavailable
 from feedd.metrics import CACHE_ERRORS
@@ -263,8 +263,8 @@ async def test_fetcher_that_keeps_a_view_in_its_error(rig: CacheRig) -> None:
 
 def test_created_file_cannot_fault(tmp_path: Path) -> None:
     """What ``create`` maps is allocated to the last byte before it is mapped."""
-    mapping = files.create(tmp_path / "v1" / "ab" / "file", 10 * layout.PAGE_BYTES + 1, 0)
+    mapping = files.create(tmp_path / "v1" / "ab" / "file", 10 * entry_layout.PAGE_BYTES + 1, 0)
     assert isinstance(mapping, mmap.mmap)
     status = (tmp_path / "v1" / "ab" / "file").stat()
-    assert status.st_blocks * 512 >= status.st_size == 10 * layout.PAGE_BYTES + 1
+    assert status.st_blocks * 512 >= status.st_size == 10 * entry_layout.PAGE_BYTES + 1
     mapping.close()

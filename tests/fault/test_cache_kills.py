@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.ondisk import looking
-from feedd.cache.place import Depth, Finding
+from feedd.cache import entry_layout
+from feedd.cache.entry_storage import Depth, Finding
+from feedd.cache.ondisk import entry_verify as looking
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import MemoryFetcher, until
 
@@ -110,7 +110,7 @@ async def check(directory: Path) -> None:
     """The next start keeps what is whole, and nothing else."""
     rig = CacheRig(directory)
     refs = rig.shards(3)
-    wanted = [(layout.file_path(directory, ref), ref) for ref in refs]
+    wanted = [(entry_layout.file_path(directory, ref), ref) for ref in refs]
     found = looking.look(wanted, Depth.BLOCKS, lambda _: True)
     whole = {ref.url for ref, finding in zip(refs, found, strict=True) if finding is Finding.WHOLE}
     async with rig.open() as cache:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.bench.server.server import S3Server
-from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.ondisk import inspect
-from feedd.cache.ondisk.lock import DirectoryLock
-from feedd.cache.options import CacheOptions
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.ondisk import inspection as inspect
+from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.catalog.sources import Sources
 from feedd.errors import CacheUnavailable, Draining, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions

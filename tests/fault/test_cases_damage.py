@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
+from feedd.cache import entry_layout
 from feedd.metrics import CACHE_ERRORS, CACHE_MISSES
 from feedd.units import MIB
 from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig
@@ -56,7 +56,8 @@ async def test_case_35_flipped_bit(rig: CacheRig, at: int) -> None:
     """One bit of a cached block that changed is a miss, counted and fetched again; it is never served."""
     ref, other = rig.shard("large", LARGE_BYTES), rig.shard("other")
     assert (
-        await damaged_in_use(rig, [ref, other], lambda: flip(path_of(rig, ref), layout.data_at(ref) + at), "torn") == 1
+        await damaged_in_use(rig, [ref, other], lambda: flip(path_of(rig, ref), entry_layout.data_at(ref) + at), "torn")
+        == 1
     )
 
 
@@ -71,7 +72,7 @@ async def test_case_35_found_before_it_is_asked_for(rig: CacheRig) -> None:
     """A wish is enough to find a damaged entry and fetch it anew, before its acquirer comes and without a pin."""
     ref = rig.shard("large", LARGE_BYTES)
     await filled(rig, ref)
-    flip(path_of(rig, ref), layout.data_at(ref) + 2 * MIB)
+    flip(path_of(rig, ref), entry_layout.data_at(ref) + 2 * MIB)
     async with rig.open(ROOMY) as cache:
         cache.prefetch([ref], "reader")
         await until(lambda: rig.fetcher.calls[ref.key] == 2 and cache.holds(ref))
@@ -97,7 +98,7 @@ async def test_case_37_swapped_blocks(rig: CacheRig) -> None:
     def damage() -> None:
         with path_of(rig, ref).open("r+b") as file:
             data = file.read()
-            first, second = layout.data_at(ref), layout.data_at(ref) + MIB
+            first, second = entry_layout.data_at(ref), entry_layout.data_at(ref) + MIB
             file.seek(first)
             file.write(data[second : second + MIB] + data[first : first + MIB])
 

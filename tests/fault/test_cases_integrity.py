@@ -11,8 +11,8 @@ import pytest
 
 from feedd.bench.server import faults as fault
 from feedd.bench.server.checksums import Kept
-from feedd.cache.disk import DiskCache
-from feedd.cache.options import CacheOptions
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
 from feedd.errors import BadResponse, ObjectChanged
 from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.metrics import FETCH_DAMAGED

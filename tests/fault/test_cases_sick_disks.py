@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.cache.disk import MemoryCache
-from feedd.cache.ondisk import files
-from feedd.config import machine
+from feedd.cache.caches import MemoryCache
+from feedd.cache.ondisk import entry_files as files
+from feedd.config import machine_defaults
 from feedd.dataset.assignment import Share
 from feedd.dataset.listing import Listing
 from feedd.errors import CacheUnavailable
@@ -255,14 +255,14 @@ def test_case_45_defaults_stay_below_the_control_group(tmp_path: Path, monkeypat
     limit.write_text(f"{4 * GIB}\n")
     mounts = tmp_path / "mounts"
     mounts.write_text(f"root / ext4 rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
-    monkeypatch.setattr(machine, "_CGROUP_LIMITS", (str(limit),))
-    monkeypatch.setattr(machine, "_MOUNTS", mounts)
-    assert machine.is_in_memory(tmp_path / "cache")
-    assert not machine.is_in_memory(tmp_path.parent)
+    monkeypatch.setattr(machine_defaults, "_CGROUP_LIMITS", (str(limit),))
+    monkeypatch.setattr(machine_defaults, "_MOUNTS", mounts)
+    assert machine_defaults.is_in_memory(tmp_path / "cache")
+    assert not machine_defaults.is_in_memory(tmp_path.parent)
     budgets = [
-        machine.default_cache_bytes(tmp_path / "cache"),
-        machine.default_arena_bytes(),
-        machine.default_bypass_bytes(),
+        machine_defaults.default_cache_bytes(tmp_path / "cache"),
+        machine_defaults.default_arena_bytes(),
+        machine_defaults.default_bypass_bytes(),
     ]
     assert all(budgets)
     assert sum(budgets) < 0.8 * 4 * GIB

@@ -16,7 +16,7 @@ import pytest
 
 from feedd import metrics
 from feedd.errors import StoreUnavailable
-from feedd.serve.options import ServeHooks, ServeOptions
+from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.backend import SPECS, FakeScript, expected_payload
 from tests.unit.serve.raw_client import attach, release, serving

@@ -25,7 +25,7 @@ from feedd.recipe.label_recipes import label_options, label_source
 from feedd.recipe.recipe import parse_field
 from feedd.units import parse_duration_s, parse_size
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import client_version
+from feedd.wire.feed_messages import client_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable

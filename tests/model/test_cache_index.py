@@ -10,18 +10,18 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from feedd.cache import layout
-from feedd.cache.policy.index import CacheIndex, Claim, FullNow, TooLarge
-from feedd.cache.policy.order import Entry, EntryState
+from feedd.cache import entry_layout
+from feedd.cache.policy.cache_index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.policy.capacity import NOT_NEEDED
+from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import Quotas
-from feedd.cache.policy.room import NOT_NEEDED
 from feedd.values import ObjectRef
 from tests.budget import budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAGE = layout.PAGE_BYTES
+PAGE = entry_layout.PAGE_BYTES
 LIMIT = 20 * PAGE
 REFS = [ObjectRef("s3://b", f"k{index}", index % 5 * PAGE + index, "e") for index in range(12)]
 QUOTAS = {"s3://b/k": 15 * PAGE, "s3://b/k1": 6 * PAGE, "s3://b/k3": 4 * PAGE, "s3://other/": PAGE}
@@ -303,7 +303,7 @@ def books(index: CacheIndex) -> dict[str, object]:
 
 def adopt(index: CacheIndex, ref: ObjectRef) -> bool:
     """Enter one object as a fill does; False where that is not free of evictions, or it is here."""
-    if index.find(ref) is not None or index.room.lacking_bytes({ref: layout.disk_bytes(ref)}) > 0:
+    if index.find(ref) is not None or index.room.lacking_bytes({ref: entry_layout.disk_bytes(ref)}) > 0:
         return False
     outcome = index.reserve_ahead(ref)
     assert isinstance(outcome, Claim)
@@ -332,7 +332,7 @@ def test_adopting_all_is_adopting_each(
         for ref in before:  # a list that is short beside them takes another way into the order
             adopt(index, ref)
         index.note_next_use((ref, 1.0) for ref, _ in uses[::2])  # leaves stale tickets
-    refused = at_once.adopt_all((ref, layout.disk_bytes(ref)) for ref in found)
+    refused = at_once.adopt_all((ref, entry_layout.disk_bytes(ref)) for ref in found)
     assert refused == [ref for ref in found if not adopt(one_by_one, ref)]
     assert books(at_once) == books(one_by_one)
 

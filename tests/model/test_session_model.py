@@ -11,7 +11,7 @@ from feedd.errors import BadShard
 from feedd.flow.arena import Arena
 from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.instructions import Instruction as _Instruction
-from feedd.serve.session import SessionMachine, StreamMachine
+from feedd.serve.session_machine import SessionMachine, StreamMachine
 from feedd.values import BatchReady, Cursor, EpochEnd, SlotRef
 from tests.budget import budget
 

@@ -48,22 +48,34 @@ class Trace:
         return {code.co_filename.removeprefix(_PRODUCT) for code in self.codes}
 
 
-@contextmanager
-def traced() -> Iterator[Trace]:
-    """Note every function of the product that is called in any thread."""
-    trace = Trace()
+class Tracer:
+    """Notes every function of the product that is called in any thread begun since ``start``."""
 
-    def called(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_PRODUCT):
-            trace.codes.add(frame.f_code)
+    def __init__(self) -> None:
+        self._trace = Trace()
 
-    threading.setprofile_all_threads(called) if sys.version_info >= (3, 12) else threading.setprofile(called)
-    sys.setprofile(called)
-    try:
-        yield trace
-    finally:
+    def start(self) -> None:
+        """Begin."""
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+
+    def stop(self) -> None:
+        """End."""
         sys.setprofile(None)
         threading.setprofile(None)
+
+    @contextmanager
+    def traced(self) -> Iterator[Trace]:
+        """Note what is called meanwhile."""
+        before, self._trace = self._trace, Trace()
+        try:
+            yield self._trace
+        finally:
+            self._trace = before
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_PRODUCT):
+            self._trace.codes.add(frame.f_code)
 
 
 def _data(folder: Path) -> None:
@@ -73,7 +85,7 @@ def _data(folder: Path) -> None:
         (folder / f"{shard}.tar").write_bytes(tar_bytes(samples))
 
 
-async def _walk(folder: Path) -> dict[str, Trace]:
+async def _walk(folder: Path, tracer: Tracer) -> dict[str, Trace]:
     settings = {"cache.dir": str(folder / "cache"), "cache.size": "64MiB", "decode.workers": "1"}
     config = load({name: (value, "the bench") for name, value in settings.items()}, {}).config
     data = folder / "data"
@@ -88,20 +100,20 @@ async def _walk(folder: Path) -> dict[str, Trace]:
     )
     found: dict[str, Trace] = {}
     async with open_pipeline(config, NullRecorder(), SystemClock()) as pipeline:
-        with traced() as found["open, cold"]:
+        with tracer.traced() as found["open, cold"]:
             session = await pipeline.open(spec)
         try:
             names = ["first batch", "batch", "batch", "warm batch"]
             for step, name in enumerate(names):
                 slot = session.slots.take()
                 assert slot is not None
-                with traced() as found[name]:
+                with tracer.traced() as found[name]:
                     ready = await session.produce(Cursor(0, step), slot)
                     assert isinstance(ready, BatchReady)
                     session.slots.give_back(slot)
         finally:
             await session.close()
-        with traced() as found["open again"]:
+        with tracer.traced() as found["open again"]:
             session = await pipeline.open(spec)
         await session.close()
     del found["batch"]
@@ -111,10 +123,15 @@ async def _walk(folder: Path) -> dict[str, Trace]:
 def walk() -> dict[str, Trace]:
     """Return what ran for each step of a session."""
     with tempfile.TemporaryDirectory(prefix="feedd-house-") as folder:
-        return asyncio.run(_walk(Path(folder)))
+        tracer = Tracer()
+        tracer.start()
+        try:
+            return asyncio.run(_walk(Path(folder), tracer))
+        finally:
+            tracer.stop()
 
 
-def twice() -> list[str]:
+def repeated_names() -> list[str]:
     """Return names of modules that ``feedd`` has more than once."""
     names = [source.path.stem for source in sources() if source.path.parts[0] == "feedd"]
     counts = collections.Counter(name for name in names if not name.startswith("__"))
@@ -126,7 +143,7 @@ def main() -> None:
     own = [source for source in sources() if source.path.parts[0] == "feedd"]
     print(f"feedd: {len(own)} files, {sum(source.line_count for source in own)} lines", end=", ")
     print(f"{sum(1 for source in own for _ in source.classes())} classes")
-    print("module names that stand more than once:", ", ".join(twice()) or "none")
+    print("module names that stand more than once:", ", ".join(repeated_names()) or "none")
     for name, trace in walk().items():
         print(f"{name}: {len(trace.files)} files, {len(trace.codes)} functions")
         if "--files" in sys.argv:

@@ -16,7 +16,7 @@ import pytest
 
 from feedd import metrics
 from feedd.config import load, options
-from feedd.config.options import UNSET
+from feedd.config.option_list import UNSET
 from feedd.metrics import TABLE
 from feedd.protocols import ObjectStore
 from tests.tidy.tree import ROOT, sources, tracked

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from feedd.cache import layout, trouble
-from feedd.cache.ondisk import boot, files, looking
+from feedd.cache import entry_layout, os_errors
+from feedd.cache.entry_storage import Draft, Names
+from feedd.cache.ondisk import entry_files as files
+from feedd.cache.ondisk import entry_verify as looking
+from feedd.cache.ondisk import recovery as boot
+from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.ondisk.journal import record_of
-from feedd.cache.ondisk.lock import DirectoryLock
-from feedd.cache.ondisk.spares import Spares
-from feedd.cache.place import Draft, Names
+from feedd.cache.ondisk.recycled_files import Spares
 from feedd.errors import CacheUnavailable
 from feedd.values import ShardFile
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.blocks import BlockSums
-    from feedd.cache.options import CacheOptions
-    from feedd.cache.place import Depth, Finding, Opened, Stray
+    from feedd.cache.cache_options import CacheOptions
+    from feedd.cache.entry_storage import Depth, Finding, Opened, Stray
     from feedd.flow.mapping import FileMapping
     from feedd.values import ObjectRef
 
@@ -76,7 +78,7 @@ class DirectoryPlace:
             self._disk.post(self._lock.__exit__)
             await self._disk.close(_LOOK_FLOOR_S)
             if isinstance(error, TimeoutError):
-                raise trouble.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
+                raise os_errors.stalled(self._options.directory, _OPEN_DEADLINE_S) from error
             raise
         self._ledger = taken.ledger
         self._journal = taken.journal
@@ -89,13 +91,13 @@ class DirectoryPlace:
         if file is None:
             if len(self._files) >= _FILES_KEPT:
                 self._files.clear()
-            file = self._files[ref] = ShardFile(ref, str(self._path(ref)), layout.data_at(ref))
+            file = self._files[ref] = ShardFile(ref, str(self._path(ref)), entry_layout.data_at(ref))
         return file
 
     async def create(self, ref: ObjectRef) -> Draft:
         """Allocate and map a file."""
-        temp = layout.temp_path(self._path(ref))
-        size_bytes = layout.data_at(ref) + ref.size_bytes
+        temp = entry_layout.temp_path(self._path(ref))
+        size_bytes = entry_layout.data_at(ref) + ref.size_bytes
         try:
             mapping = await self._disk.change(self._create, temp, size_bytes)
         except asyncio.CancelledError:
@@ -139,7 +141,7 @@ class DirectoryPlace:
             async with asyncio.timeout(deadline_s):
                 return await self._disk.look(looking.look, wanted, depth, self._ledger.believes)
         except TimeoutError as error:
-            raise trouble.stalled(self._options.directory, deadline_s) from error
+            raise os_errors.stalled(self._options.directory, deadline_s) from error
 
     async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
         """Read the headers of files the list did not know.
@@ -192,14 +194,14 @@ class DirectoryPlace:
 
     def _publish(self, draft: Draft, sums: BlockSums) -> None:
         ref, final = draft.ref, self._path(draft.ref)
-        start = layout.data_at(ref)
+        start = entry_layout.data_at(ref)
         assert draft.temp is not None, "drafts of a directory have a file"
         with memoryview(draft.mapping) as view, view[start:] as data:
             try:
                 table = sums.finish(data)
             except OSError as error:
-                raise trouble.unavailable(error, draft.temp) from error
-        header = layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
+                raise os_errors.unavailable(error, draft.temp) from error
+        header = entry_layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
         files.publish(draft.mapping, header, draft.temp, final)
         self._runs.pop(ref, None)
         self._journal.add(record_of(ref, self._ledger.boot, self._ledger.run))
@@ -209,4 +211,4 @@ class DirectoryPlace:
         self._journal.start(record_of(ref, *self._runs.get(ref, own)) for ref in entries)
 
     def _path(self, ref: ObjectRef) -> Path:
-        return layout.file_path(self._options.directory, ref)
+        return entry_layout.file_path(self._options.directory, ref)

@@ -14,12 +14,12 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache import trouble
+from feedd.cache import os_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from feedd.cache.layout import Header
+    from feedd.cache.entry_layout import Header
 
 FLUSHED_NAME = "flushed"
 _RUN_BYTES = 16
@@ -70,7 +70,7 @@ class RunLedger:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temp.unlink()
-            raise trouble.unavailable(error, self._path) from error
+            raise os_errors.unavailable(error, self._path) from error
 
 
 def _read(path: Path) -> list[bytes]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 from awscrt.checksums import crc32c
 
-from feedd.cache import layout
+from feedd.cache import entry_layout
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _records(chunk: _Chunk) -> list[Record]:
     if any(len(column) != len(names) for column in columns):
         raise ValueError(f"expected columns of {len(names)} rows, got {[len(column) for column in columns]}")
     roots = map(_texts(chunk.roots).__getitem__, chunk.root_at)
-    make = layout.ref_of if any(b"\0" in etag for etag in chunk.etags) else ObjectRef
+    make = entry_layout.ref_of if any(b"\0" in etag for etag in chunk.etags) else ObjectRef
     refs = map(make, roots, _texts(chunk.keys), chunk.sizes, _texts(chunk.etags))
     runs = [chunk.runs[at] for at in chunk.run_at]
     return list(map(Record, names, refs, map(itemgetter(0), runs), map(itemgetter(1), runs)))
@@ -198,7 +198,7 @@ def _framed(records: list[Record]) -> bytes:
         [_coded(root) for root in roots],
         bytes.fromhex("".join(record.name for record in records)),
         [_coded(record.ref.key) for record in records],
-        [_coded(layout.version_of(record.ref)) for record in records],
+        [_coded(entry_layout.version_of(record.ref)) for record in records],
         [record.ref.size_bytes for record in records],
         [run_at[record.boot, record.run] for record in records],
         [root_at[record.ref.root] for record in records],
@@ -220,4 +220,4 @@ def _texts(coded: Sequence[bytes]) -> list[str]:
 
 def record_of(ref: ObjectRef, boot: bytes, run: bytes) -> Record:
     """Return an entry's record."""
-    return Record(layout.name_of(ref), ref, boot, run)
+    return Record(entry_layout.name_of(ref), ref, boot, run)

@@ -18,7 +18,7 @@ import errno
 from collections import deque
 from dataclasses import dataclass
 
-from feedd.cache.trouble import PlaceFull, is_full
+from feedd.cache.os_errors import PlaceFull, is_full
 
 # Ours, not the disk's: nothing is known of the disk from them.
 _NOT_THE_DISK = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG})

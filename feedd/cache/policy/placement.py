@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from feedd.cache import layout
+from feedd.cache import entry_layout
 from feedd.protocols import ShardCache
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
     from types import TracebackType
 
-    from feedd.cache.report import CacheEntry, CacheStats
+    from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.values import ObjectRef
 
 
@@ -159,7 +159,7 @@ class Placement:
 
     def _fitting(self, ref: ObjectRef, routes: Routes, *, to_disk: bool) -> bool:
         """Return the other tier where this one could never hold it beside what goes there already."""
-        on_disk, in_memory = (sum(map(layout.disk_bytes, [*refs, ref])) for refs in (routes.disk, routes.memory))
+        on_disk, in_memory = (sum(map(entry_layout.disk_bytes, [*refs, ref])) for refs in (routes.disk, routes.memory))
         fits_disk, fits_memory = on_disk <= self._disk.limit_bytes, in_memory <= self._memory.limit_bytes
         if fits_disk and fits_memory:
             return to_disk

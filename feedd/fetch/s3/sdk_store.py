@@ -15,7 +15,7 @@ from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plai
 from feedd.fetch.s3.sdk_client import S3Clients
 from feedd.fetch.s3.sdk_errors import Asked, code_of
 from feedd.fetch.s3.stored_checksums import S3Checksums
-from feedd.flow.writing import write_over
+from feedd.flow.file_writing import write_over
 from feedd.values import ObjectRef, ReadProgress
 
 if TYPE_CHECKING:

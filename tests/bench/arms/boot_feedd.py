@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.cache.disk import DiskCache
-from feedd.cache.options import CacheOptions
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
 from feedd.clock import SystemClock
 from tests.bench.boot_scan import ref_of
 

@@ -17,8 +17,8 @@ from feedd.clock import SystemClock
 from feedd.flow.arena import Arena
 from feedd.observe.logs import configure_logging
 from feedd.observe.recorder import PrometheusRecorder
-from feedd.serve.options import ServeOptions
-from feedd.serve.server import FeedServer
+from feedd.serve.grpc_server import FeedServer
+from feedd.serve.server_options import ServeOptions
 from feedd.sessions.opening import slots_for
 from feedd.values import BatchReady, Cursor, EpochEnd, FieldKind, OpenSpec, Region, SessionInfo, SlotRef, TensorSpec
 

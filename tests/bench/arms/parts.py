@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from feedd.cache.disk import DiskCache
-from feedd.cache.options import CacheOptions
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.config import load

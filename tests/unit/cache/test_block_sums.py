@@ -13,8 +13,8 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 
 from feedd.cache.blocks import BlockSums
+from feedd.flow.file_writing import write_over
 from feedd.flow.mapping import FileMapping
-from feedd.flow.writing import write_over
 from feedd.units import MIB
 from feedd.values import ByteRange
 

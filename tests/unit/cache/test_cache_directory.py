@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.disk import DiskCache
-from feedd.cache.ondisk import boot, inspect
+from feedd.cache import entry_layout
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
+from feedd.cache.entry_storage import Depth
+from feedd.cache.ondisk import inspection as inspect
+from feedd.cache.ondisk import recovery as boot
+from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.ondisk.durability import RunLedger
-from feedd.cache.ondisk.lock import DirectoryLock
-from feedd.cache.options import CacheOptions
-from feedd.cache.place import Depth
 from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_ERRORS, CACHE_EVICTIONS, CACHE_HITS, CACHE_MISSES
@@ -28,7 +29,7 @@ from tests.fakes.fetchers import until
 from tests.fakes.nobody import as_nobody
 
 if TYPE_CHECKING:
-    from feedd.cache.place import Finding
+    from feedd.cache.entry_storage import Finding
     from feedd.values import ObjectRef
 
 
@@ -128,7 +129,7 @@ async def test_smaller_limit_evicts_the_oldest_at_start(rig: CacheRig, listed: b
     if not listed:
         (rig.directory / "index").unlink()
         for age, ref in enumerate(reversed(refs)):
-            path = layout.file_path(rig.directory, ref)
+            path = entry_layout.file_path(rig.directory, ref)
             os.utime(path, (1_000_000 - age, 1_000_000 - age))
     async with rig.open(capacity=2) as cache:
         await until(lambda: {entry.url for entry in cache.entries()} == {ref.url for ref in refs[3:]})
@@ -279,7 +280,7 @@ async def test_entries_of_another_boot_need_a_flush(rig: CacheRig, monkeypatch: 
 def test_unreadable_list_of_flushed_runs_means_nothing_is_believed(tmp_path: Path) -> None:
     """A damaged list costs refetches, never wrong bytes."""
     (tmp_path / "flushed").write_bytes(b"\xffnot hex")
-    header = layout.Header(CacheRig(tmp_path).shard("a"), PAGE, boot=b"x" * 16, run=b"y" * 16, sums=bytes(4))
+    header = entry_layout.Header(CacheRig(tmp_path).shard("a"), PAGE, boot=b"x" * 16, run=b"y" * 16, sums=bytes(4))
     assert not RunLedger(tmp_path, boot=b"z" * 16).believes(header)
     assert RunLedger(tmp_path, boot=b"x" * 16).believes(header)
 

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.policy.index import CacheIndex, Claim, FullNow, TooLarge
-from feedd.cache.policy.order import Entry, EvictionOrder
+from feedd.cache import entry_layout
+from feedd.cache.policy.cache_index import CacheIndex, Claim, FullNow, TooLarge
+from feedd.cache.policy.eviction_order import Entry, EvictionOrder
 from feedd.cache.policy.quota import Quotas, too_small
 from feedd.values import ObjectRef
 
-PAGE = layout.PAGE_BYTES
+PAGE = entry_layout.PAGE_BYTES
 
 
 def ref(name: str, pages: int = 1) -> ObjectRef:

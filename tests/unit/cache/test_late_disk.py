@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import trouble
-from feedd.cache.disk import DiskCache, MemoryCache
-from feedd.cache.late import LateDisk, may_pass
-from feedd.cache.ondisk.lock import DirectoryLock
+from feedd.cache import os_errors
+from feedd.cache.caches import DiskCache, MemoryCache
+from feedd.cache.disk_watch import DiskWatch
+from feedd.cache.late_disk import LateDisk, may_pass
+from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cache.policy.health import DiskState
 from feedd.cache.tiers import TieredCache
-from feedd.cache.watch import DiskWatch
 from feedd.errors import CacheUnavailable
 from tests.fakes.caches import SLOT_BYTES
 from tests.fakes.fetchers import until
@@ -46,7 +46,7 @@ class _BadBoot:
             self.tries += 1
             if self.code:
                 error = OSError(self.code, os.strerror(self.code))
-                raise trouble.unavailable(error, lock._directory) from error
+                raise os_errors.unavailable(error, lock._directory) from error
             return real(lock)
 
         monkeypatch.setattr(DirectoryLock, "__enter__", enter)

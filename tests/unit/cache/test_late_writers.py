@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import fill
+from feedd.cache import entry_fill as fill
 from feedd.errors import CacheUnavailable
 from feedd.flow.mapping import file_of
 from tests.fakes.caches import CacheRig, read
@@ -16,7 +16,7 @@ from tests.fakes.fetchers import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.flow.writers import Writers
+    from feedd.flow.file_writers import Writers
     from feedd.protocols import FetchWatch
     from feedd.values import ObjectRef
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.disk import DiskCache
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
 from feedd.cache.ondisk import mounts
-from feedd.cache.options import CacheOptions
-from feedd.cli.machine import Verdict, examine
+from feedd.cli.machine_check import Verdict, examine
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.errors import CacheUnavailable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.disk import DiskCache
+from feedd.cache.caches import DiskCache
 from feedd.errors import CacheTooSmall
 from tests.fakes.caches import SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import ROOT, until

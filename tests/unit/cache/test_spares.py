@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.ondisk.spares import Spares
+from feedd.cache import entry_layout
+from feedd.cache.ondisk.recycled_files import Spares
 from tests.fakes.caches import PAGE, CacheRig
 from tests.fakes.fetchers import until
 
@@ -35,7 +35,7 @@ def taken_bytes(folder: Path) -> int:
 def test_a_spare_becomes_a_file_of_any_size(tmp_path: Path, size_bytes: int) -> None:
     """The new file is allocated to its last byte, and takes no more than eviction set free."""
     spares = evicted(tmp_path, 3, 5, 2)
-    mapping = spares.take(new := layout.temp_path(tmp_path / "x"), size_bytes, 0)
+    mapping = spares.take(new := entry_layout.temp_path(tmp_path / "x"), size_bytes, 0)
     assert mapping is not None
     assert len(mapping) == size_bytes == new.stat().st_size
     mapping[:] = b"n" * size_bytes
@@ -52,7 +52,7 @@ def test_the_one_of_the_same_size_is_taken_first(tmp_path: Path) -> None:
     """Where a spare has just as many pages, nothing is allocated or freed."""
     spares = evicted(tmp_path, 3, 5, 2)
     inodes = {path.stat().st_ino: path.stat().st_size for path in tmp_path.iterdir()}
-    mapping = spares.take(new := layout.temp_path(tmp_path / "x"), 5 * PAGE - 7, 0)
+    mapping = spares.take(new := entry_layout.temp_path(tmp_path / "x"), 5 * PAGE - 7, 0)
     assert mapping is not None
     mapping.close()
     assert inodes[new.stat().st_ino] == 5 * PAGE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.joint import JointGauges
+from feedd.cache.joint_gauges import JointGauges
 from feedd.errors import CacheTooSmall
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_HITS, CACHE_MISSES
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read

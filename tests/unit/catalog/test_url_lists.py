@@ -10,7 +10,7 @@ import structlog
 
 from feedd.dataset.ignored_objects import PassedOver
 from feedd.errors import BadRequest, NotFound
-from feedd.prepare.index import index_url
+from feedd.prepare.sample_counter import index_url
 from tests.fakes.stores import serving, sources_over
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from feedd.cache.disk import DiskCache
-from feedd.cache.ondisk.lock import DirectoryLock
-from feedd.cache.options import CacheOptions
-from feedd.cache.policy.match import matches
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
+from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.policy.object_match import matches
 from feedd.clock import SystemClock
 from feedd.config.models import DEFAULT_CACHE_DIR
 from feedd.observe.recorder import NullRecorder

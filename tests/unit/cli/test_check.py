@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache import layout
-from feedd.cache.ondisk import files
-from feedd.cache.ondisk.lock import DirectoryLock
+from feedd.cache import entry_layout
+from feedd.cache.ondisk import entry_files as files
+from feedd.cache.ondisk.directory_lock import DirectoryLock
 from feedd.cli.hugepages import lacks_huge_pages
-from feedd.cli.machine import Finding, Verdict, examine
+from feedd.cli.machine_check import Finding, Verdict, examine
 from feedd.config import load, options
-from feedd.config import machine as config_machine
+from feedd.config import machine_defaults as config_machine
 from feedd.units import MIB
 from feedd.values import ObjectRef
 from tests.fakes.nobody import as_nobody
@@ -165,7 +165,7 @@ def test_a_full_disk_is_degraded_and_exit_code_0(feedd: Feedd, place: Path) -> N
 def test_space_taken_by_the_cache_itself_is_not_missing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full of the cache's own entries has room for the cache, as for the daemon."""
     ref = ObjectRef("data", "a.tar", 3 * MIB, '"a"')
-    entry = layout.file_path(place / "cache", ref)
+    entry = entry_layout.file_path(place / "cache", ref)
     entry.parent.mkdir(parents=True)
     entry.write_bytes(bytes(3 * MIB))
     monkeypatch.setattr(files, "free_bytes", lambda _directory: 0)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.config import ConfigProblems, load, machine, options
-from feedd.config.machine import default_cache_bytes, existing_parent, memory_bytes, usable_cpus
-from feedd.config.options import dotted, render
+from feedd.config import ConfigProblems, load, options
+from feedd.config import machine_defaults as machine
+from feedd.config.machine_defaults import default_cache_bytes, existing_parent, memory_bytes, usable_cpus
+from feedd.config.option_list import dotted, render
 from feedd.config.toml_lines import line_of
 from feedd.config.types import format_cpus
 

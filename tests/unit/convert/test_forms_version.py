@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from feedd.cache.layout import FORMS_VERSION
+from feedd.cache.entry_layout import FORMS_VERSION
 from feedd.convert.arrow import TYPES
 from feedd.convert.conversion_registry import get, split
 from tests.fakes.making import HeldBytes, OutBytes, make

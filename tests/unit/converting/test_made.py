@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.disk import DiskCache
-from feedd.cache.layout import disk_bytes
+from feedd.cache.caches import DiskCache
+from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pinned_reads import with_pinned
 from feedd.converting.conversion_log import MadeFact, MadeFacts
 from feedd.converting.converter import Maker, MakerOptions, formed, joined

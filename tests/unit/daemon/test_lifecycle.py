@@ -10,10 +10,10 @@ import pytest
 
 from feedd import metrics
 from feedd.daemon.cut_short import cut_short_by
-from feedd.daemon.ephemeral import FIRST_HOLDER_S, Holders
 from feedd.daemon.failures import single
 from feedd.daemon.heartbeat import PERIOD_S, beat
 from feedd.daemon.notify import Notifier
+from feedd.daemon.process_tree import FIRST_HOLDER_S, Holders
 from feedd.daemon.signals import StopRequests, handled
 from feedd.daemon.state import State
 from feedd.daemon.watchdog import Watchdog, WatchdogOptions

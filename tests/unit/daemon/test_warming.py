@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from feedd.cache.disk import DiskCache
-from feedd.cache.layout import disk_bytes
-from feedd.cache.options import CacheOptions
+from feedd.cache.cache_options import CacheOptions
+from feedd.cache.caches import DiskCache
+from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.sources import Resolved, Sources
 from feedd.clock import SystemClock
 from feedd.converting.conversion_log import MadeFacts

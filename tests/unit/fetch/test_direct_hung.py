@@ -22,8 +22,8 @@ from feedd.fetch.s3 import transfer_threads as mover
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.transfer_threads import Mover, Movers
+from feedd.flow.file_writing import left_alone
 from feedd.flow.mapping import FileMapping, is_in_memory
-from feedd.flow.writing import left_alone
 from feedd.values import ReadProgress
 from tests.fakes.disks import FrozenDisk, HeldWrites, frozen_disk
 from tests.fakes.fetchers import until

@@ -17,8 +17,8 @@ from feedd.fetch.s3.bodies import Files, WrittenBody
 from feedd.fetch.s3.body_transfer import Move, SplicedMove
 from feedd.fetch.s3.small_bodies import HandedBody
 from feedd.fetch.s3.transfer_threads import Mover, Movers
+from feedd.flow.file_writers import Writers
 from feedd.flow.mapping import FileMapping, FilePlace, file_of
-from feedd.flow.writers import Writers
 from feedd.values import ReadProgress
 from tests.fakes.fetchers import until
 

@@ -19,8 +19,8 @@ from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.tls_transport import Tunnel
 from feedd.fetch.s3.transfer_threads import Movers
+from feedd.flow.file_writing import left_alone
 from feedd.flow.mapping import FileMapping
-from feedd.flow.writing import left_alone
 from feedd.values import ReadProgress
 from tests.unit.serve.certs import Authority
 

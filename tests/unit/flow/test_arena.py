@@ -13,7 +13,7 @@ import pytest
 
 from feedd.errors import BadConfig, Internal, ResourceExhausted
 from feedd.flow.arena import Arena, ArenaBudget
-from feedd.flow.memory import available_bytes
+from feedd.flow.memory_limit import available_bytes
 from feedd.metrics import SERVE_ARENA_BYTES
 from feedd.values import SlotRef
 from tests.fakes.tally import TallyRecorder

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from feedd.flow.beside import Beside, Interruptible
+from feedd.flow.side_task import Beside, Interruptible
 from tests.fakes.virtual_time import run_virtually
 
 

@@ -11,9 +11,9 @@ import pytest
 from feedd.dataset.index_file import Row, parse, render
 from feedd.errors import BadRequest
 from feedd.notices import Amount
-from feedd.prepare import index
-from feedd.prepare.index import Counter, Counting
-from feedd.prepare.kept import KeptIndex
+from feedd.prepare import sample_counter as index
+from feedd.prepare.index_writer import KeptIndex
+from feedd.prepare.sample_counter import Counter, Counting
 from tests.fakes.feeding import URL, Feeding, feeding
 from tests.fakes.fetchers import until
 from tests.unit.convert.test_parquet_form import parquet

@@ -12,7 +12,7 @@ from feedd.bench.server import faults as fault
 from feedd.bench.server.server import S3Server
 from feedd.dataset.index_file import Row, merged, parse, render
 from feedd.errors import NotFound
-from feedd.prepare.kept import KeptIndex
+from feedd.prepare.index_writer import KeptIndex
 from tests.fakes.stores import sources_over
 
 if TYPE_CHECKING:

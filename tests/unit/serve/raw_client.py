@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from feedd.clock import SystemClock
-from feedd.serve.options import ServeHooks, ServeOptions
-from feedd.serve.server import FeedServer
-from feedd.serve.status import TRAILER
+from feedd.serve.grpc_server import FeedServer
+from feedd.serve.grpc_status import TRAILER
+from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.feedd_pb2_grpc import AdminStub, FeedStub
 from tests.fakes.backend import FakeBackend, FakeScript

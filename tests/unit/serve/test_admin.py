@@ -9,7 +9,7 @@ import pytest
 from feedd import __version__
 from feedd.errors import BadRequest, CacheTooSmall, Draining, FeeddError, NotFound, PermissionDenied, Unsupported
 from feedd.serve.admin_client import daemon_at
-from feedd.serve.options import CacheRow, CacheState, ServeHooks, StatSample
+from feedd.serve.server_options import CacheRow, CacheState, ServeHooks, StatSample
 from feedd.warming import Amount, WarmProgress, WarmSpec
 from feedd.wire import feedd_pb2 as pb
 from tests.unit.serve.raw_client import WAIT_S, error_of, serving
@@ -17,7 +17,7 @@ from tests.unit.serve.raw_client import WAIT_S, error_of, serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from feedd.serve.options import Tell
+    from feedd.serve.server_options import Tell
 
 
 async def test_stats_say_state_and_samples(short_dir: Path) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from feedd import metrics
 from feedd.serve.arena_socket import HOLD
-from feedd.serve.options import ServeHooks, ServeOptions
+from feedd.serve.server_options import ServeHooks, ServeOptions
 from feedd.wire import feedd_pb2 as pb
 from tests.fakes.backend import FakeScript
 from tests.unit.serve.raw_client import WAIT_S, attach, serving

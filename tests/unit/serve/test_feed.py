@@ -8,9 +8,9 @@ import pytest
 
 from feedd import metrics
 from feedd.errors import BadShard, NotFound
-from feedd.serve.options import ServeOptions
+from feedd.serve.server_options import ServeOptions
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import PROTOCOL_MINOR, OpenLimits
+from feedd.wire.feed_messages import PROTOCOL_MINOR, OpenLimits
 from tests.fakes.backend import SPECS, FakeScript, expected_payload
 from tests.unit.serve.raw_client import attach, error_of, open_request, release, serving
 

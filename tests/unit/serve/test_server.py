@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig
-from feedd.serve.options import ServeOptions, TlsFiles
-from feedd.serve.server import FeedServer
+from feedd.serve.grpc_server import FeedServer
+from feedd.serve.server_options import ServeOptions, TlsFiles
 from feedd.values import Lifecycle
 from feedd.wire.feedd_pb2_grpc import FeedStub
 from tests.fakes.backend import FakeBackend, FakeScript

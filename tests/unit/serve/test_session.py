@@ -8,7 +8,7 @@ import pytest
 from feedd.errors import BadShard, Draining
 from feedd.flow.arena import Arena
 from feedd.serve.instructions import Finish, Instruction, Produce, Reclaim, Send, SendEnd, SendError
-from feedd.serve.session import CREDITS_MAX, SessionMachine, StreamMachine
+from feedd.serve.session_machine import CREDITS_MAX, SessionMachine, StreamMachine
 from feedd.values import BatchReady, Cursor, EpochEnd, SlotRef
 
 if TYPE_CHECKING:

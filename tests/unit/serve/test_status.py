@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from feedd import errors
 from feedd.errors import FeeddError, Internal, NotFound
-from feedd.serve.status import CODES, as_feedd_error
+from feedd.serve.grpc_status import CODES, as_feedd_error
 
 
 def _kinds() -> set[str]:

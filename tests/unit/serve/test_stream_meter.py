@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from feedd import metrics
-from feedd.serve.meter import StreamMeter
+from feedd.serve.stream_meter import StreamMeter
 from tests.fakes.backend import FakeScript
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock

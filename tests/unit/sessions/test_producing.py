@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.cache.layout import FORMAT_FOLDER
+from feedd.cache.entry_layout import FORMAT_FOLDER
 from feedd.errors import BadShard, CacheTooSmall, ObjectChanged
 from feedd.metrics import PIPELINE_BATCH_SECONDS
 from feedd.values import Cursor, EpochEnd, Topology

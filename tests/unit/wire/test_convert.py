@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from feedd.errors import BadRequest, NotFound
 from feedd.values import BatchReady, Cursor, FieldKind, Region, SessionInfo, SlotRef, SourceSpec, TensorSpec, Topology
 from feedd.wire import feedd_pb2 as pb
-from feedd.wire.convert import (
+from feedd.wire.feed_messages import (
     BatchWriter,
     OpenLimits,
     chunk_bytes,

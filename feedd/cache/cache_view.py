@@ -1,0 +1,61 @@
+"""What can be asked of a cache without changing anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from feedd.cache.cache_report import CacheEntry
+from feedd.cache.policy.eviction_order import EntryState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sized
+
+    from feedd.cache.cache_metrics import Tally
+    from feedd.cache.cache_report import CacheStats
+    from feedd.cache.ondisk.unindexed_files import Examination
+    from feedd.cache.policy.cache_index import CacheIndex
+    from feedd.values import ObjectRef
+
+
+class Books:
+    """Answers from the index of an open cache, which puts these parts in place."""
+
+    _index: CacheIndex
+    _strays: Examination
+    _tally: Tally
+    _queue: Sized
+
+    def fits(self, refs: Iterable[ObjectRef]) -> bool:
+        """Whether ``refs`` could be held together, by this cache when empty."""
+        return self._strays.too_large(tuple(dict.fromkeys(refs))) is None
+
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether an object is here whole."""
+        entry = self._index.find(ref)
+        return entry is not None and entry.state is EntryState.COMMITTED and not entry.damaged
+
+    def knows(self, ref: ObjectRef) -> bool:
+        """Whether an object is here, or a fill of it under way."""
+        return self._index.find(ref) is not None
+
+    def price(self, refs: Iterable[ObjectRef]) -> float:
+        """Return the next use that would have to give way for ``refs``, none of them known; see ``Room.price``."""
+        return self._index.room.price(refs)
+
+    @property
+    def limit_bytes(self) -> int:
+        """Upper limit of what the cache holds: the configured size, or less where the place is smaller."""
+        return self._strays.limit_bytes
+
+    def entries(self) -> list[CacheEntry]:
+        """Return the whole entries, in no order."""
+        return [
+            CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, entry.ref.form)
+            for entry in self._index
+            if entry.state is EntryState.COMMITTED
+        ]
+
+    @property
+    def stats(self) -> CacheStats:
+        """A snapshot."""
+        return self._tally.snapshot(self._index, len(self._queue))

@@ -1,0 +1,129 @@
+"""When an entry is looked at again before its use, and how closely."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from feedd.cache.entry_storage import Depth, Finding
+from feedd.cache.policy.eviction_order import EntryState
+from feedd.flow.singleflight import SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from feedd.cache.entry_storage import Place
+    from feedd.cache.policy.eviction_order import Entry
+    from feedd.protocols import Clock
+
+_SEEN_FOR_S: Final = 1.0  # so long a file is taken to be still there: no trip to a thread for every batch
+_COMPACT_SLACK: Final = 64
+
+_Look = tuple["Entry", Depth]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRule:
+    """How closely entries are looked at.
+
+    Attributes:
+        blocks: hold the bytes against their checksums, at the first use.
+        again_s: and again when an entry goes into use so long after it was found whole; inf: never again.
+    """
+
+    blocks: bool = True
+    again_s: float = math.inf
+
+
+class Checks:
+    """Looks at entries: at the bytes of each when it goes into use, at the length of its file once in a while.
+
+    An entry in use is not read again, nor one that was found whole lately; two who want the same look share it.
+    """
+
+    def __init__(self, group: asyncio.TaskGroup, place: Place, clock: Clock, rule: CheckRule) -> None:
+        self._place = place
+        self._clock = clock
+        self._rule = rule
+        self._whole_s: dict[Entry, float] = {}  # when each was last found whole, byte by byte if that is the rule
+        self._looking: dict[Entry, int] = {}
+        self._flights: SingleFlight[_Look, Finding] = SingleFlight(group)
+        self._doubted_s = -math.inf
+
+    def doubt(self) -> None:
+        """A file that went away seldom goes alone: each is looked at before its next use."""
+        self._doubted_s = self._clock.monotonic_s()
+
+    def written(self, entry: Entry) -> None:
+        """Take note of an entry that was just filled: its checksums were taken from what came."""
+        now_s = self._clock.monotonic_s()
+        entry.seen_s = now_s
+        self._note(entry, now_s)
+
+    def due(self, entry: Entry) -> Depth | None:
+        """Tell how closely a committed entry is to be looked at before its use; None: not at all."""
+        if not self._place.shared:
+            return None
+        now_s = self._clock.monotonic_s()
+        whole_s = self._whole_s.get(entry)
+        idle = entry.pins <= 1 or entry in self._looking  # the pin of whoever asks
+        if whole_s is None or (idle and now_s - whole_s >= self._rule.again_s):
+            return Depth.BLOCKS if self._rule.blocks else Depth.HEADER
+        return Depth.LENGTH if entry.seen_s <= max(now_s - _SEEN_FOR_S, self._doubted_s) else None
+
+    async def look(self, entries: Sequence[Entry]) -> list[Finding]:
+        """Look at entries that are due; each finding is of the file that was there at the time.
+
+        Raises:
+            CacheUnavailable: the disk does not answer.
+        """
+        depths = [self.due(entry) or Depth.LENGTH for entry in entries]
+        shallow = [entry for entry, depth in zip(entries, depths, strict=True) if depth is Depth.LENGTH]
+        deep = [(entry, depth) for entry, depth in zip(entries, depths, strict=True) if depth is not Depth.LENGTH]
+        found: dict[Entry, Finding] = {}
+        flights = [self._flights.join(look, partial(self._look_deep, look)) for look in deep]
+        try:
+            if shallow:
+                answers = await self._place.look([entry.ref for entry in shallow], Depth.LENGTH)
+                found.update(zip(shallow, answers, strict=True))
+            if flights:
+                await asyncio.wait([flight.result for flight in flights])
+            found.update((flight.key[0], flight.result.result()) for flight in flights)
+        finally:
+            for flight in flights:
+                self._flights.leave(flight)
+        now_s = self._clock.monotonic_s()
+        for entry in shallow:
+            if found[entry] is Finding.WHOLE:
+                entry.seen_s = now_s
+        return [found[entry] for entry in entries]
+
+    async def close(self) -> None:
+        """End looks under way."""
+        await self._flights.cancel_all()
+
+    async def _look_deep(self, look: _Look) -> Finding:
+        entry, depth = look
+        generation = entry.generation
+        self._looking[entry] = self._looking.get(entry, 0) + 1
+        try:
+            (finding,) = await self._place.look((entry.ref,), depth)
+        finally:
+            self._looking[entry] -= 1
+            if not self._looking[entry]:
+                del self._looking[entry]
+        if finding is Finding.WHOLE and entry.generation == generation:
+            entry.seen_s = now_s = self._clock.monotonic_s()
+            self._note(entry, now_s)
+        return finding
+
+    def _note(self, entry: Entry, now_s: float) -> None:
+        self._whole_s[entry] = now_s
+        if len(self._whole_s) >= self._compact_at:
+            self._whole_s = {one: s for one, s in self._whole_s.items() if one.state is not EntryState.GONE}
+            self._compact_at = 2 * len(self._whole_s) + _COMPACT_SLACK
+
+    _compact_at = _COMPACT_SLACK

@@ -1,0 +1,168 @@
+"""A disk tier whose directory cannot be used at the start: it is tried again until it can."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final, Self
+
+from feedd.cache.cache_report import CacheStats
+from feedd.cache.os_errors import PlaceFull
+from feedd.errors import CacheUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from feedd.cache.cache_report import CacheEntry
+    from feedd.cache.caches import DiskCache
+    from feedd.cache.disk_watch import DiskWatch
+    from feedd.protocols import PinnedShards
+    from feedd.values import ObjectRef
+
+RETRY_S: Final = 10.0
+_MAY_PASS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO})
+
+
+def may_pass(error: CacheUnavailable) -> bool:
+    """Whether the directory is full, failing or not writable; a wrong path, or another owner, is for the operator."""
+    cause = error.__cause__
+    return isinstance(cause, PlaceFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
+
+
+class LateDisk:
+    """A ``Tier`` over one disk cache; empty, and down to the watch, until that cache can be opened.
+
+    The task that opens the cache late also closes it.
+    """
+
+    def __init__(self, make: Callable[[], DiskCache], watch: DiskWatch, retry_s: float = RETRY_S) -> None:
+        """Open what ``make`` returns; each call returns a new cache of the same directory."""
+        self._make = make
+        self._watch = watch
+        self._retry_s = retry_s
+        self._cache: DiskCache | None = None
+        self._closing = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"LateDisk({self._cache!r})"
+
+    async def __aenter__(self) -> Self:
+        """Open the cache, or go on trying in the background.
+
+        Raises:
+            CacheUnavailable: the directory cannot be used, and waiting will not change that.
+        """
+        cache = self._make()
+        try:
+            await cache.__aenter__()
+        except CacheUnavailable as error:
+            if not may_pass(error):
+                raise
+            self._watch.absent(error, self._retry_s)
+            await self._group.__aenter__()
+            self._task = self._group.create_task(self._open_later())
+        else:
+            self._cache = cache
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        if self._task is None:
+            await self.close()
+            if self._cache is not None:
+                await self._cache.__aexit__(None, None, None)
+            return
+        self._closing.set()
+        if self._cache is None:
+            self._task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
+        """Acquire from the cache.
+
+        Raises:
+            CacheUnavailable: it is not open yet.
+            Whatever the cache raises.
+        """
+        if self._cache is None:
+            raise CacheUnavailable("expected an open cache directory, got one that cannot be used", stage="cache")
+        return await self._cache.acquire(refs)
+
+    def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
+        """Replace ``owner``'s wish list."""
+        if self._cache is not None:
+            self._cache.prefetch(refs, owner)
+
+    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
+        """Tell the cache; before it is open nothing is remembered."""
+        if self._cache is not None:
+            self._cache.note_next_use(uses)
+
+    async def discard(self, ref: ObjectRef) -> None:
+        """Drop a damaged entry."""
+        if self._cache is not None:
+            await self._cache.discard(ref)
+
+    async def renew(self, ref: ObjectRef) -> None:
+        """Drop an entry that can be had whole by now."""
+        if self._cache is not None:
+            await self._cache.renew(ref)
+
+    async def close(self) -> None:
+        """Close the cache; idempotent."""
+        self._closing.set()
+        if self._cache is not None:
+            await self._cache.close()
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes of all entries; 0 until it is open."""
+        return self._cache.limit_bytes if self._cache is not None else 0
+
+    @property
+    def stats(self) -> CacheStats:
+        """A snapshot; zeros until it is open."""
+        if self._cache is None:
+            return CacheStats(**{one.name: 0 for one in fields(CacheStats)})
+        return self._cache.stats
+
+    def entries(self) -> list[CacheEntry]:
+        """Return the whole entries, in no order."""
+        return self._cache.entries() if self._cache is not None else []
+
+    def holds(self, ref: ObjectRef) -> bool:
+        """Whether an object is here whole."""
+        return self._cache is not None and self._cache.holds(ref)
+
+    def knows(self, ref: ObjectRef) -> bool:
+        """Whether there is an entry for the object, or a fill of it under way."""
+        return self._cache is not None and self._cache.knows(ref)
+
+    def price(self, refs: Sequence[ObjectRef]) -> float:
+        """Return the next use that would have to give way for ``refs``."""
+        return self._cache.price(refs) if self._cache is not None else math.inf
+
+    async def _open_later(self) -> None:
+        while not self._closing.is_set():
+            try:
+                async with asyncio.timeout(self._retry_s):
+                    await self._closing.wait()
+            except TimeoutError:
+                await self._try()
+
+    async def _try(self) -> None:
+        cache = self._make()
+        try:
+            await cache.__aenter__()
+        except CacheUnavailable:
+            return  # the warning at the start said why
+        self._cache = cache
+        self._watch.opened()
+        try:
+            await self._closing.wait()
+        finally:
+            await cache.__aexit__(None, None, None)

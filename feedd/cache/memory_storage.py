@@ -1,0 +1,187 @@
+"""A place for entries in memory: anonymous files, which end with this process however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from typing import TYPE_CHECKING, Final
+
+from feedd.cache import entry_layout, os_errors
+from feedd.cache.entry_storage import Draft, Finding, Names, Opened
+from feedd.cache.ondisk.disk_thread import DiskThread
+from feedd.cache.os_errors import PlaceFull
+from feedd.cache.policy.cache_index import CacheIndex
+from feedd.errors import CacheUnavailable
+from feedd.flow.mapping import FileMapping
+from feedd.units import MIB, format_size
+from feedd.values import ShardFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from feedd.cache.blocks import BlockSums
+    from feedd.cache.entry_storage import Depth, Stray
+    from feedd.values import ObjectRef
+
+_RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
+_STEP_BYTES: Final = 64 * MIB  # allocated between two looks at what is left
+_FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE: whoever opens it from now on may only read
+_NAMES: Final = Names(
+    where="memory",
+    space="memory",
+    free_hint="lower the cache's memory size, or give the control group more",
+    grow_hint="raise the cache's memory size",
+)
+
+
+class MemoryPlace:
+    """Anonymous files (memfd) of this process: a ``Place``. Others open them as ``/proc/<pid>/fd/<n>``.
+
+    Nothing is allocated where it could wake the kernel's OOM killer: before every step there has to be as much left,
+    of the machine and of the control group, as the step takes and the reserve besides.
+    """
+
+    def __init__(self, size_bytes: int, available: Callable[[], int | None]) -> None:
+        self._size_bytes = size_bytes
+        self._available = available
+        self._fds: dict[ObjectRef, int] = {}  # kept on the loop; descriptors are closed in the thread
+
+    @property
+    def names(self) -> Names:
+        """For messages."""
+        return _NAMES
+
+    @property
+    def shared(self) -> bool:
+        """Nobody else can change it: sealed, and gone with us."""
+        return False
+
+    async def open(self, failed: Callable[[BaseException], None]) -> Opened:
+        """Start empty, with no more room than there is memory.
+
+        Raises:
+            CacheUnavailable: there is none.
+        """
+        left = self._available()
+        limit_bytes = self._size_bytes if left is None else min(self._size_bytes, left - _RESERVE_BYTES)
+        if limit_bytes < 2 * entry_layout.PAGE_BYTES:
+            raise CacheUnavailable(
+                f"expected memory for a cache of {format_size(self._size_bytes)} beside a reserve of "
+                f"{format_size(_RESERVE_BYTES)}, got {format_size(left or 0)}",
+                object=_NAMES.where,
+                hint=_NAMES.free_hint,
+                stage="cache",
+            )
+        self._disk = DiskThread(failed, look_threads=1)
+        return Opened(CacheIndex(limit_bytes))
+
+    def file(self, ref: ObjectRef) -> ShardFile:
+        """Return how to open an entry."""
+        return ShardFile(ref, f"/proc/{os.getpid()}/fd/{self._fds[ref]}", entry_layout.data_at(ref))
+
+    async def create(self, ref: ObjectRef) -> Draft:
+        """Allocate and map an anonymous file."""
+        made: list[Draft] = []
+        try:
+            await self._disk.change(self._create, ref, made)
+        except asyncio.CancelledError:
+            self._disk.post(_free_all, made)  # runs after the job above, which cannot be cancelled
+            raise
+        return made[0]
+
+    async def publish(self, draft: Draft, sums: BlockSums) -> None:
+        """Seal the file: from now on it is read only."""
+        del sums  # memory that nobody else can write needs none
+        await self._disk.change(_seal, draft)
+        draft.published = True
+        self.remove((draft.ref,))  # an earlier one, found damaged
+        self._fds[draft.ref] = draft.fd
+
+    def abandon(self, draft: Draft) -> None:
+        """Unmap and close."""
+        if self._fds.get(draft.ref) == draft.fd:
+            del self._fds[draft.ref]
+        self._disk.post(_free, draft)
+
+    def remove(self, refs: Iterable[ObjectRef]) -> None:
+        """Close files; whoever has one mapped keeps it."""
+        fds = [self._fds.pop(ref) for ref in refs if ref in self._fds]
+        if fds:
+            self._disk.post(_close, fds)
+
+    def evict(self, refs: Iterable[ObjectRef]) -> None:
+        """Close files: their size is sealed, so their pages cannot be used again."""
+        self.remove(refs)
+
+    async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
+        """Tell which are here."""
+        del depth
+        return [Finding.WHOLE if ref in self._fds else Finding.VANISHED for ref in refs]
+
+    async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
+        """There never are any."""
+        assert not strays, "memory starts empty"
+        return []
+
+    async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
+        """Free everything."""
+        del entries
+        self.remove(tuple(self._fds))
+        await self._disk.close(deadline_s)
+        return True
+
+    def _create(self, ref: ObjectRef, made: list[Draft]) -> None:
+        size_bytes = entry_layout.data_at(ref) + ref.size_bytes
+        try:
+            fd = os.memfd_create("feedd-shard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(fd, size_bytes)
+                for at in range(entry_layout.data_at(ref), size_bytes, _STEP_BYTES):
+                    step_bytes = min(_STEP_BYTES, size_bytes - at)
+                    self._check(step_bytes, size_bytes)
+                    os.posix_fallocate(fd, at, step_bytes)
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+                mapping = FileMapping(fd, size_bytes)
+            except BaseException:
+                os.close(fd)
+                raise
+        except OSError as error:
+            if os_errors.is_full(error):
+                raise PlaceFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error
+            raise os_errors.unusable(error, _NAMES) from error
+        made.append(Draft(ref, mapping, fd=fd))
+
+    def _check(self, step_bytes: int, size_bytes: int) -> None:
+        left = self._available()
+        if left is not None and left - step_bytes < _RESERVE_BYTES:
+            raise PlaceFull(size_bytes, left, _RESERVE_BYTES)
+
+
+def _unmap(draft: Draft) -> None:
+    with contextlib.suppress(BufferError):  # views in a traceback: unmapped when they are gone
+        draft.mapping.close()
+
+
+def _seal(draft: Draft) -> None:
+    _unmap(draft)
+    try:
+        fcntl.fcntl(draft.fd, fcntl.F_ADD_SEALS, _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        raise os_errors.unusable(error, _NAMES) from error
+
+
+def _free(draft: Draft) -> None:
+    _unmap(draft)
+    os.close(draft.fd)
+
+
+def _free_all(drafts: Sequence[Draft]) -> None:
+    for draft in drafts:
+        _free(draft)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

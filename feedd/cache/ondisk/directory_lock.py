@@ -1,0 +1,97 @@
+"""One owner per cache directory, told by a lock that the kernel drops with its owner."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING, Self
+
+from feedd.cache import os_errors
+from feedd.errors import CacheUnavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCK_NAME = "lock"
+
+
+def was_owned(directory: Path) -> bool:
+    """Whether a directory has an owner, or had one that was killed: who releases it leaves no name behind."""
+    try:
+        return (directory / LOCK_NAME).lstat().st_size > 0
+    except OSError:
+        return False
+
+
+class DirectoryLock:
+    """An flock on ``<directory>/lock``; the directory is made if missing. A context manager.
+
+    The file stays when the lock is released: removing it would let two owners lock two files of that name.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Lock.
+
+        Raises:
+            CacheUnavailable: somebody else owns the directory, or it cannot be made or written.
+        """
+        try:
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise os_errors.unavailable(error, self._directory) from error
+        try:
+            self._lock(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._fd = fd
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Release; harmless when not held."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            try:
+                os.ftruncate(fd, 0)
+            finally:
+                os.close(fd)
+
+    def sign(self) -> None:
+        """Write the owner's name again, if a full disk had no room for it.
+
+        Raises:
+            CacheUnavailable: it cannot be written.
+        """
+        try:
+            self._sign(self._fd)
+        except OSError as error:
+            raise os_errors.unavailable(error, self._directory) from error
+
+    def _sign(self, fd: int) -> None:
+        try:
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            if not os_errors.is_full(error):
+                raise  # entries of ours may fill the disk: the lock is held without its owner's name
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            self._sign(fd)
+        except BlockingIOError as error:
+            owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise CacheUnavailable(
+                f"expected a cache directory of our own, got one in use by process {owner}",
+                object=str(self._directory),
+                hint="stop that process, or pass another --cache-dir",
+                stage="cache",
+            ) from error
+        except OSError as error:
+            raise os_errors.unavailable(error, self._directory) from error

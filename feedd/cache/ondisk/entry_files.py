@@ -1,0 +1,192 @@
+"""What is done to files of the cache. Blocking: called in the disk thread, or where nothing else runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.cache import entry_layout, os_errors
+from feedd.cache.os_errors import PlaceFull
+from feedd.flow.mapping import FileMapping, write_at
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from feedd.cache.entry_layout import Header
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of ours in a cache directory.
+
+    Attributes:
+        path: the file.
+        header: what it holds; None: broken or unfinished.
+        written_s: when it was written, seconds since the Unix epoch.
+    """
+
+    path: Path
+    header: Header | None
+    written_s: float
+
+
+def free_bytes(directory: Path) -> int:
+    """Return what an unprivileged user may still write to the file system.
+
+    Raises:
+        OSError: as named.
+    """
+    space = os.statvfs(directory)
+    return space.f_bavail * space.f_frsize
+
+
+def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
+    """Make a fully allocated file and map it shared and writable; nothing is left behind where that fails.
+
+    Allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
+
+    Raises:
+        PlaceFull: no room for it beside the reserve.
+        CacheUnavailable: the directory cannot be written.
+    """
+    try:
+        for folder in reversed((path.parent, *path.parents[1:3])):  # all of ours: they may have been removed under us
+            folder.mkdir(mode=0o700, exist_ok=True)
+        available = free_bytes(path.parent)
+        if available - size_bytes < reserve_bytes:
+            raise PlaceFull(size_bytes, available, reserve_bytes)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            return FileMapping(fd, size_bytes)
+        except BaseException:
+            remove(path)
+            raise
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if os_errors.is_full(error):
+            raise PlaceFull(size_bytes, _free_or_zero(path.parent), reserve_bytes) from error
+        raise os_errors.unavailable(error, path.parent) from error
+
+
+def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> None:
+    """Write the header of a filled file and give it its name.
+
+    Raises:
+        CacheUnavailable: it cannot be written or renamed, as when somebody removed the directory meanwhile.
+    """
+    try:
+        write_at(mapping.fd, memoryview(header), 0)
+        unmap(mapping)
+        temp.rename(final)
+    except OSError as error:
+        raise os_errors.unavailable(error, final) from error
+
+
+def unmap(mapping: mmap.mmap) -> None:
+    """Unmap now, or, where the fetcher's frames still hold views in a traceback, as soon as those are gone."""
+    with contextlib.suppress(BufferError):
+        mapping.close()
+
+
+def remove(*paths: Path) -> None:
+    """Unlink files; those already gone are fine.
+
+    Raises:
+        CacheUnavailable: one cannot be removed; all others are tried first.
+    """
+    failure: tuple[OSError, Path] | None = None
+    for path in paths:
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            continue  # its folder was replaced by something else: gone
+        except OSError as error:
+            failure = error, path
+    if failure is not None:
+        raise os_errors.unavailable(*failure) from failure[0]
+
+
+def folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folders a cache made for one format, each with all names in it, foreign ones too.
+
+    Raises:
+        CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
+    """
+    try:
+        for name in _names(top):
+            if entry_layout.is_folder_name(name):
+                yield top / name, _names(top / name)
+    except OSError as error:
+        raise os_errors.unavailable(error, top.parent) from error
+
+
+def is_ours(name: str) -> bool:
+    """Whether a cache could have made a file of that name: an entry, or an unfinished fill."""
+    return entry_layout.is_entry_name(name) or entry_layout.is_temp_name(name)
+
+
+def walk(directory: Path) -> Iterator[Found]:
+    """Yield every file that a cache made in ``directory``, examined; foreign ones are passed over.
+
+    Raises:
+        CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
+    """
+    for folder, names in folders(directory / entry_layout.FORMAT_FOLDER):
+        for name in filter(is_ours, sorted(names)):
+            found = examine(directory, folder / name)
+            if found is not None:
+                yield found
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - names, not a Path object for each of a million
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def examine(directory: Path, path: Path) -> Found | None:
+    """Return what a file named like one of ours is; None: it is gone, or not a file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None  # removed since it was listed
+    except OSError:
+        return Found(path, None, 0.0) if path.is_file() and not path.is_symlink() else None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        header = None if entry_layout.is_temp_name(path.name) else read_header(fd)
+        if header is not None:
+            moved = entry_layout.file_path(directory, header.ref) != path
+            header = None if moved or status.st_size != header.file_bytes else header
+        return Found(path, header, status.st_mtime)
+    finally:
+        os.close(fd)
+
+
+def read_header(fd: int) -> Header | None:
+    """Return what the header of an open file says; None where it is torn or unreadable: to be fetched again."""
+    try:
+        page = os.pread(fd, entry_layout.PAGE_BYTES, 0)
+        size = entry_layout.header_bytes(page)
+        if size is not None and size > len(page):
+            page = os.pread(fd, size, 0)
+    except OSError:
+        return None
+    return entry_layout.unpack_header(page)
+
+
+def _free_or_zero(directory: Path) -> int:
+    try:
+        return free_bytes(directory)
+    except OSError:
+        return 0

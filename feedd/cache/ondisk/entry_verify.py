@@ -1,0 +1,101 @@
+"""Whether an entry's file still is what was written. Blocking: called in threads for looking.
+
+Read with ``preadv`` into memory that is used again: a failing disk is then an ``OSError``, where under a mapping it
+would be the end of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from struct import iter_unpack
+from typing import TYPE_CHECKING, Final
+
+from awscrt.checksums import crc32c
+
+from feedd.cache import entry_layout, os_errors
+from feedd.cache.entry_storage import Depth, Finding
+from feedd.cache.ondisk import entry_files as files
+from feedd.units import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from feedd.cache.entry_layout import Header
+    from feedd.values import ObjectRef
+
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # say nothing about the file
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_memory = threading.local()
+
+
+def look(wanted: Sequence[tuple[Path, ObjectRef]], depth: Depth, believes: Callable[[Header], bool]) -> list[Finding]:
+    """Look at files; ``believes`` says whether the data under a good header can be what was written.
+
+    Raises:
+        CacheUnavailable: this process is out of descriptors or memory.
+    """
+    return [_look(path, ref, depth, believes) for path, ref in wanted]
+
+
+def _look(path: Path, ref: ObjectRef, depth: Depth, believes: Callable[[Header], bool]) -> Finding:
+    try:
+        if depth is Depth.LENGTH:
+            return _of_length(os.stat(path, follow_symlinks=False), ref)  # noqa: PTH116 - once per shard and batch: no Path overhead
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return _of_length(os.fstat(fd), ref, lambda: _of_content(fd, ref, depth, believes))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in _OURS:
+            raise os_errors.unavailable(error, path) from error
+        return Finding.VANISHED if error.errno in _GONE else Finding.UNREADABLE
+
+
+def _of_length(status: os.stat_result, ref: ObjectRef, further: Callable[[], Finding] | None = None) -> Finding:
+    if not stat.S_ISREG(status.st_mode) or status.st_size != entry_layout.data_at(ref) + ref.size_bytes:
+        return Finding.VANISHED
+    return further() if further is not None else Finding.WHOLE
+
+
+def _of_content(fd: int, ref: ObjectRef, depth: Depth, believes: Callable[[Header], bool]) -> Finding:
+    header = files.read_header(fd)
+    if header is None or header.ref != ref or not believes(header):
+        return Finding.TORN
+    if depth is Depth.HEADER:
+        return Finding.WHOLE
+    return Finding.WHOLE if _blocks_match(fd, header) else Finding.TORN
+
+
+def _blocks_match(fd: int, header: Header) -> bool:
+    """Tell whether every block has its checksum.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    buffer = _buffer()
+    block = entry_layout.block_bytes(header.ref.size_bytes)
+    at, end = header.data_at, header.file_bytes
+    for (expected,) in iter_unpack("<I", header.sums):
+        block_end, got = min(at + block, end), 0
+        while at < block_end:
+            piece = buffer[: min(len(buffer), block_end - at)]
+            count = os.preadv(fd, (piece,), at)
+            if not count:
+                return False  # cut short since its length was taken
+            got = crc32c(piece[:count], got)
+            at += count
+        if got != expected:
+            return False
+    return True
+
+
+def _buffer() -> memoryview:
+    buffer: memoryview | None = getattr(_memory, "buffer", None)
+    if buffer is None:
+        buffer = _memory.buffer = memoryview(bytearray(MIB))
+    return buffer

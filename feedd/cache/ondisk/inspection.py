@@ -1,0 +1,69 @@
+"""A cache directory seen from outside, for when no daemon runs. Blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from feedd.cache import entry_layout, os_errors
+from feedd.cache.cache_report import CacheEntry
+from feedd.cache.ondisk import entry_files as files
+from feedd.cache.ondisk.directory_lock import DirectoryLock
+from feedd.cache.ondisk.durability import RunLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def scan(directory: Path) -> Iterator[CacheEntry]:
+    """Yield the whole entries of a directory, owned by a running daemon or not; changes nothing.
+
+    Raises:
+        CacheUnavailable: it cannot be read. A directory that does not exist yields nothing.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise os_errors.unavailable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)), directory)
+    for _, entry in _walk(directory):
+        yield entry
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what the entries of a directory take, whole or not; none is opened.
+
+    Raises:
+        CacheUnavailable: it cannot be read. A directory that does not exist has no entries.
+    """
+    taken_bytes = 0
+    for folder, names in files.folders(directory / entry_layout.FORMAT_FOLDER):
+        for name in filter(entry_layout.is_entry_name, names):
+            with contextlib.suppress(OSError):  # evicted meanwhile
+                taken_bytes += entry_layout.whole_pages((folder / name).lstat().st_size)
+    return taken_bytes
+
+
+def remove(directory: Path, predicate: Callable[[CacheEntry], bool]) -> list[CacheEntry]:
+    """Remove the entries for which ``predicate`` holds and return them.
+
+    Raises:
+        CacheUnavailable: a daemon owns the directory, or it cannot be written.
+    """
+    if not directory.is_dir():
+        return []
+    with DirectoryLock(directory):
+        removed = []
+        for path, entry in _walk(directory):
+            if predicate(entry):
+                files.remove(path)
+                removed.append(entry)
+        return removed
+
+
+def _walk(directory: Path) -> Iterator[tuple[Path, CacheEntry]]:
+    ledger = RunLedger(directory)
+    for found in files.walk(directory):
+        if found.header is not None and ledger.believes(found.header):
+            ref = found.header.ref
+            yield found.path, CacheEntry(ref.url, ref.etag, ref.size_bytes, form=ref.form)

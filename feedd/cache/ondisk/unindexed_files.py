@@ -1,0 +1,83 @@
+"""Files a cache found at its start and knows nothing of: examined while it already serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from feedd.cache import entry_layout
+from feedd.errors import CacheUnavailable
+from feedd.metrics import CACHE_EVICTIONS
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from feedd.cache.cache_metrics import Tally
+    from feedd.cache.entry_storage import Place, Stray
+    from feedd.cache.policy.cache_index import CacheIndex, TooLarge
+    from feedd.values import ObjectRef
+
+_BATCH: Final = 256  # files at a time: changes of the directory wait for one batch at most
+_log = structlog.get_logger(__name__)
+
+
+class Examination:
+    """Enters strays that are whole; their space is kept from the index until each one's turn has come.
+
+    Attributes:
+        left_bytes: disk bytes of those not examined yet.
+        limit_bytes: the index's limit when they all are.
+    """
+
+    def __init__(self, place: Place, index: CacheIndex, tally: Tally, strays: Sequence[Stray]) -> None:
+        self._place = place
+        self._index = index
+        self._tally = tally
+        self._strays = strays
+        self._task: asyncio.Task[None] | None = None
+        self.limit_bytes = index.limit_bytes
+        self.left_bytes = sum(stray.disk_bytes for stray in strays)
+        index.room.limit_bytes -= self.left_bytes
+
+    def start(self, group: asyncio.TaskGroup, changed: Callable[[], None]) -> None:
+        """Begin; ``changed`` is called whenever there may be more room."""
+        if self._strays:
+            self._task = group.create_task(self._run(changed))
+
+    def close(self) -> None:
+        """Stop: what is left is examined after the next start."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def too_large(self, refs: Sequence[ObjectRef]) -> TooLarge | None:
+        """Tell whether ``refs`` cannot be held together even by an empty cache, once all strays are examined."""
+        room = self._index.room
+        room.limit_bytes, held_bytes = self.limit_bytes, room.limit_bytes
+        try:
+            return room.too_large(refs)
+        finally:
+            room.limit_bytes = held_bytes
+
+    async def _run(self, changed: Callable[[], None]) -> None:
+        for start in range(0, len(self._strays), _BATCH):
+            batch = self._strays[start : start + _BATCH]
+            try:
+                refs = await self._place.identify(batch)
+            except CacheUnavailable as error:
+                self._tally.error("disk")
+                _log.warning("cache files not examined", count=len(batch), error=str(error))
+                refs = []
+            self._enter(batch, refs)
+            changed()
+
+    def _enter(self, batch: Sequence[Stray], refs: Sequence[ObjectRef]) -> None:
+        batch_bytes = sum(stray.disk_bytes for stray in batch)
+        self.left_bytes -= batch_bytes
+        self._index.room.limit_bytes += batch_bytes
+        self._tally.error("broken", len(batch) - len(refs))
+        unknown = [(ref, entry_layout.disk_bytes(ref)) for ref in refs if self._index.find(ref) is None]
+        unwanted = self._index.adopt_all(unknown)
+        self._place.remove(unwanted)
+        self._tally.count(CACHE_EVICTIONS, len(unwanted))

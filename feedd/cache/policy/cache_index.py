@@ -1,0 +1,284 @@
+"""The cache's books: who is in it, who holds what, who has to go. Pure: no files, no clock, no tasks.
+
+``committed_bytes + reserved_bytes <= limit_bytes`` holds at all times, the first adoption of entries from disk
+included, and so it does for each quota; a pinned entry is never evicted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feedd.cache import entry_layout
+from feedd.cache.policy.capacity import Room, TooLarge
+from feedd.cache.policy.eviction_order import Entry, EntryState
+from feedd.cache.policy.quota import NO_GROUP
+
+__all__ = ["CacheIndex", "Claim", "FullNow", "TooLarge"]
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from feedd.cache.policy.quota import Quotas
+    from feedd.values import ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Entries that are now pinned, and what the caller must do for them.
+
+    Attributes:
+        entries: one per ref asked for, in that order.
+        present: those whose data is on disk.
+        running: those whose fill somebody else has started.
+        missing: those that the caller must fill, then commit or abort.
+        evicted: no longer in the index; the caller removes their files before it fills anything.
+    """
+
+    entries: tuple[Entry, ...]
+    present: tuple[Entry, ...]
+    running: tuple[Entry, ...]
+    missing: tuple[Entry, ...]
+    evicted: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FullNow:
+    """No space until pins or reservations end; nothing was changed.
+
+    Attributes:
+        wanted_bytes: so many more than there are.
+        quota: URL prefix of the quota that has no space; empty: the cache has none.
+    """
+
+    wanted_bytes: int
+    quota: str = NO_GROUP
+
+
+class CacheIndex:
+    """Entries by object version; every method decides at once and says what has to be done on disk.
+
+    Attributes:
+        room: the space, and who gives way when it ends.
+        committed_bytes: disk bytes of whole entries.
+        reserved_bytes: disk bytes claimed by fills under way.
+        committed_count: whole entries.
+        pin_count: pins held on entries, also on those that were removed since.
+    """
+
+    def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
+        self.room = Room(limit_bytes, quotas)
+        self.committed_bytes = 0
+        self.reserved_bytes = 0
+        self.committed_count = 0
+        self.pin_count = 0
+        self._entries: dict[ObjectRef, Entry] = {}
+        self._next_uses: dict[ObjectRef, float] = {}  # finite ones only, of entries and of objects not yet here
+        self._now = 0
+
+    @property
+    def limit_bytes(self) -> int:
+        """Upper limit of committed plus reserved bytes."""
+        return self.room.limit_bytes
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, reserved ones included."""
+        return iter(self._entries.values())
+
+    def find(self, ref: ObjectRef) -> Entry | None:
+        """Return the object's entry, reserved or committed."""
+        return self._entries.get(ref)
+
+    def adopt_all(self, sizes: Iterable[tuple[ObjectRef, int]]) -> list[ObjectRef]:
+        """Enter objects found on disk, oldest use first, one after another: there may be a million.
+
+        Args:
+            sizes: objects and their disk bytes.
+
+        Returns:
+            Those not entered: no limit leaves room for them beside those before them, or they are here already.
+        """
+        adopted: list[Entry] = []
+        refused: list[ObjectRef] = []
+        entries, uses, room = self._entries, self._next_uses, self.room
+        for ref, disk_bytes in sizes:
+            next_use = uses.get(ref, math.inf) if uses else math.inf  # an empty one is not worth a hash
+            entry = Entry(ref, disk_bytes, EntryState.COMMITTED, next_use=next_use, group=room.group(ref))
+            if not room.fits(entry) or entries.setdefault(ref, entry) is not entry:
+                refused.append(ref)
+                continue
+            room.take(entry)
+            self._now += 1
+            entry.used_at = self._now
+            adopted.append(entry)
+        self.committed_bytes += sum(entry.disk_bytes for entry in adopted)
+        self.committed_count += len(adopted)
+        room.order.add_all(adopted)
+        return refused
+
+    def reserve_all(self, refs: Sequence[ObjectRef]) -> Claim | FullNow | TooLarge:
+        """Pin all of ``refs`` (no duplicates) and reserve what is missing: everything or nothing."""
+        too_large = self.room.too_large(refs)
+        if too_large is not None:
+            return too_large
+        here = {ref: self._entries[ref] for ref in refs if ref in self._entries}
+        sizes = {ref: entry_layout.disk_bytes(ref) for ref in refs if ref not in here}
+        keep = set(here.values())
+        evicted = self._evict(sizes, after=-math.inf, keep=keep)
+        if evicted is None:
+            return FullNow(self.room.lacking_bytes(sizes), self.room.lacking_quota(sizes, keep))
+        damaged = {ref for ref, entry in here.items() if entry.damaged}
+        for ref in damaged:
+            self.reopen(here[ref])
+        missing = damaged | sizes.keys()
+        entries = tuple(here.get(ref) or self._reserve(ref) for ref in refs)
+        for entry in entries:
+            self._pin(entry)
+        present = tuple(entry for entry in entries if entry.state is EntryState.COMMITTED)
+        reserved = [entry for entry in entries if entry.state is EntryState.RESERVED]
+        running = tuple(entry for entry in reserved if entry.ref not in missing)
+        fresh = tuple(entry for entry in reserved if entry.ref in missing)
+        return Claim(entries, present, running, fresh, evicted)
+
+    def reserve_ahead(self, ref: ObjectRef) -> Claim | FullNow | TooLarge:
+        """Reserve one object nobody waits for, unpinned; evicts only what is needed strictly later than it.
+
+        The object must not be in the index yet. An object whose next use is unknown evicts nothing.
+        """
+        assert ref not in self._entries, "already here"
+        too_large = self.room.too_large((ref,))
+        if too_large is not None:
+            return too_large
+        sizes = {ref: entry_layout.disk_bytes(ref)}
+        evicted = self._evict(sizes, after=self._next_uses.get(ref, math.inf))
+        if evicted is None:
+            return FullNow(self.room.lacking_bytes(sizes))
+        entry = self._reserve(ref)
+        return Claim((entry,), (), (), (entry,), evicted)
+
+    def commit(self, entry: Entry) -> bool:
+        """Make a filled entry whole; False where it was orphaned: then its space is free and its file must go."""
+        if self._entries.get(entry.ref) is not entry:
+            self.abort(entry)
+            return False
+        assert entry.state is EntryState.RESERVED, "commit follows reserve"
+        self.reserved_bytes -= entry.disk_bytes
+        self.committed_bytes += entry.disk_bytes
+        self.committed_count += 1
+        entry.state = EntryState.COMMITTED
+        self._touch(entry)
+        if not entry.pins:
+            self.room.order.add(entry)
+        return True
+
+    def abort(self, entry: Entry) -> None:
+        """Give up a reservation; pins still held on it end without effect."""
+        assert entry.state is EntryState.RESERVED, "abort follows reserve"
+        self.reserved_bytes -= entry.disk_bytes
+        self.room.give_back(entry)
+        entry.state = EntryState.GONE
+        self.orphan(entry)
+
+    def orphan(self, entry: Entry) -> None:
+        """Hide a reserved entry whose fill is being cancelled: a new demand reserves anew, the space stays claimed."""
+        if self._entries.get(entry.ref) is entry:
+            del self._entries[entry.ref]
+
+    def unpin(self, entry: Entry) -> bool:
+        """Drop one pin; True where that removed a damaged entry, whose file the caller then removes."""
+        assert entry.pins > 0, "unpin follows a pin"
+        entry.pins -= 1
+        self.pin_count -= 1
+        if entry.pins or entry.state is not EntryState.COMMITTED:
+            return False
+        if entry.damaged:
+            self._drop(entry)
+            return True
+        self._touch(entry)
+        self.room.order.add(entry)
+        return False
+
+    def reopen(self, entry: Entry) -> None:
+        """Turn a committed entry whose file is gone or broken into a reservation in place, its pins kept."""
+        assert entry.state is EntryState.COMMITTED, "only whole entries can break"
+        if entry.stamp:
+            self.room.order.remove(entry)
+        self.committed_bytes -= entry.disk_bytes
+        self.committed_count -= 1
+        self.reserved_bytes += entry.disk_bytes
+        entry.state = EntryState.RESERVED
+        entry.damaged = False
+        entry.generation += 1
+
+    def discard(self, ref: ObjectRef) -> Entry | None:
+        """Remove a broken entry, once its last pin ends if it has any; returned where the file can go right now."""
+        entry = self._entries.get(ref)
+        if entry is None or entry.state is not EntryState.COMMITTED:
+            return None  # a fill under way brings fresh bytes anyway
+        if entry.pins:
+            entry.damaged = True
+            return None
+        self.room.order.remove(entry)
+        self._drop(entry)
+        return entry
+
+    def make_room(self, wanted_bytes: int, after: float = -math.inf) -> tuple[Entry, ...]:
+        """Evict idle entries of ``wanted_bytes`` in all, where the disk has less space than the limit promised."""
+        victims = self.room.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
+        return self._drop_all(victims or [])
+
+    def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
+        """Set when objects are needed next, those not here included; inf forgets.
+
+        Raises:
+            ValueError: a position is not a number.
+        """
+        for ref, position in uses:
+            if math.isnan(position):
+                raise ValueError(f"expected a position or inf as the next use of {ref.url}, got nan")
+            if position == math.inf:
+                self._next_uses.pop(ref, None)
+            else:
+                self._next_uses[ref] = position
+            entry = self._entries.get(ref)
+            if entry is not None and entry.next_use != position:
+                entry.next_use = position
+                self.room.order.move(entry)
+
+    def _reserve(self, ref: ObjectRef) -> Entry:
+        next_use = self._next_uses.get(ref, math.inf)
+        entry = Entry(ref, entry_layout.disk_bytes(ref), next_use=next_use, group=self.room.group(ref))
+        self._entries[ref] = entry
+        self.reserved_bytes += entry.disk_bytes
+        self.room.take(entry)
+        return entry
+
+    def _pin(self, entry: Entry) -> None:
+        if entry.stamp:
+            self.room.order.remove(entry)
+        entry.pins += 1
+        self.pin_count += 1
+
+    def _evict(
+        self, sizes: Mapping[ObjectRef, int], *, after: float, keep: Collection[Entry] = ()
+    ) -> tuple[Entry, ...] | None:
+        victims = self.room.victims(sizes, after, keep)
+        return None if victims is None else self._drop_all(victims)
+
+    def _drop_all(self, victims: Iterable[Entry]) -> tuple[Entry, ...]:
+        dropped = tuple(victims)
+        for entry in dropped:
+            self._drop(entry)
+        return dropped
+
+    def _drop(self, entry: Entry) -> None:
+        self.committed_bytes -= entry.disk_bytes
+        self.committed_count -= 1
+        self.room.give_back(entry)
+        entry.state = EntryState.GONE
+        del self._entries[entry.ref]
+
+    def _touch(self, entry: Entry) -> None:
+        self._now += 1
+        entry.used_at = self._now

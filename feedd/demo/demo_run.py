@@ -1,0 +1,165 @@
+"""The demo's director: starts server, daemons and trainers as real processes, shows progress, tells what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from feedd.demo import data
+from feedd.demo.nodes import Counters, Node, free_port, start_node, start_server
+from feedd.demo.result_table import EpochFacts, show
+from feedd.demo.trainers import Trainer, start_trainer
+from feedd.flow.pools import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RANKS_WITH_NODES = 2  # ranks per node when several nodes are shown
+_BUCKET = "feedd-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What to run."""
+
+    url: str | None = None
+    node_count: int = 1
+    epochs: int = 2
+    data: data.DataOptions = field(default_factory=data.DataOptions)
+
+
+def run(url: str | None = None, nodes: int = 1, epochs: int = 2) -> int:
+    """Run the demo in this terminal; return the process's exit code.
+
+    Everything lives in one temporary directory and in child processes that end with this one.
+
+    Raises:
+        feedd.errors.FeeddError: the user's data or environment does not allow it.
+    """
+    options = DemoOptions(url or None, nodes, epochs)
+    console = Console(stderr=False)
+    try:
+        facts = asyncio.run(_interruptible(options, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("[yellow]interrupted; everything was taken down")
+        return 130
+    show(console, facts, options.node_count, own_data=options.url is not None)
+    return 0 if options.url or len(facts) == 1 or facts[-1].loss < facts[0].loss else 1
+
+
+async def _interruptible(options: DemoOptions, console: Console) -> list[EpochFacts]:
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    async with AsyncExitStack() as stack:
+        return await _stage(options, console, stack)
+
+
+async def _stage(options: DemoOptions, console: Console, stack: AsyncExitStack) -> list[EpochFacts]:
+    home = Path(tempfile.mkdtemp(prefix="feedd-demo-"))
+    stack.callback(shutil.rmtree, home, ignore_errors=True)
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TORCHINDUCTOR_CACHE_DIR": str(home / "torch")}
+    env.pop("FEEDD_ADDRESS", None)
+    url = options.url
+    if url is None:
+        endpoint = await start_server(stack, home)
+        env |= _embedded_env(endpoint)
+        url = f"s3://{_BUCKET}/train/"
+        size = await _write_data(options.data, endpoint, console)
+        console.print(f"[dim]{options.data.shard_count} shards, {size / 1e6:.1f} MB at {url} on {endpoint}")
+    nodes = [await start_node(stack, home, index, env) for index in range(options.node_count)]
+    ranks = RANKS_WITH_NODES if options.node_count > 1 else 1
+    trainers = await _start_trainers(stack, options, nodes, ranks, url, env)
+    return await _train(options, console, nodes, trainers)
+
+
+def _embedded_env(endpoint: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "demo",
+        "AWS_SECRET_ACCESS_KEY": "demo",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+async def _write_data(options: data.DataOptions, endpoint: str, console: Console) -> int:
+    with _progress(console) as progress:
+        task = progress.add_task("writing shards", total=options.shard_count)
+        return await CPU.run(data.upload, endpoint, _BUCKET, options, lambda count: progress.advance(task, count))
+
+
+async def _start_trainers(
+    stack: AsyncExitStack, options: DemoOptions, nodes: Sequence[Node], ranks: int, url: str, env: dict[str, str]
+) -> list[Trainer]:
+    world = len(nodes) * ranks
+    port = free_port()
+    arguments = ["--url", url, "--epochs", str(options.epochs), "--lockstep"]
+    if options.url is None:
+        arguments += ["--classes", str(data.CLASS_COUNT)]
+    trainers = []
+    for rank in range(world):
+        node = nodes[rank // ranks]
+        place = {
+            "FEEDD_ADDRESS": node.address,
+            "WORLD_SIZE": str(world),
+            "RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank % ranks),
+            "GROUP_RANK": str(rank // ranks),
+            "GROUP_WORLD_SIZE": str(len(nodes)),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
+        trainers.append(await start_trainer(stack, rank, arguments, env | place))
+    return trainers
+
+
+async def _train(
+    options: DemoOptions, console: Console, nodes: Sequence[Node], trainers: Sequence[Trainer]
+) -> list[EpochFacts]:
+    facts: list[EpochFacts] = []
+    known = options.data.shard_count * options.data.samples_per_shard if options.url is None else None
+    for epoch in range(options.epochs):
+        with _progress(console) as progress:
+            bar = progress.add_task(f"epoch {epoch}", total=known)
+            before = [await node.counters() for node in nodes]
+            await asyncio.gather(*(trainer.ready() for trainer in trainers))
+            results = await asyncio.gather(*(trainer.epoch(_mover(progress, bar, trainers)) for trainer in trainers))
+            after = [await node.counters() for node in nodes]
+        facts.append(EpochFacts.of(epoch, results, _differences(before, after)))
+    await asyncio.gather(*(trainer.done() for trainer in trainers))
+    return facts
+
+
+def _mover(progress: Progress, bar: Any, trainers: Sequence[Trainer]) -> Any:  # noqa: ANN401 - rich's TaskID is opaque
+    return lambda: progress.update(bar, completed=sum(trainer.samples for trainer in trainers))
+
+
+def _differences(before: Sequence[Counters], after: Sequence[Counters]) -> list[Counters]:
+    return [new.minus(old) for old, new in zip(before, after, strict=True)]
+
+
+def _progress(console: Console) -> Progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console, transient=not sys.stdout.isatty())

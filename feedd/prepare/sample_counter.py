@@ -1,0 +1,255 @@
+"""Counting the samples of a dataset: each shard once, what is known already not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from feedd.catalog.braces import expand, split
+from feedd.catalog.late_fields import fields_told, late_fields
+from feedd.catalog.urls import parse_url
+from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
+from feedd.dataset.pack_layout import is_pack
+from feedd.errors import BadRequest, FeeddError
+from feedd.flow.pools import CPU
+from feedd.notices import Amount, NoticeKind, notices_of, summed
+from feedd.recipe.left_out import LeftOutFields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from feedd.dataset.listing import Listing
+    from feedd.notices import Notice
+    from feedd.prepare.index_writer import KeptIndex
+    from feedd.sessions.opening import Pipeline
+    from feedd.values import ObjectRef
+
+_log = structlog.get_logger("feedd.prepare")
+_SAVE_EVERY_S = 60.0  # so much work is lost at most when the machine is
+
+
+@dataclass(slots=True)
+class Counting:
+    """How far a counting has come.
+
+    Attributes:
+        shard_count: of the dataset.
+        size_bytes: of the dataset.
+        known_count: were known before, or counted by another run meanwhile.
+        done_count: known now.
+        done_bytes: of those.
+        sample_count: in those.
+        failures: one per shard that could not be counted.
+        passed_over: objects there that are no data.
+        fields: those that nobody gets who names none, of the shards that were read.
+        late: fields that shards behind the first have, as far as both were read.
+    """
+
+    shard_count: int = 0
+    size_bytes: int = 0
+    known_count: int = 0
+    done_count: int = 0
+    done_bytes: int = 0
+    sample_count: int = 0
+    failures: list[FeeddError] = field(default_factory=list)
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    fields: LeftOutFields = field(default_factory=LeftOutFields)
+    late: Amount = field(default_factory=Amount)
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What of the data is left out or changed, as far as it was listed and read."""
+        late = {NoticeKind.LATE_FIELDS: self.late}
+        return notices_of(summed([self.passed_over.reasons, self.fields.amounts, late]))
+
+
+def index_url(url: str) -> str:
+    """Return where the index of a folder belongs: into it.
+
+    Raises:
+        BadRequest: no folder: an index of some of its objects would take the place of that of all.
+    """
+    if len(split(url)) > 1 or expand(url) != [url]:
+        raise BadRequest("expected one folder to index, got a list of URLs", object=url, hint="index each by itself")
+    location = parse_url(url)
+    folder = not location.key or location.key.endswith("/")
+    local = location.root == "file://" and Path(location.key).is_dir()
+    if location.manifest or not (folder or local):
+        raise BadRequest("expected a folder to index, with a slash at its end, got something else", object=url)
+    key = location.key if folder else f"{location.key}/"
+    base = location.root if location.root == "file://" else f"{location.root}/"
+    return f"{base}{folder_of(key)}{INDEX_NAME}"
+
+
+class Counter:
+    """Counts one dataset: ``open``, ``count``, ``save``. Broken off in between, what is counted can be saved.
+
+    Several may count the same dataset at once: at each save they take over what others have counted.
+
+    Args:
+        pipeline: open stages, with a cache of their own.
+        url: prefix or folder.
+        kept: where the counts go.
+        tell: called after each shard.
+    """
+
+    def __init__(self, pipeline: Pipeline, url: str, kept: KeptIndex, tell: Callable[[Counting], object]) -> None:
+        self.progress = Counting()
+        self._pipeline = pipeline
+        self._url = url
+        self._kept = kept
+        self._tell = tell
+        self._folder = folder_of(parse_url(index_url(url)).key)
+        self._root = parse_url(url).root
+        self._listing: Listing | None = None
+        self._done: set[int] = set()
+        self._first: tuple[int, frozenset[str]] | None = None  # of the shards read that have samples, with its fields
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the dataset is listed."""
+        return self._listing is not None
+
+    async def open(self) -> None:
+        """List the dataset, and see what is known of it.
+
+        Raises:
+            BadRequest: where the counts are to go is something else than an index of this data.
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        listing = await self._pipeline.shelf.fresh((self._url,))
+        try:
+            rows = await self._kept.read()
+        except ValueError as error:
+            if not self._is_beside:  # what has our name is ours; a file that was named by hand may be anybody's
+                raise _no_index(self._kept.url, str(error)) from error
+            rows = []
+        exact = await CPU.run(self._known, listing, rows)
+        ours = await CPU.run(_rows, listing.refs, exact, self._folder)
+        if rows and not exact and not self._is_beside:
+            raise _no_index(self._kept.url, f"expected counts of {self._url}, got those of {len(rows)} other objects")
+        self._kept.drop(frozenset(row for row in rows if ours.get(row.key) != row))
+        self._listing = listing
+        self.progress.passed_over = listing.passed_over
+        self.progress.shard_count, self.progress.size_bytes = len(listing.refs), int(listing.sizes.sum())
+        listing.counts.update(exact)
+        self._knew(listing.counts)
+        self._tell(self.progress)
+
+    async def count(self, at_once: int) -> None:
+        """Count every shard that is not known yet, saving now and then. Shards that fail are told in the progress.
+
+        Args:
+            at_once: shards read side by side.
+        """
+        listing = self._opened()
+        todo = iter([shard for shard in range(len(listing.refs)) if shard not in listing.counts])
+        saving = _Saving()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(self._work(listing, todo, saving))
+        if self._first is not None and not any(listing.counts.get(shard) for shard in range(self._first[0])):
+            self.progress.late = late_fields(listing, [self._first[1]], unread=False)
+
+    async def save(self) -> None:
+        """Write what is known, and take over what others have written.
+
+        Raises:
+            NotFound, PermissionDenied, StoreUnavailable: as the store answered.
+        """
+        listing = self._opened()
+        ours = await CPU.run(_rows, listing.refs, dict(listing.counts), self._folder)
+        news = await self._kept.save(ours)
+        if news:
+            found = await CPU.run(self._known, listing, news)
+            fresh = {shard: count for shard, count in found.items() if shard not in listing.counts}
+            listing.counts.update(fresh)
+            self._knew(fresh)
+            self._tell(self.progress)
+
+    @property
+    def _is_beside(self) -> bool:
+        return self._kept.url == index_url(self._url)
+
+    async def _work(self, listing: Listing, todo: Iterator[int], saving: _Saving) -> None:
+        for shard in todo:  # shared: each takes the next
+            if shard in listing.counts:  # another run has counted it
+                continue
+            try:
+                found = await self._pipeline.shelf.index(listing, shard)
+            except FeeddError as error:
+                error.object = error.object or listing.refs[shard].url
+                self.progress.failures.append(error)
+            else:
+                self.progress.fields.add(found)
+                if found.sample_count and (self._first is None or shard < self._first[0]):
+                    self._first = shard, fields_told(found)
+                self._count_done(shard)
+            self._tell(self.progress)
+            if saving.due():
+                try:
+                    await self.save()
+                except FeeddError as error:  # the last one counts
+                    _log.warning("the index could not be saved for now", reason=str(error))
+                finally:
+                    saving.over()
+
+    def _opened(self) -> Listing:
+        assert self._listing is not None, "not open"
+        return self._listing
+
+    def _known(self, listing: Listing, rows: Sequence[Row]) -> dict[int, int]:
+        return known(listing.refs, {(self._root, self._folder): rows})
+
+    def _knew(self, counts: Mapping[int, int]) -> None:
+        for shard in counts:
+            self.progress.known_count += self._count_done(shard)
+
+    def _count_done(self, shard: int) -> bool:
+        """Take a shard into the progress; False: it was there, counted by another run while this one did."""
+        if shard in self._done:
+            return False
+        listing, progress = self._opened(), self.progress
+        self._done.add(shard)
+        progress.done_count += 1
+        progress.done_bytes += listing.refs[shard].size_bytes
+        progress.sample_count += listing.counts[shard]
+        return True
+
+
+class _Saving:
+    """When it is time to save, for the one who asks first."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+        self._busy = False
+
+    def due(self) -> bool:
+        """Whether to save now; if so, say ``over`` afterwards."""
+        if self._busy or time.monotonic() - self._last_s <= _SAVE_EVERY_S:
+            return False
+        self._busy = True
+        return True
+
+    def over(self) -> None:
+        """It was tried."""
+        self._busy, self._last_s = False, time.monotonic()
+
+
+def _rows(refs: Sequence[ObjectRef], counts: Mapping[int, int], folder: str) -> dict[str, Row]:
+    found = (
+        Row(refs[n].key.removeprefix(folder), refs[n].size_bytes, refs[n].etag, c)
+        for n, c in counts.items()
+        if not is_pack(refs[n])  # a listing tells those
+    )
+    return {row.key: row for row in found}
+
+
+def _no_index(url: str, reason: str) -> BadRequest:
+    return BadRequest(reason, object=url, hint="name another file, or remove this one")

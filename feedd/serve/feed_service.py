@@ -1,0 +1,259 @@
+"""The Feed service: Open, Stream, Close, Classes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+
+from feedd.errors import BadRequest, Draining, FeeddError, StoreUnavailable
+from feedd.flow.open_progress import OpenProgress, begin_open
+from feedd.flow.tasks import within
+from feedd.serve.grpc_status import abort, as_feedd_error
+from feedd.serve.stream import StreamCall
+from feedd.units import format_duration
+from feedd.wire import feedd_pb2 as pb
+from feedd.wire.feed_messages import (
+    bounded_texts,
+    check_version,
+    client_version,
+    cursor_from,
+    open_response,
+    open_spec,
+    said,
+    slots_from,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from feedd.protocols import FeedBackend, FeedSession
+    from feedd.serve.served_session import HostedSession
+    from feedd.serve.server_options import ServeOptions
+    from feedd.serve.session_registry import Sessions
+    from feedd.serve.stream import Context
+    from feedd.values import OpenSpec
+
+    OpenContext = grpc.aio.ServicerContext[pb.OpenRequest, pb.OpenResponse]
+    ClassesContext = grpc.aio.ServicerContext[pb.ClassesRequest, pb.ClassesResponse]
+    OpenStatusContext = grpc.aio.ServicerContext[pb.OpenStatusRequest, pb.OpenStatusResponse]
+    CloseContext = grpc.aio.ServicerContext[pb.CloseRequest, pb.CloseResponse]
+
+SERVICE = "feedd.v1.Feed"
+_NAMES_AT_ONCE = 256
+_OPEN_ID_BYTES_MAX = 64
+_ANSWER_SHARE, _ANSWER_S_MAX = 0.1, 1.0  # of a client's deadline: what is left of it for our own answer to arrive
+_log = structlog.get_logger(__name__)
+
+
+class FeedService:
+    """Handlers of the Feed service. An error of one call is that call's; the daemon lives on."""
+
+    def __init__(
+        self,
+        backend: FeedBackend,
+        sessions: Sessions,
+        options: ServeOptions,
+        daemon_id: str,
+        spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
+        """Bind.
+
+        Args:
+            backend: opens and produces.
+            sessions: the open ones.
+            options: bounds and deadlines.
+            daemon_id: said in every Open.
+            spawn: starts a task that outlives the call which asked for it.
+        """
+        self._backend = backend
+        self._sessions = sessions
+        self._options = options
+        self._daemon_id = daemon_id
+        self._spawn = spawn
+        self.arena_path: Path | None = None
+        self._opens: dict[str, OpenProgress] = {}  # those under way, by the id that their clients chose
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Return what a server registers; Stream's responses are serialized by the transports."""
+        methods = {
+            "Open": grpc.unary_unary_rpc_method_handler(
+                self.open, pb.OpenRequest.FromString, pb.OpenResponse.SerializeToString
+            ),
+            "Stream": grpc.stream_stream_rpc_method_handler(self.stream, pb.StreamRequest.FromString, None),
+            "OpenStatus": grpc.unary_unary_rpc_method_handler(
+                self.open_status, pb.OpenStatusRequest.FromString, pb.OpenStatusResponse.SerializeToString
+            ),
+            "Close": grpc.unary_unary_rpc_method_handler(
+                self.close, pb.CloseRequest.FromString, pb.CloseResponse.SerializeToString
+            ),
+            "Classes": grpc.unary_stream_rpc_method_handler(
+                self.classes, pb.ClassesRequest.FromString, pb.ClassesResponse.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    # ------------------------------------------------------------------ Open
+
+    async def open(self, request: pb.OpenRequest, context: OpenContext) -> pb.OpenResponse:
+        """Resolve dataset, recipe and topology into a session."""
+        progress = begin_open()
+        try:
+            check_version(request.version)
+            spec = open_spec(request, self._options.open_limits)
+            with self._noted(request.open_id, progress), self._sessions.admission():
+                opened = await self._open_backend(spec, progress, context.time_remaining())
+                if self._sessions.draining:  # the sessions there were are closed: nobody would close this one
+                    await opened.close()
+                    self._sessions.check_draining()
+                hosted = self._sessions.add(opened, spec)
+        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+            ours = as_feedd_error(error, "opening a session")
+            _log_failed_open(ours, request, context.peer(), progress)
+            await abort(context, ours)
+        told = {"steps": hosted.feed.info.steps, "left_out": hosted.feed.info.left_out}
+        about = {"client": client_version(request), "urls": list(spec.urls[:3])}
+        _log.info("session opened", session=hosted.id[:8], **about, **told)
+        return self._response(hosted)
+
+    @contextlib.contextmanager
+    def _noted(self, open_id: str, progress: OpenProgress) -> Iterator[None]:
+        """Let OpenStatus tell of an Open while it lasts; clients before 1.6 choose no id."""
+        bounded_texts("open_id", [open_id], 1, _OPEN_ID_BYTES_MAX)
+        if open_id:
+            self._opens[open_id] = progress
+        try:
+            yield
+        finally:
+            self._opens.pop(open_id, None)
+
+    async def _open_backend(self, spec: OpenSpec, progress: OpenProgress, client_s: float | None) -> FeedSession:
+        """Open, and answer before the client gives up: only then does the user learn what was waited for."""
+        deadline_s = self._options.open_timeout_s
+        if client_s is not None:
+            deadline_s = min(deadline_s, client_s - min(client_s * _ANSWER_SHARE, _ANSWER_S_MAX))
+        async with within(deadline_s, lambda: _late(spec, progress, deadline_s)):
+            return await self._backend.open(spec)
+
+    async def open_status(self, request: pb.OpenStatusRequest, _context: OpenStatusContext) -> pb.OpenStatusResponse:
+        """Tell what an Open waits for; nothing of one that has answered."""
+        progress = self._opens.get(request.open_id)
+        return pb.OpenStatusResponse(waits_for="" if progress is None else said(str(progress)))
+
+    def _response(self, hosted: HostedSession) -> pb.OpenResponse:
+        slots = hosted.feed.slots
+        response = open_response(hosted.feed.info, hosted.id, slots.slot_count, self._daemon_id)
+        if self.arena_path is not None:
+            response.arena.socket_path = str(self.arena_path)
+            response.arena.token = hosted.token
+            places = hosted.feed.info.places
+            response.arena.size_bytes = (places or slots.slot_count) * slots.slot_bytes
+            response.arena.slot_bytes = slots.slot_bytes
+            response.arena.places = places
+        return response
+
+    # ------------------------------------------------------------------ Stream
+
+    async def stream(self, _requests: AsyncIterator[pb.StreamRequest], context: Context) -> None:
+        """Stream one epoch's batches of a session to its client."""
+        try:
+            first = await context.read()
+            hosted, call = await self._begin(first, context)
+            try:
+                await call.run(first)
+            finally:
+                self._sessions.stream_gone(hosted)
+        except FeeddError as error:
+            await abort(context, error)
+        except grpc.aio.BaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+            await abort(context, as_feedd_error(error, "streaming"))
+
+    async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[HostedSession, StreamCall]:
+        if first is grpc.aio.EOF or not first.HasField("start"):  # type: ignore[attr-defined]  # the stubs lack it
+            raise BadRequest("expected a start in the first message, got none", stage="serve")
+        self._sessions.check_draining()
+        next_step = cursor_from(first.start.next)
+        hosted = await self._sessions.claim_stream(first.start.session_id)
+        # Nothing awaits from here until the call runs: the claim cannot be lost in between.
+        held = slots_from(first.start.held.leases) if first.start.HasField("held") else None
+        out = hosted.machine.start(next_step, inline_only=first.start.inline_only, held=held)
+        assert hosted.machine.stream is not None
+        hosted.call = StreamCall(hosted, hosted.machine.stream, context, self._options)
+        self._sessions.stream_came(hosted)
+        hosted.call.apply(out)
+        return hosted, hosted.call
+
+    # ------------------------------------------------------------------ Close
+
+    async def close(self, request: pb.CloseRequest, _context: CloseContext) -> pb.CloseResponse:
+        """End a session; one that is not there (any more) is as good as closed.
+
+        Where others write to its arena, and the client may still read what it holds, the end of its lifeline is the
+        session's: that comes when nothing refers to the batch any more.
+        """
+        with contextlib.suppress(FeeddError):
+            hosted = self._sessions.find(request.session_id)
+            if not hosted.reads_on:
+                await asyncio.shield(self._spawn(self._sessions.close(hosted)))
+            elif hosted.call is not None:
+                hosted.call.stop()
+        return pb.CloseResponse()
+
+    # ------------------------------------------------------------------ Classes
+
+    async def classes(self, request: pb.ClassesRequest, context: ClassesContext) -> AsyncIterator[pb.ClassesResponse]:
+        """Tell the names of a field's classes, some at a time: there may be a million."""
+        try:
+            names = _classes(self._sessions.find(request.session_id), request.field)
+        except FeeddError as error:
+            await abort(context, error)
+        for at in range(0, len(names), _NAMES_AT_ONCE):
+            yield pb.ClassesResponse(names=map(said, names[at : at + _NAMES_AT_ONCE]))
+
+
+def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddError:
+    """Return the error of an Open that took too long: what an Open waits for is nearly always the store."""
+    message = f"expected the dataset to open within {format_duration(deadline_s)}, got no answer while {progress}"
+    hint = "check endpoint, region, proxy and network of the store; for a slow one raise open_timeout_s"
+    return StoreUnavailable(message, object=spec.urls[0], hint=hint, stage="serve")
+
+
+def _log_failed_open(error: FeeddError, request: pb.OpenRequest, peer: str, progress: OpenProgress) -> None:
+    """Log who asked for what and did not get it; a daemon that is going away refuses everybody, which is no news."""
+    log = _log.info if isinstance(error, Draining) else _log.warning
+    log(
+        "open failed",
+        kind=error.kind,
+        message=error.message,
+        object=error.object,
+        hint=error.hint,
+        stage=progress.stage,
+        peer=peer,
+        client=client_version(request),
+        urls=list(request.urls[:3]) or [url for source in request.sources[:3] for url in source.urls[:1]],
+    )
+
+
+def _classes(hosted: HostedSession, field: str) -> tuple[str, ...]:
+    """Return the names of a field's classes.
+
+    Raises:
+        BadRequest: it has none; says which have.
+    """
+    known = hosted.feed.info.classes
+    if field not in known:
+        raise BadRequest(
+            f"expected a field labelled by folder or by a table of names ({', '.join(known) or 'there is none'}), "
+            f"got {field!r}",
+            object=field,
+            hint="labels that are numbers in the data have no names",
+            stage="serve",
+        )
+    return known[field]

@@ -1,0 +1,278 @@
+"""The gRPC server's life: start, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from feedd.errors import BadConfig
+from feedd.serve import admin_service
+from feedd.serve import feed_service as feed
+from feedd.serve.admin_service import AdminService
+from feedd.serve.arena_socket import ArenaSocket
+from feedd.serve.feed_service import FeedService
+from feedd.serve.listen import (
+    TcpAddress,
+    UnixAddress,
+    check_tcp_free,
+    directory_lock,
+    listen_unix,
+    parse_address,
+    remove_stale,
+    socket_umask,
+)
+from feedd.serve.server_options import ServeHooks
+from feedd.serve.session_registry import Sessions
+from feedd.values import Lifecycle
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Coroutine
+    from pathlib import Path
+    from typing import Self
+
+    from feedd.protocols import Clock, FeedBackend, Recorder
+    from feedd.serve.server_options import ServeOptions, TlsFiles
+
+_RPC_GRACE_S = 1.0
+_log = structlog.get_logger(__name__)
+_Health = health_pb2.HealthCheckResponse
+
+
+def _grpc_options(options: ServeOptions) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a second daemon on our port must fail, not share it
+        ("grpc.max_receive_message_length", options.receive_bytes_max),
+        ("grpc.max_send_message_length", options.receive_bytes_max + 2 * options.chunk_size_bytes),
+        ("grpc.keepalive_time_ms", 30_000),  # finds peers that vanished without a word
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),  # clients may ping: a paused trainer is not abuse
+    ]
+
+
+class FeedServer:
+    """Serves one backend. Use as a context manager, or call start, drain and stop from one task.
+
+    Attributes:
+        daemon_id: changes at each start.
+        addresses: where it listens, ports resolved; filled by start.
+        sessions: the open ones.
+    """
+
+    def __init__(
+        self,
+        backend: FeedBackend,
+        options: ServeOptions,
+        recorder: Recorder,
+        clock: Clock,
+        hooks: ServeHooks | None = None,
+    ) -> None:
+        """Bind; nothing is opened before ``start``.
+
+        Args:
+            backend: opens and produces; stays the caller's.
+            options: where and how to listen, bounds, deadlines.
+            recorder: where measurements go.
+            clock: time.
+            hooks: what the daemon adds.
+        """
+        self._options = options
+        self._clock = clock
+        self._state = Lifecycle.STARTING
+        self._stack = AsyncExitStack()
+        self._tasks = asyncio.TaskGroup()
+        self._listeners: list[socket.socket] = []
+        self._claimed: list[tuple[Path, int]] = []
+        self.daemon_id = options.daemon_id or secrets.token_hex(8)
+        self.addresses: list[str] = []
+        hooks = hooks or ServeHooks()
+        self.sessions = Sessions(options, recorder, clock, self._spawn)
+        self._feed = FeedService(backend, self.sessions, options, self.daemon_id, self._spawn)
+        self._admin = AdminService(self.sessions, hooks, clock, self.daemon_id, lambda: self._state)
+        self._arena_socket = ArenaSocket(self.sessions, options, clock, hooks.on_holders)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
+        self._grpc: grpc.aio.Server | None = None
+
+    @property
+    def state(self) -> Lifecycle:
+        """Where in its life the server is."""
+        return self._state
+
+    @property
+    def holder_count(self) -> int:
+        """HOLD connections open now."""
+        return self._arena_socket.holder_count
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(work)
+
+    # ------------------------------------------------------------------ start
+
+    async def start(self) -> None:
+        """Listen and be ready.
+
+        Raises:
+            BadConfig: an address that cannot be used, or that would be open to others without TLS.
+        """
+        addresses = [parse_address(text) for text in self._options.listen]
+        if not addresses:
+            raise BadConfig("expected at least one address to listen on, got none", object="listen", stage="serve")
+        for address in addresses:
+            self._check_exposure(address)
+        try:
+            await self._stack.enter_async_context(self._tasks)
+            server = self._make_server()
+            for address in addresses:
+                await self._listen(server, address)
+            await server.start()
+        except BaseException:
+            await self.stop()
+            raise
+        if self._listeners:
+            serving = self._spawn(self._arena_socket.serve(self._listeners))
+            self._stack.callback(serving.cancel)
+        self._state = Lifecycle.READY
+        await self._set_health(_Health.SERVING)
+        _log.info("serving", addresses=self.addresses, daemon_id=self.daemon_id)
+
+    def _check_exposure(self, address: UnixAddress | TcpAddress) -> None:
+        if isinstance(address, UnixAddress) or address.is_loopback or self._options.tls is not None:
+            return
+        if not self._options.allow_insecure_tcp:
+            raise BadConfig(
+                f"expected TLS for {address}, which other machines can reach, got none",
+                object=str(address),
+                hint="configure a certificate, listen on 127.0.0.1 or a Unix socket, or allow insecure TCP explicitly",
+                stage="serve",
+            )
+
+    def _make_server(self) -> grpc.aio.Server:
+        self._grpc = server = grpc.aio.server(
+            options=_grpc_options(self._options), maximum_concurrent_rpcs=4 * self._options.sessions_max
+        )
+        server.add_generic_rpc_handlers((self._feed.handler(), self._admin.handler()))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (feed.SERVICE, admin_service.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        return server
+
+    async def _listen(self, server: grpc.aio.Server, address: UnixAddress | TcpAddress) -> None:
+        if isinstance(address, UnixAddress):
+            async with directory_lock(address.path.parent, self._clock):
+                remove_stale(address.path)
+                remove_stale(address.arena_path)
+                self._listen_unix(server, address)
+            return
+        if address.port:
+            check_tcp_free(address)
+        tls = self._options.tls
+        try:
+            if tls is None:
+                port = server.add_insecure_port(str(address))
+            else:
+                port = server.add_secure_port(str(address), _credentials(tls))
+        except RuntimeError as error:
+            raise BadConfig(
+                f"expected to listen on {address}, got: {error}", object=str(address), stage="serve"
+            ) from error
+        self.addresses.append(str(TcpAddress(address.host, port)))
+
+    def _listen_unix(self, server: grpc.aio.Server, address: UnixAddress) -> None:
+        mode = self._options.socket_mode
+        try:
+            self._listeners.append(listen_unix(address.arena_path, mode))
+            self._claim(address.arena_path)
+            with socket_umask(mode):
+                server.add_insecure_port(f"unix:{address.path}")
+            address.path.chmod(mode)
+            self._claim(address.path)
+        except (OSError, RuntimeError) as error:
+            raise BadConfig(
+                f"expected to listen on {address}, got: {error}", object=str(address), stage="serve"
+            ) from error
+        self._feed.arena_path = self._feed.arena_path or address.arena_path
+        self.addresses.append(str(address))
+
+    def _claim(self, path: Path) -> None:
+        self._claimed.append((path, path.stat().st_ino))
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for service in ("", feed.SERVICE, admin_service.SERVICE):
+            await self._health.set(service, status)
+
+    # ------------------------------------------------------------------ drain, stop
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse what is new, let streams go on for ``grace_s``, then end them and take everything back."""
+        if self._state is Lifecycle.READY:
+            self._state = Lifecycle.DRAINING
+            await self._set_health(_Health.NOT_SERVING)
+        self.sessions.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.sessions.wait_idle()
+        for hosted in self.sessions.all():
+            hosted.carry_out(hosted.machine.drain())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._options.linger_s):
+                await self.sessions.wait_idle()
+        closing = [self._spawn(self.sessions.close(hosted)) for hosted in self.sessions.all()]
+        if closing:
+            await asyncio.wait(closing)  # they go on if we are cancelled: a session is never half closed
+
+    async def stop(self) -> None:
+        """Drain without grace if that was not done, then close everything; idempotent."""
+        if self._state is Lifecycle.STOPPED:
+            return
+        try:
+            if self._grpc is not None:
+                await self.drain(0.0)
+                if self._state is Lifecycle.STARTING:
+                    await self._grpc.start()  # gRPC lets go of bound addresses only when stopping what was started
+                await self._health.enter_graceful_shutdown()
+                await self._grpc.stop(_RPC_GRACE_S)
+        finally:
+            self._state = Lifecycle.STOPPED
+            await self._stack.aclose()
+            for listener in self._listeners:
+                listener.close()
+            for path, inode in self._claimed:
+                _unlink_own(path, inode)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+
+def _unlink_own(path: Path, inode: int) -> None:
+    """Unlink a socket of ours; one a successor made at the same path is left alone."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_ino == inode:
+            path.unlink()
+
+
+def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
+    try:
+        cert, key = tls.cert_path.read_bytes(), tls.key_path.read_bytes()
+        client_ca = None if tls.client_ca_path is None else tls.client_ca_path.read_bytes()
+    except OSError as error:
+        raise BadConfig(
+            f"expected a readable TLS file, got: {(error.strerror or '').lower()}",
+            object=str(error.filename),
+            stage="serve",
+        ) from error
+    return grpc.ssl_server_credentials([(key, cert)], client_ca, require_client_auth=client_ca is not None)

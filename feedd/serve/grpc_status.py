@@ -1,0 +1,70 @@
+"""Errors as gRPC statuses: one code per kind, and the whole error in the trailer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc
+import structlog
+
+from feedd.errors import FeeddError, Internal
+from feedd.wire.feed_messages import error_message
+
+if TYPE_CHECKING:
+    from typing import Any
+
+TRAILER = "feedd-error-bin"
+
+_C = grpc.StatusCode
+CODES: dict[str, grpc.StatusCode] = {
+    "error": _C.UNKNOWN,
+    "bad-request": _C.INVALID_ARGUMENT,
+    "bad-recipe": _C.INVALID_ARGUMENT,
+    "bad-config": _C.INVALID_ARGUMENT,
+    "version-mismatch": _C.FAILED_PRECONDITION,
+    "unsupported": _C.UNIMPLEMENTED,
+    "not-found": _C.NOT_FOUND,
+    "permission-denied": _C.PERMISSION_DENIED,
+    "store-unavailable": _C.UNAVAILABLE,
+    "throttled": _C.RESOURCE_EXHAUSTED,
+    "bad-response": _C.UNAVAILABLE,
+    "object-changed": _C.ABORTED,
+    "cache": _C.FAILED_PRECONDITION,
+    "cache-too-small": _C.FAILED_PRECONDITION,
+    "cache-unavailable": _C.FAILED_PRECONDITION,
+    "data": _C.DATA_LOSS,
+    "bad-shard": _C.DATA_LOSS,
+    "bad-sample": _C.DATA_LOSS,
+    "worker-lost": _C.UNAVAILABLE,
+    "resource-exhausted": _C.RESOURCE_EXHAUSTED,
+    "draining": _C.UNAVAILABLE,
+    "internal": _C.INTERNAL,
+}
+
+_log = structlog.get_logger(__name__)
+
+
+def as_feedd_error(error: BaseException, doing: str) -> FeeddError:
+    """Return ``error`` if it is ours; anything else is a defect: logged with its traceback, said as ``internal``.
+
+    Args:
+        error: what was caught.
+        doing: what was being done, for the message ("opening a session").
+    """
+    if isinstance(error, FeeddError):
+        return error
+    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        return as_feedd_error(error.exceptions[0], doing)
+    _log.error("internal error", doing=doing, error=repr(error), exc_info=error)
+    return Internal(
+        f"expected no defect while {doing}, got {type(error).__name__}",
+        hint="the daemon's log has the traceback",
+        stage="serve",
+    )
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FeeddError) -> NoReturn:
+    """End the call with the error's code, its text, and all of it in the trailer."""
+    trailer = ((TRAILER, error_message(error).SerializeToString()),)
+    await context.abort(CODES[error.kind], str(error), trailer)
+    raise AssertionError("abort always raises")

@@ -1,0 +1,102 @@
+"""One open session as the server holds it: the backend's session, its state machine, its stream, its lifelines."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Protocol
+
+from feedd import metrics
+from feedd.serve.session_machine import SessionMachine
+
+if TYPE_CHECKING:
+    from feedd.protocols import Clock, FeedSession, Recorder
+    from feedd.serve.instructions import Instruction, Reclaim
+    from feedd.serve.stream import StreamCall
+    from feedd.values import OpenSpec
+
+
+class Lifeline(Protocol):
+    """A client's connection that stays open as long as it maps the arena."""
+
+    def say_closed(self) -> None:
+        """Tell the client that the session has ended; idempotent. The client alone ends the connection."""
+
+
+class HostedSession:
+    """What is known about one session between Open and its end.
+
+    Attributes:
+        id: 128 random bits in hex: who knows it may stream.
+        token: 128 random bits: who knows it may map the arena.
+        feed: the backend's session.
+        notices: those that the client has been told.
+        machine: the decisions.
+        call: the Stream call under way.
+        lifelines: connections of processes that map the arena.
+        had_lifeline: whether there ever was one.
+        closing: no stream and no lifeline may come any more.
+        closed: set once it has ended.
+        grace: the timer that closes a session nobody uses.
+    """
+
+    def __init__(self, feed: FeedSession, spec: OpenSpec, recorder: Recorder, clock: Clock) -> None:
+        """Host a session that was just opened.
+
+        Args:
+            feed: the backend's session.
+            spec: what was asked for.
+            recorder: where its measurements go.
+            clock: for the time streams wait.
+        """
+        self.id = secrets.token_hex(16)
+        self.token = secrets.token_bytes(16)
+        self.feed = feed
+        self.notices = feed.info.notices
+        self.recorder = recorder
+        self.clock = clock
+        self.machine = SessionMachine(feed.slots, spec.consumer_count, spec.consumer_index)
+        self.call: StreamCall | None = None
+        self.lifelines: set[Lifeline] = set()
+        self.had_lifeline = False
+        self.closing = False
+        self.closed = asyncio.Event()
+        self.grace: asyncio.TimerHandle | None = None
+        self._counted_leases = 0
+        self._counted_stale = 0
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the client may be reading a batch in an arena that others write to."""
+        held = self.call is not None or self.machine.leases.held_count > 0
+        return held and bool(self.lifelines) and self.feed.info.places > 0
+
+    def carry_out(self, instructions: list[Instruction]) -> None:
+        """Hand what the machine says to the stream; without one, only slots can have been reclaimed."""
+        if self.call is not None:
+            self.call.apply(instructions)
+            return
+        for instruction in instructions:
+            self.count_reclaimed(instruction)  # type: ignore[arg-type]  # without a stream there is no other kind
+        self.account()
+
+    def count_reclaimed(self, reclaim: Reclaim) -> None:
+        """Count slots taken back from a vanished client."""
+        self.recorder.count(metrics.SERVE_RECLAIMED, len(reclaim.slots))
+
+    def account(self) -> None:
+        """Bring gauge and counter of the leases up to date."""
+        taken = self.machine.taken_count
+        if taken != self._counted_leases:
+            self.recorder.move(metrics.SERVE_LEASES, taken - self._counted_leases)
+            self._counted_leases = taken
+        stale = self.machine.leases.stale_count
+        if stale != self._counted_stale:
+            self.recorder.count(metrics.SERVE_STALE, stale - self._counted_stale)
+            self._counted_stale = stale
+
+    def cancel_grace(self) -> None:
+        """Somebody uses the session again, or it ends."""
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None

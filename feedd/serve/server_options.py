@@ -1,0 +1,138 @@
+"""What the server can be told, and what it calls back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from feedd.units import MIB
+from feedd.wire.feed_messages import OpenLimits
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from feedd.errors import FeeddError
+    from feedd.warming import Amount, WarmProgress, WarmSpec
+
+    Tell = Callable[[WarmProgress, FeeddError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files for TCP listeners.
+
+    Attributes:
+        cert_path: the server's certificate chain.
+        key_path: its private key.
+        client_ca_path: where given, clients must show a certificate signed by this CA.
+    """
+
+    cert_path: Path
+    key_path: Path
+    client_ca_path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How to serve.
+
+    Attributes:
+        listen: ``unix:///path`` or ``host:port``; port 0 takes a free one.
+        tls: for TCP listeners; None: plain text.
+        allow_insecure_tcp: whether a TCP listener beyond loopback may do without TLS.
+        socket_mode: permission bits of the Unix sockets.
+        allow_uids: users besides our own and root that may map an arena.
+        session_grace_s: how long a session without stream and lifeline is kept.
+        open_timeout_s: bound on one Open, which may fetch a shard.
+        close_timeout_s: bound on waiting for cancelled productions to end.
+        linger_s: after the last message, how long to wait for the client's last releases.
+        sessions_max: open sessions at most; also bounds concurrent calls.
+        receive_bytes_max: largest request message.
+        chunk_size_bytes: payload of one inline chunk.
+        arena_connections_max: lifelines at most.
+        hello_timeout_s: bound on the 21 bytes a lifeline starts with.
+        daemon_id: changes at each start; empty: a random one.
+        open_limits: what an Open may ask for.
+    """
+
+    listen: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    allow_insecure_tcp: bool = False
+    socket_mode: int = 0o600
+    allow_uids: tuple[int, ...] = ()
+    session_grace_s: float = 60.0
+    open_timeout_s: float = 300.0
+    close_timeout_s: float = 30.0
+    linger_s: float = 1.0
+    sessions_max: int = 1024
+    receive_bytes_max: int = 16 * MIB
+    chunk_size_bytes: int = MIB
+    arena_connections_max: int = 4096
+    hello_timeout_s: float = 5.0
+    daemon_id: str = ""
+    open_limits: OpenLimits = field(default_factory=OpenLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class StatSample:
+    """One value of one metric, for Admin.Stats."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRow:
+    """One cached object, for Admin.CacheList."""
+
+    url: str
+    etag: str
+    size_bytes: int
+    pins: int
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheState:
+    """The cache of the moment, for Admin.Stats; sizes are of the disk.
+
+    Attributes:
+        directory: absolute path.
+        limit_bytes: most it may hold.
+        free_reserve_bytes: of the file system, never touched.
+        committed_bytes: of whole objects.
+        reserved_bytes: of fills under way.
+    """
+
+    directory: str
+    limit_bytes: int
+    free_reserve_bytes: int
+    committed_bytes: int
+    reserved_bytes: int
+    entry_count: int
+    pin_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeHooks:
+    """What the daemon adds; each may be None where there is nothing to add.
+
+    Attributes:
+        samples: current value of every metric.
+        cache_entries: committed entries of the cache.
+        cache_state: the cache of the moment.
+        cache_remove: called with a pattern; returns what went, and what stayed because it is in use.
+        warm: brings an assignment into the cache and calls back after every change; cancelled with its client.
+        drain: called with grace_s when an admin asks for it; must return at once.
+        on_holders: called with the number of ``HOLD!`` connections whenever it changes.
+    """
+
+    samples: Callable[[], Iterable[StatSample]] | None = None
+    cache_entries: Callable[[], Iterable[CacheRow]] | None = None
+    cache_state: Callable[[], CacheState] | None = None
+    cache_remove: Callable[[str], Awaitable[tuple[Amount, Amount]]] | None = None
+    warm: Callable[[WarmSpec, Tell], Awaitable[object]] | None = None
+    drain: Callable[[float], None] | None = None
+    on_holders: Callable[[int], None] | None = None
