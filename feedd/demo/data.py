@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from numpy.typing import NDArray
@@ -65,11 +66,15 @@ def shard(index: int, options: DataOptions) -> bytes:
     return buffer.getvalue()
 
 
-def upload(endpoint: str, bucket: str, options: DataOptions, progress: Callable[[int], None]) -> int:
-    """Write all shards to a local S3 server with plain PUTs; return the bytes written."""
+def upload(
+    endpoint: str, bucket: str, options: DataOptions, progress: Callable[[int], None], stop: threading.Event
+) -> int:
+    """Write shards to a local S3 server with plain PUTs, until ``stop`` is set; return the bytes written."""
     _put(f"{endpoint}/{bucket}", b"")
     total = 0
     for index in range(options.shard_count):
+        if stop.is_set():
+            break
         payload = shard(index, options)
         _put(f"{endpoint}/{bucket}/train/shard-{index:05d}.tar", payload)
         total += len(payload)

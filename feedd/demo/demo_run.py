@@ -8,8 +8,10 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from feedd.demo.nodes import Counters, Node, free_port, start_node, start_server
 from feedd.demo.result_table import EpochFacts, show
 from feedd.demo.trainers import Trainer, start_trainer
 from feedd.flow.pools import CPU
+from feedd.flow.tasks import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,7 +102,10 @@ def _embedded_env(endpoint: str) -> dict[str, str]:
 async def _write_data(options: data.DataOptions, endpoint: str, console: Console) -> int:
     with _progress(console) as progress:
         task = progress.add_task("writing shards", total=options.shard_count)
-        return await CPU.run(data.upload, endpoint, _BUCKET, options, lambda count: progress.advance(task, count))
+        stop = threading.Event()
+        advance = partial(progress.advance, task)
+        # A thread that is inside OpenCV when the process exits would end it by abort(): it is waited for.
+        return await to_its_end(CPU.begin(data.upload, endpoint, _BUCKET, options, advance, stop), stop)
 
 
 async def _start_trainers(

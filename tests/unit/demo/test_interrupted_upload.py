@@ -1,0 +1,41 @@
+"""The demo's data, when the user interrupts while it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from feedd.demo import data
+from feedd.demo.demo_run import _write_data
+
+if TYPE_CHECKING:
+    import pytest
+    from numpy.random import Generator
+
+
+async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is inside OpenCV when the process exits: it would end by abort(), with exit code -6."""
+    drawing, go_on = threading.Event(), threading.Event()
+    shards: list[int] = []
+    draw = data.draw
+
+    def slow(label: int, rng: Generator) -> object:
+        drawing.set()
+        assert go_on.wait(30)
+        return draw(label, rng)
+
+    monkeypatch.setattr(data, "draw", slow)
+    monkeypatch.setattr(data, "_put", lambda url, payload: shards.append(len(payload)))
+    options = data.DataOptions(shard_count=1000, samples_per_shard=2)
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(_write_data(options, "http://127.0.0.1:1", Console(quiet=True)))
+        assert await asyncio.to_thread(drawing.wait, 30)
+        writing.cancel()
+        await asyncio.sleep(0.05)
+        assert not writing.done()
+        go_on.set()
+    assert writing.cancelled()
+    assert len(shards) == 2  # the bucket, and the shard that was being written
