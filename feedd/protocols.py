@@ -215,7 +215,7 @@ class ShardFormat(Protocol):
         """
 
 
-class Held(Protocol):
+class PartialObject(Protocol):
     """What is here of an object that a shard is made of."""
 
     @property
@@ -231,7 +231,7 @@ class Held(Protocol):
         """The whole object, read-only; bytes outside of ``spans`` are zero."""
 
 
-class Out(Protocol):
+class ShardWriter(Protocol):
     """Where a made shard is written to, from its start to its end."""
 
     @property
@@ -250,7 +250,7 @@ class Out(Protocol):
         """
 
 
-class ShardForm(Protocol):
+class ShardConverter(Protocol):
     """Making a shard that can be read at random of an object that cannot. Runs in decode workers; stateless.
 
     What it makes of the same bytes is always the same: where that changes, so does the name.
@@ -260,7 +260,7 @@ class ShardForm(Protocol):
     def name(self) -> str:
         """Registry name, such as ``gunzip``."""
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return what must be here, besides what is, before the shard can be made; empty: nothing more.
 
         Asked again after each answer. With nothing held it is asked in the daemon, so that answer is arithmetic.
@@ -269,7 +269,7 @@ class ShardForm(Protocol):
             BadShard, Unsupported: as ``make``.
         """
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the shard; return the name of the format by which it is indexed.
 
         Args:

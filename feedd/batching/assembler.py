@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, Remedy, RemedyOptions
-from feedd.batching.batch_group import Together
+from feedd.batching.bad_samples import OVERSIZE_MAX_BYTES, BadSampleHandler, BadSampleOptions
+from feedd.batching.batch_group import BatchGroup
 from feedd.batching.failure_budget import failure_of
 from feedd.batching.filtering import Filters
 from feedd.batching.gather import gather, keys, shard_urls
 from feedd.batching.packing import Packed
 from feedd.batching.pad_masks import own_lengths, write_lengths, write_mask
-from feedd.batching.precomputed_values import Kept
+from feedd.batching.precomputed_values import PrecomputedValues
 from feedd.batching.recipe_rows import Part, lay_kept, shares
 from feedd.batching.slot_layout import lay_out, write_tables
 from feedd.catalog.lost_objects import bad_rows
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from feedd.batching.recipe_rows import Share
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.stages import Stages
-    from feedd.ordering.batch_plan import BatchRows, Several
+    from feedd.ordering.batch_plan import BatchPlanGroup, BatchRows
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.recipe.filters import Filter
     from feedd.values import Cursor, ShardFile, ShardIndex, SlotRef
@@ -63,7 +63,7 @@ class AssemblerOptions:
 
     arena_id: int
     keys: bool
-    remedy: RemedyOptions
+    remedy: BadSampleOptions
     filters: tuple[Filter, ...] = ()
 
 
@@ -109,8 +109,8 @@ class Assembler:
         self._options = options
         self._filters = Filters(options.filters, recipes.distinct, stages.pool)
         self._packing = recipes.packing
-        self._remedy = Remedy(options.remedy)
-        self._together = Together(stages.pool, recipes, arena, options.arena_id, self._remedy)
+        self._remedy = BadSampleHandler(options.remedy)
+        self._together = BatchGroup(stages.pool, recipes, arena, options.arena_id, self._remedy)
 
     @property
     def at_once(self) -> int:
@@ -119,14 +119,14 @@ class Assembler:
 
     async def fill_together(
         self,
-        several: Several,
+        several: BatchPlanGroup,
         slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
         *,
         early: bool = False,
     ) -> list[BatchReady]:
-        """Decode up to ``at_once`` batches; see ``Together.fill``, and ``fill`` for ``early``."""
+        """Decode up to ``at_once`` batches; see ``BatchGroup.fill``, and ``fill`` for ``early``."""
         indexes, lost = await self._stages.lost.without(indexes, files)
         return await self._together.fill(several, slots, indexes, files, lost, early=early)
 
@@ -227,7 +227,7 @@ class Assembler:
         if not keeps(recipe):
             return await self._stages.pool.measure(files, work)
         shapes, pieces = await self._stages.pool.produce(files, work)
-        part.kept[number] = Kept(shapes[:, 0], pieces)
+        part.kept[number] = PrecomputedValues(shapes[:, 0], pieces)
         return shapes
 
     def _dims(self, shapes: Mapping[str, NDArray[np.int64]]) -> dict[str, tuple[int, ...]]:

@@ -32,7 +32,7 @@ _log = structlog.get_logger("feedd.sessions")
 
 
 @dataclass(frozen=True, slots=True)
-class RemedyOptions:
+class BadSampleOptions:
     """What a session asked for.
 
     Attributes:
@@ -46,10 +46,10 @@ class RemedyOptions:
     quarantine: Quarantine | None = None
 
 
-class Remedy:
+class BadSampleHandler:
     """One session's."""
 
-    def __init__(self, options: RemedyOptions) -> None:
+    def __init__(self, options: BadSampleOptions) -> None:
         self._options = options
         self._budget = FailureBudget(0 if options.policy is BadSamples.ERROR else options.samples_max)
 

@@ -17,12 +17,12 @@ from feedd.workers.work import DecodeTask, FieldWork
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.batching.bad_samples import Remedy
+    from feedd.batching.bad_samples import BadSampleHandler
     from feedd.batching.batch_recipes import Recipes
     from feedd.batching.slot_layout import Layout
     from feedd.catalog.lost_objects import Reasons
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import Drawn, Several
+    from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup
     from feedd.recipe.bad_sample_policy import Failure
     from feedd.values import ShardFile, ShardIndex, SlotRef
     from feedd.workers.work import BadRow
@@ -51,7 +51,7 @@ def slots_together(asked: int, slot_bytes: int) -> int:
     return max(asked, min(_SLOTS_ENOUGH, _SLOTS_BYTES // slot_bytes))
 
 
-class Together:
+class BatchGroup:
     """Fills several slots of one session's arena at once.
 
     Args:
@@ -62,7 +62,9 @@ class Together:
         remedy: for bad samples.
     """
 
-    def __init__(self, pool: DecodePool, recipes: Recipes, arena: Arena, arena_id: int, remedy: Remedy) -> None:
+    def __init__(
+        self, pool: DecodePool, recipes: Recipes, arena: Arena, arena_id: int, remedy: BadSampleHandler
+    ) -> None:
         self._pool = pool
         self._recipes = recipes
         self._arena = arena
@@ -80,7 +82,7 @@ class Together:
 
     async def fill(
         self,
-        several: Several,
+        several: BatchPlanGroup,
         slots: Sequence[SlotRef],
         indexes: Sequence[ShardIndex],
         files: tuple[ShardFile, ...],
@@ -136,8 +138,8 @@ class Together:
 
     def _failures(
         self,
-        several: Several,
-        drawn: Drawn,
+        several: BatchPlanGroup,
+        drawn: BatchPlan,
         indexes: Sequence[ShardIndex],
         files: Sequence[ShardFile],
         bad: Sequence[BadRow],

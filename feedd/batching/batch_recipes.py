@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.catalog.dataset_catalog import Shelf
+    from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.open_request import Request
     from feedd.catalog.stages import Stages
     from feedd.dataset.listing import Listing
@@ -125,7 +125,7 @@ def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
 
 
 async def resolve(
-    stages: Stages, shelf: Shelf, listing: Listing, reader: AnyReader, request: Request
+    stages: Stages, shelf: DatasetCatalog, listing: Listing, reader: AnyReader, request: Request
 ) -> tuple[Recipes, list[Resolved]]:
     """Hold each source's recipe against its data: what only data can tell is a fact of the dataset (see ``Schema``).
 
@@ -227,7 +227,7 @@ def _beside(request: Request, recipe: Sequence[FieldRecipe]) -> list[FieldRecipe
 
 
 async def _resolve(
-    shelf: Shelf, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
+    shelf: DatasetCatalog, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
 ) -> Resolved:
     check_fields(wanted, [source for field in wanted for source in field.sources])
     beside = _beside(request, wanted)
@@ -246,7 +246,7 @@ async def _resolve(
     return Resolved(recipe, index, schema.left_out, schema.fields)
 
 
-async def _own(shelf: Shelf, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
+async def _own(shelf: DatasetCatalog, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
     """Return the index of the first shard with samples that this session reads, or of another; None: it reads none."""
     index = None
     for shard in order[:_LOOKED_AT]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PrecomputedValues:
     """The values of one field of some rows of a batch.
 
     Attributes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from feedd.batching.batch_recipes import Recipe
     from feedd.batching.gather import Gathered
-    from feedd.batching.precomputed_values import Kept
+    from feedd.batching.precomputed_values import PrecomputedValues
     from feedd.batching.slot_layout import Layout
     from feedd.recipe.padding import Pad
     from feedd.workers.work import FieldWork
@@ -38,7 +38,7 @@ class Part:
     at: NDArray[np.intp] | None
     shard_no: NDArray[np.int32]
     gathered: Gathered
-    kept: dict[int, Kept] = field(default_factory=dict)
+    kept: dict[int, PrecomputedValues] = field(default_factory=dict)
 
     def of(self, column: NDArray[_Scalar]) -> NDArray[_Scalar]:
         """Return a batch's column for these rows."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Recorder
 
 
-class Tally:
+class CacheMetrics:
     """Counters since opening and the gauges of an index.
 
     Attributes:

@@ -10,19 +10,19 @@ from feedd.cache.policy.eviction_order import EntryState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
 
-    from feedd.cache.cache_metrics import Tally
+    from feedd.cache.cache_metrics import CacheMetrics
     from feedd.cache.cache_report import CacheStats
     from feedd.cache.ondisk.unindexed_files import Examination
     from feedd.cache.policy.cache_index import CacheIndex
     from feedd.values import ObjectRef
 
 
-class Books:
+class CacheView:
     """Answers from the index of an open cache, which puts these parts in place."""
 
     _index: CacheIndex
     _strays: Examination
-    _tally: Tally
+    _tally: CacheMetrics
     _queue: Sized
 
     def fits(self, refs: Iterable[ObjectRef]) -> bool:
@@ -39,7 +39,7 @@ class Books:
         return self._index.find(ref) is not None
 
     def price(self, refs: Iterable[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs``, none of them known; see ``Room.price``."""
+        """Return the next use that would have to give way for ``refs``, none of them known; see ``Capacity.price``."""
         return self._index.room.price(refs)
 
     @property

@@ -15,7 +15,7 @@ from feedd.flow.singleflight import SingleFlight
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.cache.entry_storage import Place
+    from feedd.cache.entry_storage import EntryStorage
     from feedd.cache.policy.eviction_order import Entry
     from feedd.protocols import Clock
 
@@ -44,7 +44,7 @@ class Checks:
     An entry in use is not read again, nor one that was found whole lately; two who want the same look share it.
     """
 
-    def __init__(self, group: asyncio.TaskGroup, place: Place, clock: Clock, rule: CheckRule) -> None:
+    def __init__(self, group: asyncio.TaskGroup, place: EntryStorage, clock: Clock, rule: CheckRule) -> None:
         self._place = place
         self._clock = clock
         self._rule = rule

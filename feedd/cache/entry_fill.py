@@ -16,7 +16,7 @@ from feedd.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.cache.entry_storage import Draft, Place
+    from feedd.cache.entry_storage import Draft, EntryStorage
     from feedd.protocols import ShardFetcher
     from feedd.values import ByteRange, ObjectRef
 
@@ -49,7 +49,7 @@ class Filler:
         place: where to.
     """
 
-    def __init__(self, place: Place, fetcher: ShardFetcher, deadline_s: float) -> None:
+    def __init__(self, place: EntryStorage, fetcher: ShardFetcher, deadline_s: float) -> None:
         self.place = place
         self._fetcher = fetcher
         self._deadline_s = deadline_s

@@ -100,7 +100,7 @@ class Draft:
     published: bool = False
 
 
-class Place(Protocol):
+class EntryStorage(Protocol):
     """Keeps entries, no books. What is handed over in turn (create, publish, abandon, remove) is done in that order.
 
     Used on one event loop; all work on files is done in threads.

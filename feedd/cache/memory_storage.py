@@ -37,7 +37,7 @@ _NAMES: Final = Names(
 
 
 class MemoryPlace:
-    """Anonymous files (memfd) of this process: a ``Place``. Others open them as ``/proc/<pid>/fd/<n>``.
+    """Anonymous files (memfd) of this process: an ``EntryStorage``. Others open them as ``/proc/<pid>/fd/<n>``.
 
     Nothing is allocated where it could wake the kernel's OOM killer: before every step there has to be as much left,
     of the machine and of the control group, as the step takes and the reserve besides.

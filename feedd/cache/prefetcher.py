@@ -13,7 +13,7 @@ from feedd.errors import Draining
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.cache.cache_metrics import Tally
+    from feedd.cache.cache_metrics import CacheMetrics
     from feedd.cache.policy.cache_index import CacheIndex
     from feedd.cache.policy.eviction_order import Entry
     from feedd.cache.running_fills import Fills
@@ -37,7 +37,7 @@ class Prefetcher:
     again before its use. That keeps prefetching from fighting with acquirers over a cache too small for both.
     """
 
-    def __init__(self, index: CacheIndex, fills: Fills, tally: Tally, fills_max: int) -> None:
+    def __init__(self, index: CacheIndex, fills: Fills, tally: CacheMetrics, fills_max: int) -> None:
         self._index = index
         self._fills = fills
         self._tally = tally

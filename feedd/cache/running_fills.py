@@ -14,7 +14,7 @@ from feedd.metrics import CACHE_EVICTIONS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from feedd.cache.cache_metrics import Tally
+    from feedd.cache.cache_metrics import CacheMetrics
     from feedd.cache.entry_fill import Filler
     from feedd.cache.os_errors import PlaceFull
     from feedd.cache.policy.cache_index import CacheIndex
@@ -34,7 +34,7 @@ class Fills:
         group: asyncio.TaskGroup,
         index: CacheIndex,
         filler: Filler,
-        tally: Tally,
+        tally: CacheMetrics,
         clock: Clock,
         ended: Callable[[Entry, BaseException | None], None],
     ) -> None:

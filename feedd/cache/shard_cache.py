@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from feedd.cache import os_errors
-from feedd.cache.cache_metrics import Tally
-from feedd.cache.cache_view import Books
+from feedd.cache.cache_metrics import CacheMetrics
+from feedd.cache.cache_view import CacheView
 from feedd.cache.check_schedule import CheckRule, Checks
 from feedd.cache.early_checks import AheadChecks
 from feedd.cache.entry_fill import Filler
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
-    from feedd.cache.entry_storage import Place
+    from feedd.cache.entry_storage import EntryStorage
     from feedd.cache.policy.eviction_order import Entry
     from feedd.flow.singleflight import Flight
     from feedd.protocols import Clock, Recorder, ShardFetcher
@@ -61,20 +61,20 @@ class _Grant:
     flights: list[Flight[Entry, None]] = field(default_factory=list)
 
 
-class PlacedCache(Books):
+class PlacedCache(CacheView):
     """Whole shards in one place that this object owns while it is open.
 
     Fills are tasks of a TaskGroup that lives from enter to exit. Used on one event loop; the place works in threads.
     """
 
     def __init__(
-        self, place: Place, options: CoreOptions, fetcher: ShardFetcher, recorder: Recorder, clock: Clock
+        self, place: EntryStorage, options: CoreOptions, fetcher: ShardFetcher, recorder: Recorder, clock: Clock
     ) -> None:
         self._place = place
         self._options = options
         self._fetcher = fetcher
         self._clock = clock
-        self._tally = Tally(recorder)
+        self._tally = CacheMetrics(recorder)
         self._group = asyncio.TaskGroup()
         self._open = False
 

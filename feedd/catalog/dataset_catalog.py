@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from feedd.catalog.learned_counts import Learned
-    from feedd.catalog.sidecar_counts import Told
+    from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.stages import Stages
     from feedd.catalog.token_windows import CutFiles
-    from feedd.ordering.batch_plan import BatchRows, Drawn
+    from feedd.ordering.batch_plan import BatchPlan, BatchRows
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.values import Cursor, ShardIndex
 
@@ -54,7 +54,7 @@ _FRESH_S = 30.0  # ranks of one launch open within this of each other and share 
 _LISTINGS_KEPT = 16
 
 
-class Shelf:
+class DatasetCatalog:
     """Listings by their URLs, indexes by their object; each fetched once however many sessions ask.
 
     Attributes:
@@ -160,7 +160,7 @@ class Shelf:
         drawn = await self.draw(listing, reader, at)
         return drawn if isinstance(drawn, EpochEnd) else drawn.rows()
 
-    async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> Drawn | EpochEnd:
+    async def draw(self, listing: Listing, reader: AnyReader, at: Cursor) -> BatchPlan | EpochEnd:
         """As ``rows``, with nothing worked out."""
         while isinstance(drawn := reader.draw(at), NeedCounts | NeedOrder):
             if isinstance(drawn, NeedOrder):
@@ -209,7 +209,7 @@ class Shelf:
             del self._listings[next(iter(self._listings))]
         return listing
 
-    async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> Told:
+    async def _told(self, resolved: Resolved, listing: Listing, *, claims: bool = True) -> SidecarCounts:
         """Return what lies beside the data tells; of documents the listing is told how they are read."""
         documents = await read_documents(self._stages.sources, resolved)
         told = await read_told(self._stages.sources, resolved, claims=claims)
@@ -219,7 +219,7 @@ class Shelf:
         claimed = {shard: count for shard, count in told.claimed.items() if shard not in documents.counts}
         return replace(told, exact={**told.exact, **documents.counts}, claimed=claimed)
 
-    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> Told:
+    async def _cut(self, whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts) -> SidecarCounts:
         """Return what is known, and what recipes make of files of tokens: nothing else says what their samples are."""
         files, cut_told = await CPU.run(_with_cuts, whole, firsts, cuts, told)
         await check_types(self._stages.sources, whole, files.dtypes)
@@ -261,7 +261,9 @@ def _joined(resolved: Sequence[Resolved], firsts: Sequence[int]) -> Resolved:
     )
 
 
-def _with_cuts(whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: Told) -> tuple[CutFiles, Told]:
+def _with_cuts(
+    whole: Resolved, firsts: tuple[int, ...], cuts: Cuts, told: SidecarCounts
+) -> tuple[CutFiles, SidecarCounts]:
     files = cut_files(whole.refs, firsts, cuts, {**told.formats, **whole.named})
     claimed = {shard: count for shard, count in told.claimed.items() if shard not in files.counts}
     exact, formats = {**told.exact, **files.counts}, {**told.formats, **files.readers}

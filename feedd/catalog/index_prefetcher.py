@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from feedd.catalog.index_store import Indexes, IndexRun
-    from feedd.converting.converting_cache import MadeCache
+    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import Listing
     from feedd.values import ShardIndex
 
@@ -28,10 +28,10 @@ _AT_ONCE = 2  # so many workers, at most, index for later
 _LOOKED_AT = 64  # the first that are missing: a look is taken for each batch
 
 
-class Foresight:
+class IndexPrefetcher:
     """Of one session. What fails here is no error: whoever cannot do without an index asks again."""
 
-    def __init__(self, indexes: Indexes, listing: Listing, cache: MadeCache) -> None:
+    def __init__(self, indexes: Indexes, listing: Listing, cache: ConvertingCache) -> None:
         """Begin nothing; ``indexes`` reads those of ``listing``, whose shards ``cache`` holds or brings."""
         self._indexes = indexes
         self._listing = listing

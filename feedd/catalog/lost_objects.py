@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.catalog.sources import Sources
-    from feedd.converting.converting_cache import MadeCache
+    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.pack_layout import Table
     from feedd.dataset.packs import Members, Packs
     from feedd.recipe.bad_sample_policy import Failure
@@ -73,7 +73,7 @@ class LostObjects:
         self._known: WeightedLru[_Version, tuple[_Lost, ...]] = WeightedLru(_KNOWN_MAX)
         self._lacking: dict[ObjectRef, _Lacking] = {}
 
-    async def renew(self, listed: Sequence[Packs], sources: Sources, cache: MadeCache) -> None:
+    async def renew(self, listed: Sequence[Packs], sources: Sources, cache: ConvertingCache) -> None:
         """Drop those packs of a listing from the cache whose lost objects are there again, to be fetched anew.
 
         A pack's lost objects are asked for once in ``renew_s``, those of few packs at a time. A pack that lacks as much

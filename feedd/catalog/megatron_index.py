@@ -17,7 +17,7 @@ from feedd.catalog.object_heads import first_bytes
 from feedd.errors import BadRecipe, BadRequest, FeeddError, NotFound
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all
-from feedd.formats.megatron import HEAD_BYTES, MEGATRON, Told, dtype_of, parse_head, told_of, with_told
+from feedd.formats.megatron import HEAD_BYTES, MEGATRON, MegatronIndex, dtype_of, parse_head, told_of, with_told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +64,7 @@ async def read_documents(sources: Sources, resolved: Resolved) -> Documents:
         index = await _index_beside(sources, ref, beside)
         data = await first_bytes(sources, index, HEAD_BYTES)
         found.counts[number] = parse_head(data, index.size_bytes, index.url).documents
-        found.readers[number] = with_told(Told(index.etag, index.size_bytes, ref.size_bytes))
+        found.readers[number] = with_told(MegatronIndex(index.etag, index.size_bytes, ref.size_bytes))
 
     for at in range(0, len(numbers), _AT_ONCE):
         await run_all(map(one, numbers[at : at + _AT_ONCE]))

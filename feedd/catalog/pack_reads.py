@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.catalog.sources import Sources
-    from feedd.converting.converting_cache import MadeCache
-    from feedd.fetch.inflight_packs import Awaited
+    from feedd.converting.converting_cache import ConvertingCache
+    from feedd.fetch.inflight_packs import PartialWait
     from feedd.ordering.batch_plan import BatchRows
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef, ShardFile
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 class Acquiring:
     """Shards being acquired in the background; whoever began it takes them or leaves them."""
 
-    def __init__(self, group: asyncio.TaskGroup, cache: MadeCache, refs: Sequence[ObjectRef]) -> None:
+    def __init__(self, group: asyncio.TaskGroup, cache: ConvertingCache, refs: Sequence[ObjectRef]) -> None:
         self._failure: BaseException | None = None
         self.task: asyncio.Task[PinnedShards | None] = group.create_task(self._acquire(cache, refs))
 
@@ -62,7 +62,7 @@ class Acquiring:
         self.task.cancel()
         self.leave()
 
-    async def _acquire(self, cache: MadeCache, refs: Sequence[ObjectRef]) -> PinnedShards | None:
+    async def _acquire(self, cache: ConvertingCache, refs: Sequence[ObjectRef]) -> PinnedShards | None:
         try:
             return await cache.acquire(refs)
         except Exception as error:  # noqa: BLE001 - raised where somebody takes it; here it would end the daemon
@@ -70,7 +70,7 @@ class Acquiring:
             return None
 
 
-class ArrivingPacks:
+class PackReads:
     """Who reads packs that are not all here yet.
 
     Args:
@@ -79,7 +79,7 @@ class ArrivingPacks:
         group: for acquisitions that nobody waits for any more.
     """
 
-    def __init__(self, sources: Sources, cache: MadeCache, group: asyncio.TaskGroup) -> None:
+    def __init__(self, sources: Sources, cache: ConvertingCache, group: asyncio.TaskGroup) -> None:
         self._sources = sources
         self._cache = cache
         self._group = group
@@ -140,7 +140,7 @@ class ArrivingPacks:
     async def _read_early(
         self,
         refs: Sequence[ObjectRef],
-        waiting: Awaited,
+        waiting: PartialWait,
         whole: Acquiring,
         read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
     ) -> tuple[_T] | None:
@@ -168,7 +168,7 @@ class ArrivingPacks:
         whole.leave()
 
 
-def _files(awaited: Awaited) -> dict[ObjectRef, ShardFile]:
+def _files(awaited: PartialWait) -> dict[ObjectRef, ShardFile]:
     try:
         return awaited.files()
     except OSError:

@@ -36,7 +36,7 @@ from feedd.dataset.pack_layout import is_pack
 from feedd.errors import BadRequest, BadSample
 from feedd.flow.tasks import run_all
 from feedd.formats.format_registry import format_for
-from feedd.formats.tokens import LLMC, NPY, RAW, Cut
+from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows
 from feedd.recipe.left_out import left_out
 from feedd.recipe.predecoded import PIXELS, RowsParams
 from feedd.recipe.recipe import as_stored, check_fields, default_fields, needs_resolve
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from typing import TypeAlias
 
-    from feedd.catalog.dataset_catalog import Shelf
+    from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.catalog.stages import Stages
     from feedd.dataset.listing import Listing
     from feedd.notices import Amount, NoticeKind
@@ -111,7 +111,7 @@ class Schema:
         fields: of the shard that told ``settled`` which fields there are; None: the user named them.
     """
 
-    def __init__(self, stages: Stages, shelf: Shelf, listing: Listing, source: int, *, strict: bool) -> None:
+    def __init__(self, stages: Stages, shelf: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
         self._stages, self._shelf, self._listing = stages, shelf, listing
         self._shards = listing.shards_of(source)
         self.left_out: dict[NoticeKind, Amount] = {}
@@ -287,7 +287,7 @@ def _stored_by(format_name: str, ref: ObjectRef, sources: Sequence[str]) -> dict
         return {source: stored_of(types[source]) for source in sources if source in types}
     kind, _, params = format_name.partition(":")
     if kind in {RAW, LLMC, NPY} and params:
-        return dict.fromkeys(sources, f"{msgspec.json.decode(params, type=Cut).dtype}[]")
+        return dict.fromkeys(sources, f"{msgspec.json.decode(params, type=TokenWindows).dtype}[]")
     return dict.fromkeys(sources, "") if kind in _PLAIN and not is_pack(ref) else {}
 
 

@@ -28,7 +28,7 @@ _log = structlog.get_logger("feedd.sessions")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SidecarCounts:
     """What files beside the data tell, by the index of the shard.
 
     Attributes:
@@ -46,7 +46,7 @@ class Told:
     left_out: Mapping[NoticeKind, Amount] = field(default_factory=dict)
 
 
-async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> Told:
+async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True) -> SidecarCounts:
     """Read the files beside the data; one that cannot be used is passed over with a word in the log.
 
     Args:
@@ -57,7 +57,7 @@ async def read_told(sources: Sources, resolved: Resolved, *, claims: bool = True
     indexes = [ref for ref in resolved.beside if is_index(ref.key)]
     others = [ref for ref in resolved.beside if is_claim(ref.key)]
     if not indexes and not others and not resolved.packs:
-        return Told({}, {}, ())
+        return SidecarCounts({}, {}, ())
     around = await CPU.run(Surroundings, resolved.refs if indexes or others else ())
     bad = _BadFiles()
     try:
@@ -105,7 +105,7 @@ class _Believed(NamedTuple):
     problem: str = ""
 
 
-def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[ObjectRef, _Believed]) -> Told:
+def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[ObjectRef, _Believed]) -> SidecarCounts:
     unused = Unused()
     exact: dict[int, int] = {}
     for ref, own in counted.items():
@@ -126,7 +126,7 @@ def _weigh(resolved: Resolved, counted: dict[ObjectRef, _Counted], others: dict[
     claimed = {shard: count for shard, count in claimed.items() if shard not in exact}
     amounts = [*(own.unused for own in counted.values()), *(one.unused for one in others.values()), unused.amount]
     found = summed({NoticeKind.UNUSED_COUNTS: amount} for amount in amounts)
-    return Told(exact, claimed, tuple(by), formats, found)
+    return SidecarCounts(exact, claimed, tuple(by), formats, found)
 
 
 def _tell_others(

@@ -12,12 +12,12 @@ import structlog
 
 from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.catalog.texts import Texts
-from feedd.catalog.url_listing import Taking
+from feedd.catalog.url_listing import UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
 from feedd.catalog.urls import FILE_ROOT, Location, likely_bucket, parse_url
 from feedd.dataset.ignored_objects import PassedOver
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
-from feedd.fetch.bucket_state import Tempo
+from feedd.fetch.bucket_state import BucketState
 from feedd.fetch.hedging_store import HedgeStore
 from feedd.fetch.limiting_store import LimitStore
 from feedd.fetch.local_store import LocalStore, write_file
@@ -107,7 +107,7 @@ class Sources:
         self._recorder = recorder
         self._clock = clock
         self._stores: dict[str, ObjectStore] = {}
-        self._tempos: dict[str, Tempo] = {}
+        self._tempos: dict[str, BucketState] = {}
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._heads = TurnGate(options.heads_in_flight)
         self._closed = False
@@ -165,11 +165,11 @@ class Sources:
             found = self._stores[root] = self._wrapped(self._bare(root))
         return found
 
-    def tempo(self, root: str) -> Tempo:
+    def tempo(self, root: str) -> BucketState:
         """Return what is known of how that store answers."""
         found = self._tempos.get(root)
         if found is None:
-            found = self._tempos[root] = Tempo(self._options)
+            found = self._tempos[root] = BucketState(self._options)
         return found
 
     async def resolve(self, urls: Sequence[str]) -> tuple[ObjectRef, ...]:
@@ -222,7 +222,7 @@ class Sources:
             raise _nothing(" ".join(urls))
         return Resolved(tuple(found), tuple(beside), tuple(packs), named, passed_over)
 
-    async def _named(self, one: UrlList, *, shards: bool) -> list[Taking]:
+    async def _named(self, one: UrlList, *, shards: bool) -> list[UrlListing]:
         """Return what a URL names: as it is written, or, where nothing is called so, what its braces stand for."""
         if one.itself is not None:
             try:
@@ -231,17 +231,17 @@ class Sources:
                 if len(one.locations) == 1:
                     raise
         heads = await head_all(one.names, self._head_if_there, self._options.heads_in_flight)
-        found: list[Taking] = []
+        found: list[UrlListing] = []
         for location, refs in await CPU.run(runs_of, one, heads):
             if refs:
-                found.append(Taking(location, shards=shards))
+                found.append(UrlListing(location, shards=shards))
                 found[-1].take_listed(refs)
             else:
                 found.append(await self._taken(location, shards=shards))
         return found
 
-    async def _taken(self, location: Location, *, shards: bool) -> Taking:
-        taking = Taking(location, shards=shards)
+    async def _taken(self, location: Location, *, shards: bool) -> UrlListing:
+        taking = UrlListing(location, shards=shards)
         try:
             await (self._manifest(location, taking) if location.manifest else self._plain(location, taking))
         except NotFound as error:
@@ -315,7 +315,7 @@ class Sources:
         limits = RetryLimits(policy, self._options.whole_deadline_s, tempo.quota, tempo.pace.throttled)
         return RetryStore(inner, limits, self._clock, self._recorder)
 
-    async def _plain(self, location: Location, taking: Taking) -> None:
+    async def _plain(self, location: Location, taking: UrlListing) -> None:
         store = self.store(location.root)
         if location.root == FILE_ROOT and location.key[-1:] != "/":
             location = await _directory_or_file(store, location)
@@ -334,7 +334,7 @@ class Sources:
         if not taking.count:
             raise _nothing(location.url)
 
-    async def _manifest(self, location: Location, taking: Taking) -> None:
+    async def _manifest(self, location: Location, taking: UrlListing) -> None:
         ref = await self.store(location.root).head(location.key)
         if ref.size_bytes > MANIFEST_BYTES_MAX:
             message = f"expected a manifest of at most {MANIFEST_BYTES_MAX} bytes, got {ref.size_bytes}"

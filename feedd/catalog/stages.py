@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from feedd.catalog.lost_objects import LostObjects
 
 if TYPE_CHECKING:
-    from feedd.catalog.pack_reads import ArrivingPacks
+    from feedd.catalog.pack_reads import PackReads
     from feedd.catalog.sources import Sources
-    from feedd.converting.converting_cache import MadeCache
+    from feedd.converting.converting_cache import ConvertingCache
     from feedd.protocols import Clock, Recorder
     from feedd.workers.worker_pool import DecodePool
 
@@ -37,9 +37,9 @@ class Stages:
     """Open stages; the pipeline uses them and owns none."""
 
     sources: Sources
-    cache: MadeCache
+    cache: ConvertingCache
     pool: DecodePool
     recorder: Recorder
     clock: Clock
-    arriving: ArrivingPacks
+    arriving: PackReads
     lost: LostObjects = field(default_factory=LostObjects)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import BadRecipe, Unsupported
-from feedd.formats.tokens import RAW, Cut, kind_of, token_count, window_count, with_cut
+from feedd.formats.tokens import RAW, TokenWindows, kind_of, token_count, window_count, with_cut
 from feedd.notices import Amount, NoticeKind
 from feedd.recipe.params import TokensParams, params_of
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
     from feedd.values import FieldRecipe, ObjectRef
 
-Cuts = tuple[Cut | None, ...]
+Cuts = tuple[TokenWindows | None, ...]
 """Of each source of a dataset; None: its recipe cuts nothing."""
 
 
-def cut_of(recipe: Sequence[FieldRecipe]) -> Cut | None:
+def cut_of(recipe: Sequence[FieldRecipe]) -> TokenWindows | None:
     """Return how a recipe would cut files of tokens.
 
     Raises:
         BadRecipe: it would do so in two ways.
     """
-    found: dict[Cut, str] = {}
+    found: dict[TokenWindows, str] = {}
     for field in recipe:
         params = params_of(field)
         if isinstance(params, TokensParams):
-            found.setdefault(Cut(params.dtype, params.count, params.step, params.last), field.name)
+            found.setdefault(TokenWindows(params.dtype, params.count, params.step, params.last), field.name)
     if len(found) > 1:
         names = " and ".join(found.values())
         raise BadRecipe("expected one way to cut tokens, got several", object=names, stage="decode")
@@ -52,7 +52,7 @@ class CutFiles:
     dtypes: dict[int, str]
     left_out: dict[NoticeKind, Amount]
 
-    def add(self, number: int, kind: str, ref: ObjectRef, cut: Cut) -> None:
+    def add(self, number: int, kind: str, ref: ObjectRef, cut: TokenWindows) -> None:
         """Count a file's samples, and the tokens that are in none."""
         self.counts[number] = window_count(kind, ref.size_bytes, cut)
         if kind == RAW:

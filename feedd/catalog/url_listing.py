@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.dataset.ignored_objects import Strays
-from feedd.dataset.object_grouper import Gathering, Grouped
+from feedd.dataset.object_grouper import Grouped, ObjectGrouper
 from feedd.dataset.sidecars import is_beside
 from feedd.dataset.splits import splits_together
 from feedd.dataset.table_roots import refuse_root
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FILES = "files"  # the format of packs
 
 
-class Taking:
+class UrlListing:
     """Takes the objects of one URL.
 
     Args:
@@ -40,7 +40,7 @@ class Taking:
         self._named = shards or self._format
         self.beside: dict[ObjectRef, None] = {}
         self.count = 0
-        self._gatherings: list[Gathering] = []
+        self._gatherings: list[ObjectGrouper] = []
         self._listed: list[ObjectRef] = []
         self._is_listed = False  # what a list or a manifest names is meant as it is named
         self._base = ""
@@ -60,14 +60,14 @@ class Taking:
         self._is_listed = True
         refuse_root(page, self._prefix, self._strays)
         if not self._gatherings:
-            self._gatherings.append(Gathering(self._base, shards=self._named, strays=self._strays))
+            self._gatherings.append(ObjectGrouper(self._base, shards=self._named, strays=self._strays))
         self._take(page)
 
     def take_named(self, page: list[ObjectRef]) -> None:
         """Take objects of one store that a manifest names, in its order; none of them is a stray."""
         ends = [min(ref.key for ref in page), max(ref.key for ref in page)]
         common = os.path.commonprefix(ends)  # noqa: RUF071 - of a prefix too, the folder follows
-        self._gatherings.append(Gathering(common[: common.rfind("/") + 1], shards=self._named))
+        self._gatherings.append(ObjectGrouper(common[: common.rfind("/") + 1], shards=self._named))
         self._take(page)
 
     def take_all_named(self, refs: list[ObjectRef]) -> None:

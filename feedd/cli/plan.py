@@ -14,7 +14,7 @@ from rich.table import Table
 
 from feedd.cli.error_report import log_without_notices, notice_facts, say, say_notices
 from feedd.cli.flags import ConfigFlag, Flags, SetFlag
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import SAMPLE, assign_all, check_mode
 from feedd.errors import BadRequest
 from feedd.notices import notices_of, summed
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.catalog.sidecar_counts import Told
+    from feedd.catalog.sidecar_counts import SidecarCounts
     from feedd.catalog.sources import Resolved
     from feedd.config import Config
     from feedd.values import ObjectRef
@@ -109,7 +109,7 @@ def shuffled(
     else:
         sample_bytes = int(sizes.sum()) // max(int(counts.sum()), 1)
     options = EpochOptions(0, 0, shuffle=True, window_shards=window_shards)
-    found = mix(Share(np.arange(sizes.shape[0], dtype=np.int64)), counts, options, batch_size)
+    found = mix(Assignment(np.arange(sizes.shape[0], dtype=np.int64)), counts, options, batch_size)
     shape = (batch_size, window_shards, sample_bytes, found.window_samples)
     return ShuffleReport(*shape, found.windows, found.buffer, found.full, found.none)
 
@@ -203,7 +203,7 @@ def _show(report: PlanReport) -> None:
         console.print(quality)
 
 
-def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Told]:
+def _resolve(urls: list[str], config: Config) -> tuple[Resolved, SidecarCounts]:
     """Return what is there, and what is known of the shards without reading them."""
     # The SDK takes most of a second to import, which --help and most other commands do not need.
     from feedd.catalog.sidecar_counts import read_told  # noqa: PLC0415 - see above
@@ -213,7 +213,7 @@ def _resolve(urls: list[str], config: Config) -> tuple[Resolved, Told]:
     from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
     from feedd.observe.recorder import NullRecorder  # noqa: PLC0415 - see above
 
-    async def resolve() -> tuple[Resolved, Told]:
+    async def resolve() -> tuple[Resolved, SidecarCounts]:
         async with Sources(source_options(config), NullRecorder(), SystemClock()) as sources:
             found = await sources.resolve_all(urls)
             return found, await read_told(sources, found, claims=False)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.protocols import SampleCodec
-    from feedd.recipe.encodings import Stored
+    from feedd.recipe.encodings import Encoding
     from feedd.values import FieldRecipe
 
 _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
@@ -108,7 +108,7 @@ def _plain(params: Params) -> SampleCodec:
     return codec
 
 
-def _over(params: Params, stored: Stored) -> SampleCodec:
+def _over(params: Params, stored: Encoding) -> SampleCodec:
     """Return the codec that reads numbers which are stored as numbers."""
     if isinstance(params, (IntParams, FloatParams)):
         if stored.narrow:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.protocols import SampleCodec
-    from feedd.recipe.encodings import Stored
+    from feedd.recipe.encodings import Encoding
     from feedd.recipe.params import FloatParams, IntParams
     from feedd.values import TensorSpec
 
@@ -49,7 +49,7 @@ def _check_text(text: bytes) -> None:
 class StoredNumberCodec(_NumberCodec):
     """``int`` and ``float`` over a number that is stored as one."""
 
-    def __init__(self, params: IntParams | FloatParams, stored: Stored) -> None:
+    def __init__(self, params: IntParams | FloatParams, stored: Encoding) -> None:
         super().__init__(params)
         self._dtype = np.dtype(stored.dtype).newbyteorder("<")
 

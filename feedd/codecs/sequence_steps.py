@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.recipe.encodings import Stored
+    from feedd.recipe.encodings import Encoding
     from feedd.recipe.params import Params
     from feedd.values import TensorSpec
 
@@ -33,7 +33,7 @@ class StepsCodec:
         stored: ``float32[][]``, ``varint[][]``, ``bytes[][]`` or ``lengths[][]``.
     """
 
-    def __init__(self, params: Params, stored: Stored) -> None:
+    def __init__(self, params: Params, stored: Encoding) -> None:
         self._params = params
         self._of = stored.steps
 

@@ -186,7 +186,7 @@ def network_gbits() -> float | None:
 def default_parts_in_flight() -> int:
     """Return the most parts in flight: as many as fill the network card, at 80 MB/s each.
 
-    More are used only as far as they bring more; see ``Pace``.
+    More are used only as far as they bring more; see ``ConcurrencyLimit``.
     """
     gbits = network_gbits()
     wanted = usable_cores() * PARTS_PER_CORE if gbits is None else int(gbits * PARTS_PER_GBIT)

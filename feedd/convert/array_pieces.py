@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from feedd.convert.table_writer import Kept, Piece
+from feedd.convert.table_writer import ColumnEncoding, Piece
 from feedd.errors import BadRecipe
 from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 
@@ -21,7 +21,7 @@ _TIMES: Final = "mM"
 _TEXTS: Final = "SU"
 
 
-def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> Kept | None:
+def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> ColumnEncoding | None:
     """Return how an array is kept; None: it is no field.
 
     Args:
@@ -29,7 +29,7 @@ def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> Kept | None:
         inner: its shape without the first dimension.
     """
     if dtype.kind in _TEXTS:
-        return None if inner else Kept("text", None)
+        return None if inner else ColumnEncoding("text", None)
     name = "int64" if dtype.kind in _TIMES else dtype.newbyteorder("=").name
     if name not in DTYPES or len(inner) > DIMS_MAX:
         return None
@@ -37,13 +37,13 @@ def kept_array(dtype: np.dtype[Any], inner: Sequence[int]) -> Kept | None:
     if width > SAMPLE_BYTES_MAX:
         return None
     if not inner:
-        return Kept(name, width, name)
+        return ColumnEncoding(name, width, name)
     if not width:
-        return Kept(f"{name}[]", None, name)
-    return Kept(f"{name}[{','.join(map(str, inner))}]", width, name)
+        return ColumnEncoding(f"{name}[]", None, name)
+    return ColumnEncoding(f"{name}[{','.join(map(str, inner))}]", width, name)
 
 
-def piece(rows: NDArray[Any], how: Kept) -> Piece:
+def piece(rows: NDArray[Any], how: ColumnEncoding) -> Piece:
     """Return some rows of an array."""
     if rows.dtype.kind in _TEXTS:
         return _texts(rows)
@@ -52,7 +52,7 @@ def piece(rows: NDArray[Any], how: Kept) -> Piece:
     return Piece(values, None if how.width is not None else np.zeros(len(rows), np.int64))
 
 
-def step_rows(how: Kept, row_bytes: int) -> int:
+def step_rows(how: ColumnEncoding, row_bytes: int) -> int:
     """Return how many rows to read at a time."""
     return max(1, PIECE_BYTES // max(1, how.width or row_bytes))
 

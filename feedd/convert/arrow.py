@@ -10,7 +10,7 @@ from feedd.convert.whole_object import TableForm
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _SCHEMA_BYTES: Final = 1 << 20
 """How much of an object tells its columns, unless they are very many."""
@@ -26,9 +26,9 @@ _TYPES_BYTES: Final = 8 << 20
 
 
 class ArrowForm(TableForm):
-    """``protocols.ShardForm`` of Arrow IPC; stateless. Its first bytes tell its columns."""
+    """``protocols.ShardConverter`` of Arrow IPC; stateless. Its first bytes tell its columns."""
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return the whole object; where its columns are all that is asked for, its start, if that is enough."""
         if not is_head(params):
             return super().wanted(held, params)
@@ -39,7 +39,7 @@ class ArrowForm(TableForm):
         enough: bool = self._loaded("").tells_columns(held.data[: head.end])
         return () if enough else everything(held)
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the wanted columns as a table, or only which there are."""
         if not is_head(params):
             return super().make(held, url, params, out)
@@ -50,12 +50,12 @@ class ArrowForm(TableForm):
 
 
 class DelimitedForm(TableForm):
-    """``protocols.ShardForm`` of CSV and its like; stateless.
+    """``protocols.ShardConverter`` of CSV and its like; stateless.
 
     Its parameters name columns and their types, see ``convert.columnar.typed_params``; or are ``TYPES``.
     """
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return the whole object; for ``TYPES``, and for a head, its start, where that is enough."""
         if params != TYPES and not is_head(params):
             return super().wanted(held, params)
@@ -66,7 +66,7 @@ class DelimitedForm(TableForm):
         enough: bool = self._loaded("").tells_types(held.data[: head.end], *self._more)
         return () if enough else everything(held)
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the wanted columns as a table, or for ``TYPES`` the types of all as JSON."""
         if params != TYPES and not is_head(params):
             return super().make(held, url, params, out)

@@ -17,8 +17,8 @@ from feedd.convert.table_writer import TableWriter, write_outline
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from feedd.convert.table_writer import Kept, Piece
-    from feedd.protocols import Out
+    from feedd.convert.table_writer import ColumnEncoding, Piece
+    from feedd.protocols import ShardWriter
 
 Reader: TypeAlias = "ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader"
 
@@ -27,7 +27,7 @@ _FILE_MAGIC: Final = b"ARROW1"
 _FILE_START: Final = 8  # the magic, and what brings it to a multiple of 8
 
 
-def write(data: memoryview, url: str, params: str, out: Out) -> str:
+def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
     """Write the wanted columns as a table; return the name of its format."""
     with refusing(_WHAT, url):
         columns, others = _columns(_open(data, None).schema, params, url)
@@ -39,7 +39,7 @@ def write(data: memoryview, url: str, params: str, out: Out) -> str:
         return writer.finish()
 
 
-def write_head(data: memoryview, url: str, params: str, out: Out) -> str:
+def write_head(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
     """Write which of the wanted columns there are, and whether there are rows, by an object's first bytes."""
     with refusing(_WHAT, url):
         reader = _open_start(data)
@@ -70,13 +70,15 @@ def _has_rows(reader: ipc.RecordBatchStreamReader) -> bool:
         return True  # values that are cut off: there are some
 
 
-def _columns(schema: pa.Schema, params: str, url: str) -> tuple[dict[str, tuple[int, Kept]], Mapping[str, str]]:
+def _columns(
+    schema: pa.Schema, params: str, url: str
+) -> tuple[dict[str, tuple[int, ColumnEncoding]], Mapping[str, str]]:
     """Return the number of each wanted column, and how it is kept; and names and types of those that cannot be."""
     usable = {one.name: (number, kept(one.type)) for number, one in reversed(list(enumerate(schema)))}
     names = [one.name for one in schema if usable[one.name][1] is not None]
     others = {one.name: str(one.type) for one in schema if usable[one.name][1] is None}
     twice = {name: "a second column of that name" for name, count in Counter(schema.names).items() if count > 1}
-    found: dict[str, tuple[int, Kept]] = {}
+    found: dict[str, tuple[int, ColumnEncoding]] = {}
     for name in chosen(params, dict.fromkeys(names), others, url):
         number, how = usable[name]
         assert how is not None, "only columns that can be fields are chosen"

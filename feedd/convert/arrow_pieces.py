@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from numpy.typing import NDArray
 
-    from feedd.convert.table_writer import Kept
+    from feedd.convert.table_writer import ColumnEncoding
 
 _SPREAD_BYTES_MAX: Final = 64 << 20
 """Dictionaries and runs may stand for far more than they take: they are taken apart in pieces of about this much."""
@@ -56,7 +56,7 @@ class ColumnReader:
         url: named in errors.
     """
 
-    def __init__(self, name: str, how: Kept, url: str) -> None:
+    def __init__(self, name: str, how: ColumnEncoding, url: str) -> None:
         self._name, self._how, self._url = name, how, url
         self._room_bytes = 0
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
-from feedd.convert.table_writer import Kept
+from feedd.convert.table_writer import ColumnEncoding
 from feedd.recipe.params import DIMS_MAX, DTYPES, SAMPLE_BYTES_MAX
 
 BYTES: Final = "bytes"
@@ -78,24 +78,24 @@ def file_of(type_: pa.DataType) -> str:
     return BYTES if whole and type_.num_fields == len(names) else ""
 
 
-def kept(type_: pa.DataType) -> Kept | None:
+def kept(type_: pa.DataType) -> ColumnEncoding | None:
     """Return how a column of that type is kept; None: it is no field."""
     type_ = plain(type_)
     if kinds.is_null(type_):
-        return Kept("", None)
+        return ColumnEncoding("", None)
     dtype = dtype_of(type_)
     if dtype:
-        return Kept(dtype, np.dtype(dtype).itemsize, dtype)
+        return ColumnEncoding(dtype, np.dtype(dtype).itemsize, dtype)
     if is_bytes(type_):
-        return Kept("text" if is_text(type_) else "", None)
+        return ColumnEncoding("text" if is_text(type_) else "", None)
     if kinds.is_fixed_size_binary(type_):
-        return Kept("", type_.byte_width or None)
+        return ColumnEncoding("", type_.byte_width or None)
     if file_of(type_):
-        return Kept("", None)
+        return ColumnEncoding("", None)
     return _list(type_)
 
 
-def _list(type_: pa.DataType) -> Kept | None:
+def _list(type_: pa.DataType) -> ColumnEncoding | None:
     sides: list[int] = []
     fixed = True
     for _ in range(_DEPTH_MAX):
@@ -111,8 +111,8 @@ def _list(type_: pa.DataType) -> Kept | None:
         return None
     width = math.prod(sides) * np.dtype(dtype).itemsize
     if not fixed or not 0 < width <= SAMPLE_BYTES_MAX or len(sides) > DIMS_MAX:
-        return Kept(f"{dtype}[]", None, dtype)
-    return Kept(f"{dtype}[{','.join(map(str, sides))}]", width, dtype)
+        return ColumnEncoding(f"{dtype}[]", None, dtype)
+    return ColumnEncoding(f"{dtype}[{','.join(map(str, sides))}]", width, dtype)
 
 
 def unscaled(type_: pa.DataType) -> bool:

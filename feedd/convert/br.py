@@ -12,18 +12,18 @@ from feedd.formats.suffixes import UNBROTLI
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _IN_BYTES: Final = 128 << 10
 _OUT_BYTES: Final = 1 << 20
 
 
 class BrotliForm(UnpackingForm):
-    """``protocols.ShardForm`` of Brotli; stateless."""
+    """``protocols.ShardConverter`` of Brotli; stateless."""
 
     name = UNBROTLI
 
-    def unpack(self, held: Held, url: str, out: Out) -> None:
+    def unpack(self, held: PartialObject, url: str, out: ShardWriter) -> None:
         """Write what was packed; raises BadShard, Unsupported."""
         library = _library(url)
         stream, data, at = library.Decompressor(), held.data, 0

@@ -11,7 +11,7 @@ from feedd.formats.suffixes import uncompressed
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from feedd.protocols import Held, Out, ShardForm
+    from feedd.protocols import PartialObject, ShardConverter, ShardWriter
 
 
 class Unpacker(Protocol):
@@ -21,24 +21,24 @@ class Unpacker(Protocol):
     def name(self) -> str:
         """Of the form."""
 
-    def unpack(self, held: Held, url: str, out: Out) -> None:
-        """Write what was packed; raises as ``ShardForm.make``."""
+    def unpack(self, held: PartialObject, url: str, out: ShardWriter) -> None:
+        """Write what was packed; raises as ``ShardConverter.make``."""
 
 
 class PackedForm(WholeObject):
-    """``protocols.ShardForm`` of compressed objects that need a form unpacked too; stateless.
+    """``protocols.ShardConverter`` of compressed objects that need a form unpacked too; stateless.
 
     Args:
         outer: unpacks the object, into memory.
         inner: makes the shard, and is given the parameters.
     """
 
-    def __init__(self, outer: Unpacker, inner: ShardForm) -> None:
+    def __init__(self, outer: Unpacker, inner: ShardConverter) -> None:
         self._outer, self._inner = outer, inner
         self.name = f"{outer.name}+{inner.name}"
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Unpack, then make; see ``ShardForm.make``. What is unpacked is bounded as any shard is."""
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Unpack, then make; see ``ShardConverter.make``. What is unpacked is bounded as any shard is."""
         fd = os.memfd_create("feedd-unpacked", os.MFD_CLOEXEC)
         try:
             # both may be in memory: what is unpacked, and what is made of it

@@ -23,12 +23,12 @@ NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFB
 
 
 class HeldObject:
-    """An object in a file, mapped for the time of a request: ``protocols.Held``, and a context manager.
+    """An object in a file, mapped for the time of a request: ``protocols.PartialObject``, and a context manager.
 
     Args:
         fd: the file; stays the caller's. Below zero: nothing is held.
         size_bytes: of the object.
-        spans: see ``protocols.Held``.
+        spans: see ``protocols.PartialObject``.
     """
 
     def __init__(self, fd: int, size_bytes: int, spans: Iterable[ByteRange] = ()) -> None:
@@ -55,7 +55,7 @@ class HeldObject:
 
 
 class FileOut:
-    """A made shard on its way into a file: ``protocols.Out``.
+    """A made shard on its way into a file: ``protocols.ShardWriter``.
 
     Args:
         fd: the file; stays the caller's.

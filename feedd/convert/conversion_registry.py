@@ -28,7 +28,7 @@ from feedd.recipe.predecoded import RowsParams, rows_text
 
 if TYPE_CHECKING:
     from feedd.convert.chained import Unpacker
-    from feedd.protocols import ShardForm
+    from feedd.protocols import ShardConverter
 
 _FORMS: Final = {
     GUNZIP: ("feedd.convert.streams", "GUNZIP_FORM"),
@@ -244,7 +244,7 @@ def undecoded(form: str) -> str:
     return f"{name}:{rows_text(msgspec.structs.replace(asked, limit_bytes=0))}"
 
 
-def get(name: str) -> ShardForm:
+def get(name: str) -> ShardConverter:
     """Return who makes shards of that form.
 
     Raises:
@@ -260,7 +260,7 @@ def get(name: str) -> ShardForm:
     except KeyError:
         known = ", ".join(_FORMS)
         raise Unsupported(f"expected one of the forms {known}, got {name!r}", object=name, stage="decode") from None
-    return cast("ShardForm", getattr(importlib.import_module(module), attribute))
+    return cast("ShardConverter", getattr(importlib.import_module(module), attribute))
 
 
 def names() -> dict[str, tuple[str, ...]]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from feedd.convert.delimited_text import Rows
     from feedd.convert.table_writer import Piece
-    from feedd.protocols import Out
+    from feedd.protocols import ShardWriter
 
 _HEAD_BYTES_MAX: Final = 1 << 20
 _BYTES_MAX: Final = (1 << 31) - (1 << 20)
@@ -44,7 +44,7 @@ _VALUE_SHOWN: Final = 80
 _NULL: Final = "null"
 
 
-def write(data: memoryview, url: str, params: str, out: Out, delimiter: str) -> str:
+def write(data: memoryview, url: str, params: str, out: ShardWriter, delimiter: str) -> str:
     """Write the wanted columns as a table; return the name of its format."""
     if len(data) > _BYTES_MAX:
         message = f"expected at most {_BYTES_MAX} bytes of text, got {len(data)}"
@@ -167,7 +167,7 @@ def tells_types(data: memoryview, delimiter: str) -> bool:
         return False
 
 
-def write_types(data: memoryview, url: str, out: Out, delimiter: str, *, whole: bool) -> None:
+def write_types(data: memoryview, url: str, out: ShardWriter, delimiter: str, *, whole: bool) -> None:
     """Write the types of all columns of an object, or of its start, as JSON by their names in lower case.
 
     Where the sign between values is not the form's own, that is there, too, as ``DELIMITER``.

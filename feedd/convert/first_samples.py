@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
     Parts: TypeAlias = Sequence[memoryview | bytes]
 
@@ -29,7 +29,7 @@ _LF: Final = 10
 
 
 class HeadForm:
-    """``protocols.ShardForm`` of the first samples of shards that lie one after another; stateless.
+    """``protocols.ShardConverter`` of the first samples of shards that lie one after another; stateless.
 
     Its parameters are the format's name, its own parameters included.
     """
@@ -39,7 +39,7 @@ class HeadForm:
         """``head``."""
         return HEAD
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return the first bytes of the object; more of them where those do not hold a whole sample."""
         for most in HEAD_BYTES:
             head = ByteRange(0, min(held.size_bytes, most))
@@ -49,7 +49,7 @@ class HeadForm:
                 break
         return ()
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the samples that are whole in what is held; return the format's name, or ``table`` of none."""
         end = held.spans[0].end if held.spans else 0
         with held.data[:end] as data:

@@ -16,7 +16,7 @@ import numpy as np
 from feedd.convert.array_pieces import PIECE_BYTES, kept_array, piece, same_count, step_rows
 from feedd.convert.columnar import asked_by, chosen, refusing, strict_params, unread
 from feedd.convert.memory_limits import check_room, room_of
-from feedd.convert.table_writer import Kept, Piece, TableWriter
+from feedd.convert.table_writer import ColumnEncoding, Piece, TableWriter
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.view_file import ViewFile
 from feedd.recipe.params import DTYPES
@@ -24,7 +24,7 @@ from feedd.recipe.params import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from feedd.protocols import Out
+    from feedd.protocols import ShardWriter
 
 _OBJECTS_MAX: Final = 16384
 _ROWS_FIRST: Final = 64  # of variable length: how many to read at a time is told by those before
@@ -44,11 +44,11 @@ class _Column:
     """
 
     dataset: h5py.Dataset
-    how: Kept
+    how: ColumnEncoding
     text: bool = False
 
 
-def write(data: memoryview, url: str, params: str, out: Out) -> str:
+def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
     """Write the wanted datasets as a table; return the name of its format."""
     with refusing("an HDF5 file", url), h5py.File(ViewFile(data), "r") as file:
         usable: dict[str, _Column] = {}
@@ -139,18 +139,18 @@ def _column(dataset: h5py.Dataset) -> _Column | None:
     inner = dataset.shape[1:]
     text = h5py.check_string_dtype(dataset.dtype)
     if text is not None and text.length is None:
-        return None if inner else _Column(dataset, Kept("text", None), text=True)
+        return None if inner else _Column(dataset, ColumnEncoding("text", None), text=True)
     items = h5py.check_vlen_dtype(dataset.dtype)
     if items is not None:
         name = np.dtype(items).newbyteorder("=").name
-        return None if inner or name not in DTYPES else _Column(dataset, Kept(f"{name}[]", None, name))
+        return None if inner or name not in DTYPES else _Column(dataset, ColumnEncoding(f"{name}[]", None, name))
     if dataset.dtype.hasobject:
         return None  # references
     how = kept_array(dataset.dtype, inner)
     return None if how is None else _Column(dataset, how)
 
 
-def _pieces(column: _Column, out: Out, url: str) -> Iterator[Piece]:
+def _pieces(column: _Column, out: ShardWriter, url: str) -> Iterator[Piece]:
     """Yield a dataset, some rows at a time."""
     if column.how.width is None and column.dataset.dtype.hasobject:
         yield from _of_any_length(column, out, url)
@@ -158,7 +158,7 @@ def _pieces(column: _Column, out: Out, url: str) -> Iterator[Piece]:
         yield from _of_one_length(column, out, url)
 
 
-def _of_one_length(column: _Column, out: Out, url: str) -> Iterator[Piece]:
+def _of_one_length(column: _Column, out: ShardWriter, url: str) -> Iterator[Piece]:
     dataset, how = column.dataset, column.how
     rows, row_bytes = dataset.shape[0], dataset.dtype.itemsize * math.prod(dataset.shape[1:])
     step = step_rows(how, max(row_bytes, _ROW_BYTES_LEAST))
@@ -172,7 +172,7 @@ def _of_one_length(column: _Column, out: Out, url: str) -> Iterator[Piece]:
         yield piece(dataset[at : at + step], how)
 
 
-def _with_cache(dataset: h5py.Dataset, out: Out, url: str) -> h5py.Dataset:
+def _with_cache(dataset: h5py.Dataset, out: ShardWriter, url: str) -> h5py.Dataset:
     """Return a dataset that keeps as many chunks as the same rows are in: each is then unpacked once."""
     shape, chunks = dataset.shape, dataset.chunks
     count = math.prod(-(-side // part) for side, part in zip(shape[1:], chunks[1:], strict=True))
@@ -184,7 +184,7 @@ def _with_cache(dataset: h5py.Dataset, out: Out, url: str) -> h5py.Dataset:
     return h5py.Dataset(h5py.h5d.open(dataset.file.id, name, access))
 
 
-def _of_any_length(column: _Column, out: Out, url: str) -> Iterator[Piece]:
+def _of_any_length(column: _Column, out: ShardWriter, url: str) -> Iterator[Piece]:
     """Yield values of variable length, which the library hands out one by one."""
     dataset = column.dataset
     at, step = 0, _ROWS_FIRST

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _PIECE_BYTES: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 256 << 20
@@ -41,14 +41,14 @@ _NUMERIC: Final = np.isin(np.arange(256), np.frombuffer(b" \t\r\n\v\f0123456789+
 
 
 class LibsvmForm(WholeObject):
-    """``protocols.ShardForm`` of libsvm's text; stateless."""
+    """``protocols.ShardConverter`` of libsvm's text; stateless."""
 
     @property
     def name(self) -> str:
         """``libsvm``."""
         return "libsvm"
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write a table of all rows.
 
         Raises:

@@ -10,16 +10,16 @@ from feedd.errors import BadShard
 from feedd.formats.litdata import ARROW_END
 
 if TYPE_CHECKING:
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _LENGTH_BYTES: Final = 4
 
 
 class LitDataArrowForm(TableForm):
-    """``protocols.ShardForm`` of such chunks; stateless."""
+    """``protocols.ShardConverter`` of such chunks; stateless."""
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Write the wanted columns as a table; see ``ShardForm.make``."""
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table; see ``ShardConverter.make``."""
         data = held.data
         end = len(data) - len(ARROW_END) - _LENGTH_BYTES
         start = end - int.from_bytes(data[max(end, 0) :][:_LENGTH_BYTES], "little")

@@ -18,7 +18,7 @@ from feedd.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from feedd.protocols import Out
+    from feedd.protocols import ShardWriter
 
 LEAST_BYTES: Final = 256 << 20
 """As much any making may take: libraries are loaded into it, too."""
@@ -27,12 +27,12 @@ _NO_LIMIT_BYTES: Final = 1 << 46
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def room_of(out: Out) -> int:
+def room_of(out: ShardWriter) -> int:
     """Return the bytes that may be taken beside what is written; as many as the shard may have where nobody says."""
     return getattr(out, "beside_bytes", out.limit_bytes)
 
 
-def check_room(needed_bytes: int, out: Out, url: str, what: str) -> None:
+def check_room(needed_bytes: int, out: ShardWriter, url: str, what: str) -> None:
     """Make sure that there is memory for something before it is taken.
 
     Args:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import IO
 
-    from feedd.convert.table_writer import Kept, Piece
-    from feedd.protocols import Out
+    from feedd.convert.table_writer import ColumnEncoding, Piece
+    from feedd.protocols import ShardWriter
 
 _SUFFIX: Final = ".npy"
 _HEAD_BYTES: Final = 66 << 10
@@ -33,10 +33,10 @@ _MEMBERS_MAX: Final = 4096
 class _Member:
     info: zipfile.ZipInfo
     header: NpyHeader
-    how: Kept
+    how: ColumnEncoding
 
 
-def write(data: memoryview, url: str, params: str, out: Out) -> str:
+def write(data: memoryview, url: str, params: str, out: ShardWriter) -> str:
     """Write the wanted arrays as a table; return the name of its format."""
     with refusing("a .npz file", url), zipfile.ZipFile(ViewFile(data)) as archive:
         usable: dict[str, _Member] = {}
@@ -74,7 +74,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member | None:
     return None if how is None else _Member(info, header, how)
 
 
-def _pieces(file: IO[bytes], member: _Member, out: Out, url: str) -> Iterator[Piece]:
+def _pieces(file: IO[bytes], member: _Member, out: ShardWriter, url: str) -> Iterator[Piece]:
     header = member.header
     rows, inner = header.shape[0], header.shape[1:]
     row_bytes = header.dtype.itemsize * math.prod(inner)

@@ -12,7 +12,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _MAGIC: Final = b"PAR1"
 _ENCRYPTED: Final = b"PARE"
@@ -23,14 +23,14 @@ _FOOTER_BYTES_MAX: Final = 256 << 20
 
 
 class ParquetForm:
-    """``protocols.ShardForm`` of Parquet files; stateless. Its parameters name columns (``columnar.params_of``)."""
+    """``protocols.ShardConverter`` of Parquet files; stateless. Parameters name columns (``columnar.params_of``)."""
 
     @property
     def name(self) -> str:
         """``parquet``."""
         return "parquet"
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return the tail; then the footer, where the tail has not all of it; then the chunks of wanted columns.
 
         Raises:
@@ -47,7 +47,7 @@ class ParquetForm:
         chunks = _library("").chunks(held.data, params, footer)
         return tuple(part for span in coalesced(chunks) for part in lacking(held, span))
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write the wanted columns as a table.
 
         Raises:
@@ -63,7 +63,7 @@ def _library(url: str) -> ModuleType:
     return loaded("feedd.convert.parquet_file", "parquet", url)
 
 
-def _footer(held: Held, url: str) -> ByteRange:
+def _footer(held: PartialObject, url: str) -> ByteRange:
     """Return where the footer lies, its end included."""
     size = held.size_bytes
     end = bytes(held.data[max(0, size - _END_BYTES) : size])

@@ -12,7 +12,7 @@ from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import file_of, kept, leaf_count, plain, unscaled
 from feedd.convert.columnar import chosen, is_head, refusing, unread
 from feedd.convert.parquet_footer import read_dictionary, read_footer
-from feedd.convert.table_writer import Kept, TableWriter, write_outline
+from feedd.convert.table_writer import ColumnEncoding, TableWriter, write_outline
 from feedd.errors import BadShard
 from feedd.values import ByteRange
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from feedd.convert.parquet_footer import Group
     from feedd.convert.table_writer import Piece
-    from feedd.protocols import Out
+    from feedd.protocols import ShardWriter
 
 _WHAT: Final = "a Parquet file"
 _END_BYTES: Final = 8
@@ -42,7 +42,7 @@ class _Column:
     """
 
     name: str
-    how: Kept
+    how: ColumnEncoding
     leaves: range
 
 
@@ -61,7 +61,7 @@ def chunks(data: memoryview, params: str, footer: ByteRange) -> list[ByteRange]:
         return list(file.places(file.columns(params)))
 
 
-def write(data: memoryview, url: str, params: str, out: Out, footer: ByteRange) -> str:
+def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: ByteRange) -> str:
     """Write the wanted columns as a table; return the name of its format."""
     with refusing(_WHAT, url):
         file = _File(data, footer, url)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.protocols import Held, Out, SampleCodec
+    from feedd.protocols import PartialObject, SampleCodec, ShardWriter
     from feedd.recipe.predecoded import Prefix, ReadyField
     from feedd.values import ShardIndex
 
@@ -38,15 +38,15 @@ _FOOT_BYTES: Final = 64 << 10
 
 
 class RowsForm(WholeObject):
-    """``protocols.ShardForm`` of ready rows; stateless."""
+    """``protocols.ShardConverter`` of ready rows; stateless."""
 
     @property
     def name(self) -> str:
         """``rows``."""
         return READY
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Write a table of rows and of all other fields; see ``ShardForm.make``."""
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write a table of rows and of all other fields; see ``ShardConverter.make``."""
         try:
             asked = msgspec.json.decode(params.encode(), type=RowsParams)
         except msgspec.DecodeError as error:

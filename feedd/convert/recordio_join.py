@@ -20,7 +20,7 @@ from feedd.formats.recordio import MAGIC, PartsReader, head
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 JOIN: Final = "join"
 DMLC, CONCAT = "dmlc", "concat"
@@ -31,12 +31,12 @@ _FIELD_NUMBERS_MAX: Final = 5  # of aialgs.data.Record
 
 
 class JoinForm(WholeObject):
-    """``protocols.ShardForm`` of RecordIO with split records; stateless."""
+    """``protocols.ShardConverter`` of RecordIO with split records; stateless."""
 
     name = JOIN
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Write every record in one part; see ``ShardForm.make``."""
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write every record in one part; see ``ShardConverter.make``."""
         if params not in {"", DMLC, CONCAT}:
             raise Unsupported(f"expected {DMLC} or {CONCAT}, got {params!r}", object=url, stage="decode")
         made = format_for(url)
@@ -67,7 +67,7 @@ class JoinForm(WholeObject):
         return made
 
 
-def _copy(data: memoryview, start: int, end: int, out: Out) -> None:
+def _copy(data: memoryview, start: int, end: int, out: ShardWriter) -> None:
     for at in range(start, end, _STRIDE_BYTES):
         out.write(data[at : min(at + _STRIDE_BYTES, end)])
 

@@ -16,7 +16,7 @@ from feedd.formats.suffixes import UNSNAPPY
 from feedd.units import format_size
 
 if TYPE_CHECKING:
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _FRAMED: Final = b"\xff\x06\x00\x00sNaPpY"
 _INSTEAD: Final = "compress it with zstd or gzip instead, or with Snappy as MosaicML's writer does"
@@ -25,11 +25,11 @@ _LONGEST_COPY: Final = 64 / 3
 
 
 class SnappyForm(UnpackingForm):
-    """``protocols.ShardForm`` of Snappy; stateless."""
+    """``protocols.ShardConverter`` of Snappy; stateless."""
 
     name = UNSNAPPY
 
-    def unpack(self, held: Held, url: str, out: Out) -> None:
+    def unpack(self, held: PartialObject, url: str, out: ShardWriter) -> None:
         """Write what was packed; raises BadShard, ResourceExhausted, Unsupported."""
         library = loaded("cramjam", "compressed", url)
         data = held.data

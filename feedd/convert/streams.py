@@ -16,7 +16,7 @@ from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNXZ, uncompressed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _IN_BYTES: Final = 128 << 10
 _OUT_BYTES: Final = 1 << 20
@@ -82,21 +82,21 @@ def _gzip_errors() -> tuple[type[Exception], ...]:
 
 
 class UnpackingForm(WholeObject, ABC):
-    """``protocols.ShardForm`` of what is only packed; stateless."""
+    """``protocols.ShardConverter`` of what is only packed; stateless."""
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Unpack; see ``ShardForm.make``. The parameters are the format of what was packed; none: its name tells."""
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Unpack; see ``ShardConverter.make``. ``params``: the format of what was packed; empty: its name tells."""
         format_name = params or inner_format(url)
         self.unpack(held, url, out)
         return format_name
 
     @abstractmethod
-    def unpack(self, held: Held, url: str, out: Out) -> None:
+    def unpack(self, held: PartialObject, url: str, out: ShardWriter) -> None:
         """Write what was packed; raises as ``ShardForm.make``."""
 
 
 class StreamForm(UnpackingForm):
-    """``protocols.ShardForm`` of one compression; stateless.
+    """``protocols.ShardConverter`` of one compression; stateless.
 
     Args:
         name: of the form.
@@ -117,7 +117,7 @@ class StreamForm(UnpackingForm):
         self._errors = errors
         self._padding = padding
 
-    def unpack(self, held: Held, url: str, out: Out) -> None:
+    def unpack(self, held: PartialObject, url: str, out: ShardWriter) -> None:
         """Write what was packed; raises BadShard."""
         data, at = held.data, 0
         try:
@@ -129,7 +129,7 @@ class StreamForm(UnpackingForm):
         except self._errors() as error:
             self._fail(url, at, "whole compressed data", str(error), error)
 
-    def _stream(self, data: memoryview, at: int, url: str, out: Out) -> int:
+    def _stream(self, data: memoryview, at: int, url: str, out: ShardWriter) -> int:
         """Unpack one stream; return where it ends."""
         stream, began = self._start(), at
         piece: memoryview | bytes = b""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.protocols import Out
+    from feedd.protocols import ShardWriter
 
 ROWS_MAX: Final = 1 << 26
 """What an index has room for, see ``framing.ShardReader.check_cells``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ColumnEncoding:
     """How a column is kept in a table.
 
     Attributes:
@@ -74,7 +74,7 @@ class TableWriter:
         url: named in errors.
     """
 
-    def __init__(self, out: Out, rows: int | None, url: str) -> None:
+    def __init__(self, out: ShardWriter, rows: int | None, url: str) -> None:
         self._out, self._rows, self._url = out, rows, url
         self._check_count(rows or 0)
         self._columns: list[TableColumn] = []
@@ -83,7 +83,7 @@ class TableWriter:
         self._unread: tuple[tuple[str, str], ...] = ()
         out.write(MAGIC)
 
-    def add(self, name: str, how: Kept, pieces: Iterable[Piece]) -> None:
+    def add(self, name: str, how: ColumnEncoding, pieces: Iterable[Piece]) -> None:
         """Write a column as it is to be kept; see ``fixed`` and ``variable``."""
         if how.width is None:
             self.variable(name, how.stored, pieces)
@@ -192,7 +192,7 @@ class TableWriter:
 
 
 def write_outline(
-    columns: Iterable[tuple[str, Kept]], unread: Mapping[str, str], *, rows: bool, out: Out, url: str
+    columns: Iterable[tuple[str, ColumnEncoding]], unread: Mapping[str, str], *, rows: bool, out: ShardWriter, url: str
 ) -> str:
     """Write a table that says which columns there are: of one row without values, where there are ``rows`` at all."""
     count = int(rows)

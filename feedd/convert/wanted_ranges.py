@@ -10,7 +10,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from feedd.protocols import Held
+    from feedd.protocols import PartialObject
 
 _GAP_BYTES_MAX: Final = 1 << 20
 """A request costs about as much as this many bytes."""
@@ -40,7 +40,7 @@ def coalesced(wanted: Iterable[ByteRange]) -> tuple[ByteRange, ...]:
     return tuple(_touching(_with(joined, bridged)))
 
 
-def lacking(held: Held, span: ByteRange) -> tuple[ByteRange, ...]:
+def lacking(held: PartialObject, span: ByteRange) -> tuple[ByteRange, ...]:
     """Return which parts of a range are not here."""
     missing: list[ByteRange] = []
     at = span.start
@@ -55,7 +55,7 @@ def lacking(held: Held, span: ByteRange) -> tuple[ByteRange, ...]:
     return (*missing, ByteRange(at, span.end)) if at < span.end else tuple(missing)
 
 
-def everything(held: Held) -> tuple[ByteRange, ...]:
+def everything(held: PartialObject) -> tuple[ByteRange, ...]:
     """Return what is not here of the whole object."""
     return lacking(held, ByteRange(0, held.size_bytes))
 

@@ -10,21 +10,21 @@ from feedd.convert.wanted_ranges import everything
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
     from feedd.values import ByteRange
 
 
 class WholeObject:
-    """The part of ``protocols.ShardForm`` that says what is wanted: all of the object."""
+    """The part of ``protocols.ShardConverter`` that says what is wanted: all of the object."""
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """Return the whole object."""
         del params
         return everything(held)
 
 
 class TableForm(WholeObject):
-    """``protocols.ShardForm`` of columns that become a table; stateless.
+    """``protocols.ShardConverter`` of columns that become a table; stateless.
 
     Its parameters name columns, see ``convert.columnar.params_of``.
 
@@ -39,11 +39,11 @@ class TableForm(WholeObject):
         self.name = name
         self._module, self._extra, self._more = module, extra, more
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
-        """Write the wanted columns as a table; see ``ShardForm.make``."""
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table; see ``ShardConverter.make``."""
         return self._write(held.data, url, params, out)
 
-    def _write(self, data: memoryview, url: str, params: str, out: Out) -> str:
+    def _write(self, data: memoryview, url: str, params: str, out: ShardWriter) -> str:
         format_name: str = self._loaded(url).write(data, url, params, out, *self._more)
         return format_name
 

@@ -17,7 +17,7 @@ from feedd.formats.suffixes import UNZSTD
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from feedd.protocols import Held, Out
+    from feedd.protocols import PartialObject, ShardWriter
 
 _OUT_BYTES: Final = 1 << 20
 _MAGIC: Final = 0xFD2FB528
@@ -27,11 +27,11 @@ _WORD: Final = struct.Struct("<I")
 
 
 class ZstdForm(UnpackingForm):
-    """``protocols.ShardForm`` of Zstandard; stateless."""
+    """``protocols.ShardConverter`` of Zstandard; stateless."""
 
     name = UNZSTD
 
-    def unpack(self, held: Held, url: str, out: Out) -> None:
+    def unpack(self, held: PartialObject, url: str, out: ShardWriter) -> None:
         """Write what was packed; raises BadShard, Unsupported."""
         library = loaded("zstandard", "compressed", url)
         data, at = held.data, 0

@@ -44,7 +44,7 @@ _Row = tuple[str, str, str, int, int, str]
 _rows = msgspec.json.Decoder(_Row)
 
 
-class MadeFacts:
+class ConversionLog:
     """Facts by object and form. ``load`` and ``keep`` block; ``keep`` may be called in several threads.
 
     Args:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.cache.tiers import AnyCache
-    from feedd.converting.converter import Maker
+    from feedd.converting.converter import Converter
     from feedd.flow.singleflight import Flight, SingleFlight
     from feedd.values import ObjectRef
 
@@ -17,7 +17,7 @@ _AHEAD_MAX: Final = 2
 _FRESH_MAX: Final = 4  # made and being made: the cache below takes no more than it has room for
 
 
-class MadeWishes:
+class ConversionWishes:
     """What owners wish for, as they said it, and the makings started for that.
 
     Args:
@@ -30,7 +30,7 @@ class MadeWishes:
     def __init__(
         self,
         inner: AnyCache,
-        maker: Maker,
+        maker: Converter,
         flights: SingleFlight[ObjectRef, ObjectRef],
         bring: Callable[[ObjectRef], Awaitable[ObjectRef]],
     ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from feedd.converting.conversion_log import MadeFacts
+    from feedd.converting.conversion_log import ConversionLog
     from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
     from feedd.values import ObjectRef
 
@@ -52,7 +52,7 @@ def formed(refs: Sequence[ObjectRef], named: Mapping[int, str] | None = None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class MakerOptions:
+class ConverterOptions:
     """Bounds.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Fresh:
     size_bytes: int
 
 
-class Maker:
+class Converter:
     """A ``ShardFetcher`` that makes refs with a form, and fetches all others.
 
     A shard of unknown size is first made into memory (``bring``) and copied from there when it is fetched; one whose
@@ -103,7 +103,7 @@ class Maker:
     """
 
     def __init__(
-        self, fetcher: SpanFetcher, make: Make, facts: MadeFacts, options: MakerOptions, recorder: Recorder
+        self, fetcher: SpanFetcher, make: Make, facts: ConversionLog, options: ConverterOptions, recorder: Recorder
     ) -> None:
         self.facts = facts
         self.taken: Callable[[], None] = lambda: None

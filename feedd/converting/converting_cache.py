@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from feedd.cache import os_errors
 from feedd.cache.pins import Pins
-from feedd.converting.conversion_wishes import MadeWishes
+from feedd.converting.conversion_wishes import ConversionWishes
 from feedd.errors import FeeddError
 from feedd.flow.pools import CACHE_DISK
 from feedd.flow.singleflight import SingleFlight
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from feedd.cache.cache_report import CacheEntry, CacheStats
     from feedd.cache.tiers import AnyCache
-    from feedd.converting.converter import Maker
+    from feedd.converting.converter import Converter
     from feedd.protocols import PinnedShards
     from feedd.values import ObjectRef
 
 _LANDINGS_MAX = 2
 
 
-class MadeCache:
+class ConvertingCache:
     """A ``ShardCache`` over a cache whose fetcher is ``maker``.
 
     Refs without a form pass through. One with a form, as listed, is translated into the ref of the shard made of it,
@@ -37,7 +37,7 @@ class MadeCache:
     this one's to open or close, but for ``close``.
     """
 
-    def __init__(self, inner: AnyCache, maker: Maker) -> None:
+    def __init__(self, inner: AnyCache, maker: Converter) -> None:
         self._inner = inner
         self._maker = maker
         self._group = asyncio.TaskGroup()
@@ -54,7 +54,7 @@ class MadeCache:
         await CACHE_DISK.run(self._maker.facts.load)
         await self._group.__aenter__()
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
-        self._wishes = MadeWishes(self._inner, self._maker, self._flights, self._bring)
+        self._wishes = ConversionWishes(self._inner, self._maker, self._flights, self._bring)
         self._maker.taken = self._wishes.pump
         self._maker.held = self._held
         return self

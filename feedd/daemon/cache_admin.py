@@ -12,10 +12,10 @@ from feedd.warming import Amount
 
 if TYPE_CHECKING:
     from feedd.config.models import CacheConfig
-    from feedd.converting.converting_cache import MadeCache
+    from feedd.converting.converting_cache import ConvertingCache
 
 
-def cache_state(config: CacheConfig, cache: MadeCache) -> CacheState:
+def cache_state(config: CacheConfig, cache: ConvertingCache) -> CacheState:
     """Return the cache of the moment."""
     stats = cache.stats
     return CacheState(
@@ -29,7 +29,7 @@ def cache_state(config: CacheConfig, cache: MadeCache) -> CacheState:
     )
 
 
-async def cache_remove(cache: MadeCache, pattern: str) -> tuple[Amount, Amount]:
+async def cache_remove(cache: ConvertingCache, pattern: str) -> tuple[Amount, Amount]:
     """Remove the whole objects that match and nobody holds; return what went, and what stayed in use."""
     removed, in_use = Amount(), Amount()
     for entry in cache.entries():

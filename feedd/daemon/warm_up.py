@@ -15,7 +15,7 @@ from feedd.catalog.sources import Sources
 from feedd.catalog.wanted_columns import narrowed
 from feedd.convert.conversion_registry import COLUMNAR, split
 from feedd.converting.converter import formed
-from feedd.converting.converting_cache import MadeCache
+from feedd.converting.converting_cache import ConvertingCache
 from feedd.daemon.wiring import cache_options, decode_options, node_maker, source_options
 from feedd.dataset.listing import Listing
 from feedd.dataset.sharding import assign, check_mode
@@ -63,7 +63,7 @@ class WarmBounds:
 class Warmer:
     """Warms one cache. An object there already is not touched, and no other one has to go for what is warmed."""
 
-    def __init__(self, sources: Sources, cache: MadeCache, bounds: WarmBounds) -> None:
+    def __init__(self, sources: Sources, cache: ConvertingCache, bounds: WarmBounds) -> None:
         """Bind; nothing is owned."""
         self._sources = sources
         self._cache = cache
@@ -129,7 +129,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
         maker = node_maker(config, sources, pool.make, recorder)
         async with (
             DiskCache(cache_options(config), maker, recorder, clock) as disk,
-            MadeCache(disk, maker) as cache,
+            ConvertingCache(disk, maker) as cache,
         ):
             yield Warmer(sources, cache, WarmBounds.of(config))
 
@@ -137,7 +137,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
 class _Run:
     """One warming under way."""
 
-    def __init__(self, cache: MadeCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
+    def __init__(self, cache: ConvertingCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
         self.progress = progress
         self._cache = cache
         self._tell = tell

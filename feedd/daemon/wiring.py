@@ -17,13 +17,13 @@ from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
 from feedd.catalog.learned_counts import Learned
-from feedd.catalog.pack_reads import ArrivingPacks
+from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.config.machine_defaults import default_workers, memory_bytes
-from feedd.converting.conversion_log import MadeFacts
-from feedd.converting.converter import Maker, MakerOptions
-from feedd.converting.converting_cache import MadeCache
+from feedd.converting.conversion_log import ConversionLog
+from feedd.converting.converter import Converter, ConverterOptions
+from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import CacheUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.flow.pools import CACHE_DISK
@@ -91,11 +91,11 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
     return TieredCache(memory, disk, watch, recorder, standby=not config.cache.memory)
 
 
-def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Maker:
+def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Converter:
     """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
-    options = MakerOptions(limit_bytes=limit_bytes, makings=_makings(config))
-    return Maker(sources.fetcher, make, MadeFacts(config.cache.dir / "made"), options, recorder)
+    options = ConverterOptions(limit_bytes=limit_bytes, makings=_makings(config))
+    return Converter(sources.fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder)
 
 
 def ready_bytes(config: Config) -> int:
@@ -173,12 +173,12 @@ async def open_pipeline(
         maker = node_maker(config, sources, pool.make, recorder)
         inner = node_cache(config, maker, recorder, clock)
         await stack.enter_async_context(_hinted(inner))
-        cache = await stack.enter_async_context(MadeCache(inner, maker))
+        cache = await stack.enter_async_context(ConvertingCache(inner, maker))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
         await CACHE_DISK.run(learned.load)
         quarantine = Quarantine(config.cache.dir / config.quarantine.path, config.quarantine.size, recorder)
-        stages = Stages(sources, cache, pool, recorder, clock, ArrivingPacks(sources, cache, group))
+        stages = Stages(sources, cache, pool, recorder, clock, PackReads(sources, cache, group))
         pipeline = Pipeline(stages, options, group, learned, quarantine)
         stack.push_async_callback(pipeline.close)
         warming = group.create_task(sources.warm())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class Assignment:
     """What is read of a dataset by one partition, in the listing's order.
 
     Attributes:
@@ -50,7 +50,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Partitioning:
     """How a dataset is cut.
 
     Attributes:
@@ -64,7 +64,7 @@ class Cut:
     owners_of: Callable[[NDArray[np.int64], int], NDArray[np.int64]] = field(default=balance, repr=False, compare=False)
 
     @classmethod
-    def of(cls, how: str, partition_count: int, batch_size: int, topology: Topology) -> Cut:
+    def of(cls, how: str, partition_count: int, batch_size: int, topology: Topology) -> Partitioning:
         """Check the parts against a topology; 0 parts are as many as nodes.
 
         Raises:
@@ -93,7 +93,7 @@ class Cut:
 
     def shares(
         self, sizes: NDArray[np.int64], counts: Mapping[int, int], node_count: int, node_rank: int
-    ) -> tuple[Share, ...]:
+    ) -> tuple[Assignment, ...]:
         """Return the partitions of a node, ascending.
 
         Args:
@@ -111,10 +111,10 @@ class Cut:
 
     def _cut(
         self, sizes: NDArray[np.int64], counts: Mapping[int, int], node_count: int, node_rank: int
-    ) -> Iterable[Share]:
+    ) -> Iterable[Assignment]:
         parts = range(node_rank, self.partition_count, node_count)
         if self.how == SAMPLE:
-            whole = Share(np.arange(sizes.shape[0], dtype=np.int64)).counts(counts)
+            whole = Assignment(np.arange(sizes.shape[0], dtype=np.int64)).counts(counts)
             if whole is None:
                 raise BadRequest(
                     f"expected the sample counts of all {sizes.shape[0]} shards for sharding='sample',"
@@ -125,22 +125,22 @@ class Cut:
             ends = np.cumsum(whole)
             return tuple(_span(whole, ends, part, self.partition_count) for part in parts)
         if self.how == REPLICATED:
-            return (Share(assign(sizes, node_count, node_rank, self.how)),)
+            return (Assignment(assign(sizes, node_count, node_rank, self.how)),)
         if self.how == SIZE:
             owners = self.owners_of(sizes, self.partition_count)
-            return tuple(Share(np.flatnonzero(owners == part).astype(np.int64)) for part in parts)
-        return tuple(Share(assign(sizes, self.partition_count, part, self.how)) for part in parts)
+            return tuple(Assignment(np.flatnonzero(owners == part).astype(np.int64)) for part in parts)
+        return tuple(Assignment(assign(sizes, self.partition_count, part, self.how)) for part in parts)
 
 
-def _span(counts: NDArray[np.int64], ends: NDArray[np.int64], part: int, part_count: int) -> Share:
+def _span(counts: NDArray[np.int64], ends: NDArray[np.int64], part: int, part_count: int) -> Assignment:
     """Return samples ``[total * part // part_count, total * (part + 1) // part_count)`` of the listing."""
     total = int(ends[-1]) if ends.size else 0
     low, high = total * part // part_count, total * (part + 1) // part_count
     if low == high:
         none = np.zeros(0, dtype=np.int64)
-        return Share(none, none, none)
+        return Assignment(none, none, none)
     first, last = int(np.searchsorted(ends, low, "right")), int(np.searchsorted(ends, high, "left"))
     shards = np.arange(first, last + 1, dtype=np.int64)
     shards = shards[counts[shards] > 0]
     starts = ends[shards] - counts[shards]
-    return Share(shards, np.maximum(low - starts, 0), np.minimum(high - starts, counts[shards]))
+    return Assignment(shards, np.maximum(low - starts, 0), np.minimum(high - starts, counts[shards]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from feedd.dataset.assignment import Cut
+from feedd.dataset.assignment import Partitioning
 from feedd.dataset.field_names import FieldNames
 from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
 from feedd.dataset.ignored_objects import PassedOver
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Share
+    from feedd.dataset.assignment import Assignment
     from feedd.dataset.fingerprint import Runs
     from feedd.dataset.packs import Packs
     from feedd.values import FieldRecipe, ObjectRef, OpenSpec
@@ -157,13 +157,13 @@ class Listing:
             return uneven
         return Uneven.DROP if self.indexed else Uneven.JOIN
 
-    def cut(self, spec: OpenSpec) -> Cut:
+    def cut(self, spec: OpenSpec) -> Partitioning:
         """Return how the spec wants the dataset cut.
 
         Raises:
             BadRequest: partitions and topology do not go together.
         """
-        cut = Cut.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
+        cut = Partitioning.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
         return replace(cut, owners_of=self._owners_of)
 
     def _owners_of(self, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -176,11 +176,11 @@ class Listing:
             last[1].setflags(write=False)
         return last[1]
 
-    def shares(self, spec: OpenSpec) -> tuple[Share, ...]:
+    def shares(self, spec: OpenSpec) -> tuple[Assignment, ...]:
         """Return the partitions of the node that the spec's rank lives on.
 
         Raises:
-            BadRequest: see ``Cut``.
+            BadRequest: see ``Partitioning``.
         """
         return self.cut(spec).shares(self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank)
 

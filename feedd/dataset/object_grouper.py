@@ -50,7 +50,7 @@ class Grouped:
     reasons: Mapping[NoticeKind, Amount] = field(default_factory=dict)
 
 
-class Gathering:
+class ObjectGrouper:
     """Takes the pages of one URL's listing.
 
     Args:

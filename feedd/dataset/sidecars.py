@@ -39,7 +39,7 @@ CLAIMS_BYTES_MAX = 256 << 20
 _READERS_KEPT: Final = 1024
 
 
-class Claim(NamedTuple):
+class SidecarCount(NamedTuple):
     """What a file says of one shard.
 
     Attributes:
@@ -88,17 +88,17 @@ class _WidsShard(msgspec.Struct):
     filesize: int
 
 
-def _index(data: Octets) -> Iterator[Claim]:
+def _index(data: Octets) -> Iterator[SidecarCount]:
     if "chunks" not in (name for name, _ in members(data)):
         yield from _mosaic(data)
         return
     before = None
     for key, size_bytes, count, reader in litdata.chunks(data):
-        yield Claim(key, size_bytes, count, reader, again=key == before)
+        yield SidecarCount(key, size_bytes, count, reader, again=key == before)
         before = key
 
 
-def _mosaic(data: Octets) -> Iterator[Claim]:
+def _mosaic(data: Octets) -> Iterator[SidecarCount]:
     places = find(data, ("version", "shards"))
     version = value(data, places["version"], int)
     if version != 2:
@@ -109,29 +109,29 @@ def _mosaic(data: Octets) -> Iterator[Claim]:
         if len(readers) < _READERS_KEPT:
             reader = readers.setdefault(reader, reader)
         if shard.raw_data is not None:
-            yield Claim(shard.raw_data.basename, shard.raw_data.bytes, shard.samples, reader)
+            yield SidecarCount(shard.raw_data.basename, shard.raw_data.bytes, shard.samples, reader)
         if shard.zip_data is not None:
             again = shard.raw_data is not None
-            yield Claim(shard.zip_data.basename, shard.zip_data.bytes, shard.samples, again=again)
+            yield SidecarCount(shard.zip_data.basename, shard.zip_data.bytes, shard.samples, again=again)
 
 
-def _wids(data: Octets) -> Iterator[Claim]:
+def _wids(data: Octets) -> Iterator[SidecarCount]:
     places = find(data, ("wids_version", "shardlist"))
     version = value(data, places["wids_version"], int)
     if version != 1:
         raise ValueError(f"expected an index of version 1, got {version}")
     # it may name shards as they lay where it was made: looked for here by their last name
     for shard in elements(data, places["shardlist"], _WidsShard):
-        yield Claim(shard.url.rpartition("/")[2], shard.filesize, shard.nsamples)
+        yield SidecarCount(shard.url.rpartition("/")[2], shard.filesize, shard.nsamples)
 
 
-def _sizes(data: Octets) -> Iterator[Claim]:
+def _sizes(data: Octets) -> Iterator[SidecarCount]:
     # some write numbers as text, and those who read it take them
     for name, count in items(data, int, strict=False):
-        yield Claim(name, None, count)
+        yield SidecarCount(name, None, count)
 
 
-def _timm(data: Octets) -> Iterator[Claim]:
+def _timm(data: Octets) -> Iterator[SidecarCount]:
     for _, split in members(data, find(data, ("splits",))["splits"]):
         columns = dict(members(data, split))
         if not columns.keys() >= {"filenames", "shard_lengths"}:
@@ -140,10 +140,10 @@ def _timm(data: Octets) -> Iterator[Claim]:
         for name, count in itertools.zip_longest(names, counts):
             if name is None or count is None:
                 raise ValueError("expected as many shard_lengths as filenames, got others")
-            yield Claim(name, None, count)
+            yield SidecarCount(name, None, count)
 
 
-_READERS: Final[Mapping[str, Callable[[Octets], Iterator[Claim]]]] = {
+_READERS: Final[Mapping[str, Callable[[Octets], Iterator[SidecarCount]]]] = {
     "index.json": _index,
     "shardindex.json": _wids,
     "sizes.json": _sizes,
@@ -182,7 +182,7 @@ class Claims:
     key: str
     data: Octets
 
-    def __iter__(self) -> Iterator[Claim]:
+    def __iter__(self) -> Iterator[SidecarCount]:
         """Yield what it says of each shard.
 
         Raises:
@@ -305,7 +305,7 @@ class Surroundings:
             del found[number]
         return found
 
-    def believed(self, file: ObjectRef, claims: Iterable[Claim], unused: Unused | None = None) -> dict[int, int]:
+    def believed(self, file: ObjectRef, claims: Iterable[SidecarCount], unused: Unused | None = None) -> dict[int, int]:
         """Return the counts of the shards that can be what a file claims they are, by their index.
 
         Args:
@@ -345,7 +345,7 @@ class Surroundings:
             raise ValueError(f"expected objects that are there as it says, got none of {total}")
         return found
 
-    def formats(self, file: ObjectRef, claims: Iterable[Claim], believed: Collection[int]) -> dict[int, str]:
+    def formats(self, file: ObjectRef, claims: Iterable[SidecarCount], believed: Collection[int]) -> dict[int, str]:
         """Return how shards are to be read as far as a file says, by their index.
 
         What LitData says holds for chunks of other bytes, too: without it they cannot be read at all. A file whose

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Cut
+    from feedd.dataset.assignment import Partitioning
     from feedd.values import Topology
 
 
@@ -54,7 +54,7 @@ def known_counts(counts: Mapping[int, int], shard_count: int) -> NDArray[np.int6
     return np.fromiter((counts[shard] for shard in range(shard_count)), np.int64, shard_count)
 
 
-def partition_samples(cut: Cut, sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def partition_samples(cut: Partitioning, sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the samples of each partition of the whole dataset, int64[partitions]."""
     parts = cut.partition_count
     if cut.how == SAMPLE:

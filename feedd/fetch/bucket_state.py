@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.fetch.concurrency_limit import Pace
+from feedd.fetch.concurrency_limit import ConcurrencyLimit
 from feedd.fetch.hedge_policy import HedgePolicy, Hedger
 from feedd.fetch.part_sizes import PartSize
 from feedd.fetch.retry_quota import RetryQuota
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from feedd.fetch.fetch_options import SourceOptions
 
 
-class Tempo:
+class BucketState:
     """The state machines of one bucket.
 
     Attributes:
@@ -25,7 +25,7 @@ class Tempo:
 
     def __init__(self, options: SourceOptions) -> None:
         self.quota = RetryQuota()
-        self.pace = Pace(options.parts_in_flight)
+        self.pace = ConcurrencyLimit(options.parts_in_flight)
         self.sizes = PartSize(options.part_size_bytes, options.parts_in_flight, options.bytes_in_flight)
         policy = HedgePolicy(share=options.hedge_share, initial_bytes=8 * self.sizes.aim_bytes)
         self.hedger = Hedger(policy) if options.hedge_share else None

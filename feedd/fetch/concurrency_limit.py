@@ -12,7 +12,7 @@ _REFUSED_MAX: Final = 0.2  # being refused rarely is not being too fast: a store
 _KEPT: Final = 31 / 32  # of what is remembered, with each answer
 
 
-class Pace:
+class ConcurrencyLimit:
     """The number of parts of one bucket in flight, led by what its parts tell. Has no clock.
 
     The rate of a period follows from the parts that ended while all places were taken: places times bytes per second

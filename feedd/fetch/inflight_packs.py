@@ -29,7 +29,7 @@ _turn_of = attrgetter("turn")
 _LANDED_S: Final = 5.0  # by then an entry is the cache's, who takes milliseconds to publish it
 
 
-class Coming(Protocol):
+class InflightPack(Protocol):
     """One pack on its way in."""
 
     @property
@@ -50,7 +50,7 @@ class Coming(Protocol):
         """Fetch these before others."""
 
 
-class Awaited:
+class PartialWait:
     """What one batch waits for; a context manager. Reading ends within it.
 
     Args:
@@ -63,7 +63,7 @@ class Awaited:
         ready: done when all has come, at least once: a fetch that then failed took it away again.
     """
 
-    def __init__(self, book: Arriving, wanted: Mapping[ObjectRef, set[int]], turn: int) -> None:
+    def __init__(self, book: InflightPacks, wanted: Mapping[ObjectRef, set[int]], turn: int) -> None:
         self._book = book
         self._wanted = wanted
         self.turn = turn
@@ -82,7 +82,7 @@ class Awaited:
         while self._fds:
             os.close(self._fds.pop())
 
-    def began(self, coming: Coming) -> None:
+    def began(self, coming: InflightPack) -> None:
         """A fetch of one of the packs began, or was under way: what had come of an earlier one counts no more."""
         left = coming.missing(self._wanted[coming.ref])
         self._left[coming.ref] = set(left)
@@ -126,31 +126,31 @@ class Awaited:
             self.ready.set_result(None)
 
 
-class Arriving:
+class InflightPacks:
     """The packs on their way in, and who waits for some of what is in them."""
 
     def __init__(self) -> None:
-        self._coming: dict[ObjectRef, Coming] = {}
-        self._waiting: dict[ObjectRef, list[Awaited]] = {}
+        self._coming: dict[ObjectRef, InflightPack] = {}
+        self._waiting: dict[ObjectRef, list[PartialWait]] = {}
         self._landed: dict[ObjectRef, float] = {}  # when, of those that the cache may not know yet
 
-    def coming(self, ref: ObjectRef) -> Coming | None:
+    def coming(self, ref: ObjectRef) -> InflightPack | None:
         """Return the pack of that name if it is on its way."""
         return self._coming.get(ref)
 
-    def began(self, coming: Coming) -> None:
+    def began(self, coming: InflightPack) -> None:
         """Take note of a fetch that stands in the line."""
         self._coming[coming.ref] = coming
         self._landed.pop(coming.ref, None)
         for awaited in self._waiting.get(coming.ref, ()):
             awaited.began(coming)
 
-    def arrived(self, coming: Coming, number: int) -> None:
+    def arrived(self, coming: InflightPack, number: int) -> None:
         """Take note of an object that has come, or is lost."""
         for awaited in self._waiting.get(coming.ref, ()):
             awaited.arrived(coming.ref, number)
 
-    def ended(self, coming: Coming, *, whole: bool) -> None:
+    def ended(self, coming: InflightPack, *, whole: bool) -> None:
         """Take note of the end of a fetch."""
         if self._coming.get(coming.ref) is coming:
             del self._coming[coming.ref]
@@ -161,7 +161,7 @@ class Arriving:
             for awaited in self._waiting.get(coming.ref, ()):
                 awaited.landed(coming.ref)
 
-    def enter(self, awaited: Awaited, refs: Mapping[ObjectRef, set[int]]) -> None:
+    def enter(self, awaited: PartialWait, refs: Mapping[ObjectRef, set[int]]) -> None:
         """Tell a wait of what comes."""
         since_s = asyncio.get_running_loop().time() - _LANDED_S
         for ref in refs:
@@ -172,7 +172,7 @@ class Arriving:
             elif self._landed.get(ref, since_s) > since_s:
                 awaited.landed(ref)
 
-    def leave(self, awaited: Awaited, refs: Mapping[ObjectRef, set[int]]) -> None:
+    def leave(self, awaited: PartialWait, refs: Mapping[ObjectRef, set[int]]) -> None:
         """Tell it no more."""
         for ref in refs:
             self._waiting[ref].remove(awaited)

@@ -13,7 +13,7 @@ import structlog
 from feedd.dataset.pack_layout import is_pack
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
-from feedd.fetch.inflight_packs import Arriving, Awaited, objects_of
+from feedd.fetch.inflight_packs import InflightPacks, PartialWait, objects_of
 from feedd.fetch.verified import Arrivals
 from feedd.flow.file_writing import write_over
 from feedd.flow.mapping import file_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from feedd.dataset.packs import Packs
     from feedd.errors import FeeddError
     from feedd.fetch.ranged import RangeFetcher
-    from feedd.fetch.scheduler import Standing
+    from feedd.fetch.scheduler import FetchEntry
     from feedd.flow.mapping import FilePlace
     from feedd.protocols import FetchWatch
     from feedd.values import ObjectRef
@@ -49,7 +49,7 @@ class PackBook:
     def __init__(self, turns: Iterator[int]) -> None:
         self._listed: weakref.WeakSet[Packs] = weakref.WeakSet()
         self._turns = turns
-        self.arriving = Arriving()
+        self.arriving = InflightPacks()
 
     def note(self, packs: Packs) -> None:
         """Know them as long as somebody else holds them."""
@@ -72,14 +72,14 @@ class PackBook:
         """Return a place in the line of all parts, before all who ask later."""
         return next(self._turns)
 
-    def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], turn: int) -> Awaited:
+    def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], turn: int) -> PartialWait:
         """Return a wait for samples of packs: ordinals within each.
 
         Raises:
             ObjectChanged: see ``find``.
         """
         objects = {ref: objects_of(*self.find(ref), samples) for ref, samples in wanted.items()}
-        return Awaited(self.arriving, objects, turn)
+        return PartialWait(self.arriving, objects, turn)
 
 
 class ObjectsFetcher:
@@ -130,10 +130,10 @@ class ObjectsFetcher:
 
 
 class _PackArrivals(Arrivals):
-    """A pack on its way in: a ``Coming``."""
+    """A pack on its way in: an ``InflightPack``."""
 
     many = True
-    arriving: Arriving
+    arriving: InflightPacks
 
     def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None, packs: Packs, number: int) -> None:
         super().__init__(ref, target, watch)
@@ -144,14 +144,14 @@ class _PackArrivals(Arrivals):
         self._lost: set[int] = set()
         self._again: dict[int, bool] | None = {}  # objects to ask for again, and whether they are missing; None: asked
         self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # of each object
-        self._standing: Standing | None = None
+        self._standing: FetchEntry | None = None
 
     @property
     def place(self) -> FilePlace | None:
         """Where it lands; None: in no file."""
         return file_of(self.target)
 
-    def joined(self, standing: Standing) -> None:
+    def joined(self, standing: FetchEntry) -> None:
         """Stand in the line, where some of it may be hurried from now on."""
         self._standing = standing
         self.arriving.began(self)

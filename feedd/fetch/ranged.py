@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.errors import FeeddError, NotFound, PermissionDenied
-from feedd.fetch.concurrency_limit import Pace
+from feedd.fetch.concurrency_limit import ConcurrencyLimit
 from feedd.fetch.part_sizes import PartSize
-from feedd.fetch.scheduler import PARTS_PER_PLACE, Line, Standing
+from feedd.fetch.scheduler import PARTS_PER_PLACE, FetchEntry, FetchScheduler
 from feedd.fetch.turn_gate import TurnWatch
 from feedd.fetch.turn_limit import TurnLimit
 from feedd.fetch.verified import Arrivals
@@ -36,7 +36,7 @@ class FetchLimits:
         part_size_bytes: of one request; 0: as suits the object and its bucket.
         parts_in_flight: requests at one time, over all objects.
         verified: hold objects against the checksums that their stores keep.
-        lanes: threads that write, each to a file of its own; see ``Line``.
+        lanes: threads that write, each to a file of its own; see ``FetchScheduler``.
     """
 
     part_size_bytes: int
@@ -66,7 +66,7 @@ class RangeFetcher:
         budget: ByteBudget,
         recorder: Recorder,
         limits: FetchLimits,
-        pace_of: Callable[[str], Pace] | None = None,
+        pace_of: Callable[[str], ConcurrencyLimit] | None = None,
         sizes_of: Callable[[str], PartSize] | None = None,
     ) -> None:
         self._store_of = store_of
@@ -74,13 +74,13 @@ class RangeFetcher:
         self._recorder = recorder
         self._limits = limits
         self._unverified: set[str] = set()
-        self._paces: dict[str, Pace] = {}
-        self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, Pace(limits.parts_in_flight)))
+        self._paces: dict[str, ConcurrencyLimit] = {}
+        self._pace_of = pace_of or (lambda root: self._paces.setdefault(root, ConcurrencyLimit(limits.parts_in_flight)))
         fixed = PartSize(limits.part_size_bytes, limits.parts_in_flight, budget.limit_bytes)
         self._sizes_of = sizes_of or (lambda _: fixed)
         self._turns = TurnLimit(limits.parts_in_flight * PARTS_PER_PLACE)
         self._watch = TurnWatch(self._turns, lambda: self._line.small_count, self._advance)
-        self._line: Line[_Parts] = Line(
+        self._line: FetchScheduler[_Parts] = FetchScheduler(
             limits.parts_in_flight,
             budget,
             lambda root: self._pace_of(root).limit,
@@ -93,7 +93,7 @@ class RangeFetcher:
 
     @property
     def turns(self) -> Iterator[int]:
-        """See ``Line.turns``."""
+        """See ``FetchScheduler.turns``."""
         return self._line.turns
 
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
@@ -186,7 +186,7 @@ class RangeFetcher:
         self._advance(span)
 
 
-class _Parts(Standing):
+class _Parts(FetchEntry):
     """The parts of one fetch: in the line, in its task group, and what becomes of them."""
 
     def __init__(

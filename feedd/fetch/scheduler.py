@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.flow.budget import ByteBudget
 
 
-class Standing:
+class FetchEntry:
     """One fetch in the line: what is left of it. Takes the same room however large the object is.
 
     Attributes:
@@ -116,12 +116,12 @@ class Standing:
             self._spans.popleft()
 
 
-_S = TypeVar("_S", bound=Standing)
+_S = TypeVar("_S", bound=FetchEntry)
 PARTS_PER_PLACE = 8  # small objects in flight in the place of one part of a large one
 _SMALL_BYTES = 1 << 20
 
 
-class Line(Generic[_S]):
+class FetchScheduler(Generic[_S]):
     """Who may begin a part: bounded in parts, in parts of one group, and in bytes; pure bookkeeping.
 
     A place goes to one of the most urgent fetches whose groups have room (among equals, those that came first), to
@@ -129,7 +129,7 @@ class Line(Generic[_S]):
     measured, two threads on two files bring 2.1 GB/s at 0.60 CPU-seconds per GB where both on one file bring 1.8 at
     0.72. But while somebody waits for a fetch, the more urgent one goes first: a first batch needs the shards of a
     whole window, and whoever has waited for the first of them waits for the next. What is waited for apart from the
-    rest of its object (``Standing.hurry``) has its place in the order of arrival from when that was said, and the
+    rest of its object (``FetchEntry.hurry``) has its place in the order of arrival from when that was said, and the
     rest goes behind. Where the part does not fit into the budget nobody overtakes it, so that large parts do not
     starve.
 

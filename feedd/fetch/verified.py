@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from feedd.errors import FeeddError
-    from feedd.fetch.scheduler import Standing
+    from feedd.fetch.scheduler import FetchEntry
     from feedd.protocols import FetchWatch, ObjectStore, Recorder
     from feedd.values import ByteRange, ObjectRef
 
@@ -69,7 +69,7 @@ class Arrivals:
         if expected is not None:
             self._verification = Verification(self.ref, expected)
 
-    def joined(self, standing: Standing) -> None:
+    def joined(self, standing: FetchEntry) -> None:
         """Take note of who stands in the line for it."""
 
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:

@@ -32,7 +32,7 @@ _DTYPES: Final = ("", "uint8", "int8", "int16", "int32", "int64", "float64", "fl
 _HOW: Final = f"name files of tokens as {MEGATRON}+s3://..., each .bin with its .idx beside it"
 
 
-class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MegatronIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is known of a file of tokens and its index; in JSON behind the colon of the format's name.
 
     Attributes:
@@ -67,15 +67,15 @@ def dtype_of(data: bytes | bytearray) -> str:
     return _DTYPES[data[_TYPE_AT]]
 
 
-def with_told(told: Told) -> str:
+def with_told(told: MegatronIndex) -> str:
     """Return the name of the format with its parameters."""
     return f"{MEGATRON}:{msgspec.json.encode(told, order='sorted').decode()}"
 
 
-def told_of(format_name: str) -> Told | None:
+def told_of(format_name: str) -> MegatronIndex | None:
     """Return what a format's name says of an index; None: it is another format."""
     kind, _, params = format_name.partition(":")
-    return msgspec.json.decode(params, type=Told) if kind == MEGATRON and params else None
+    return msgspec.json.decode(params, type=MegatronIndex) if kind == MEGATRON and params else None
 
 
 def parse_head(data: bytes | bytearray, size_bytes: int, url: str) -> Head:
@@ -112,11 +112,11 @@ class MegatronFormat:
     """``protocols.ShardFormat`` of the documents of a file of tokens, read from the index beside it; stateless.
 
     Args:
-        params: a ``Told`` as JSON; empty: nobody looked for an index, and nothing can be read.
+        params: a ``MegatronIndex`` as JSON; empty: nobody looked for an index, and nothing can be read.
     """
 
     def __init__(self, params: str = "") -> None:
-        self._told = msgspec.json.decode(params, type=Told) if params else None
+        self._told = msgspec.json.decode(params, type=MegatronIndex) if params else None
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ SAY_HOW: Final = (
 """What to do about a file of tokens of which nobody said what its samples are."""
 
 
-class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokenWindows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a file of tokens is cut; in JSON behind the colon of a format's name.
 
     Attributes:
@@ -89,17 +89,17 @@ def kind_of(named: str, url: str) -> str:
     return "" if _OTHERS.fullmatch(file_name) else kind
 
 
-def with_cut(kind: str, cut: Cut) -> str:
+def with_cut(kind: str, cut: TokenWindows) -> str:
     """Return the name of a format with its parameters."""
     return f"{kind}:{msgspec.json.encode(cut, order='sorted').decode()}"
 
 
-def window_count(kind: str, size_bytes: int, cut: Cut) -> int:
+def window_count(kind: str, size_bytes: int, cut: TokenWindows) -> int:
     """Return the samples of a file of that size."""
     return cut.windows(token_count(kind, size_bytes, cut))
 
 
-def token_count(kind: str, size_bytes: int, cut: Cut) -> int:
+def token_count(kind: str, size_bytes: int, cut: TokenWindows) -> int:
     """Return the tokens of a file of that size."""
     return max(size_bytes - _HEAD_BYTES[kind], 0) // cut.item_bytes
 
@@ -109,12 +109,12 @@ class TokensFormat:
 
     Args:
         kind: which.
-        params: a ``Cut`` as JSON; empty: nobody said how to cut, and nothing can be read.
+        params: a ``TokenWindows`` as JSON; empty: nobody said how to cut, and nothing can be read.
     """
 
     def __init__(self, kind: str, params: str = "") -> None:
         self._kind = kind
-        self._cut = msgspec.json.decode(params, type=Cut) if params else None
+        self._cut = msgspec.json.decode(params, type=TokenWindows) if params else None
 
     @property
     def name(self) -> str:
@@ -137,7 +137,7 @@ class TokensFormat:
 
 
 class _Reader(ShardReader):
-    def __init__(self, data: memoryview, url: str, kind: str, cut: Cut) -> None:
+    def __init__(self, data: memoryview, url: str, kind: str, cut: TokenWindows) -> None:
         super().__init__(data, url)
         self._kind, self._cut = kind, cut
 

@@ -43,7 +43,7 @@ class BatchRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class BatchPlan:
     """The samples of one batch before anything is worked out of them: of several batches, that is less work at once.
 
     Attributes:
@@ -97,7 +97,7 @@ def batch_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class BatchPlanGroup:
     """The samples of several batches, one after another.
 
     Attributes:
@@ -107,13 +107,13 @@ class Several:
         ordinal: int64[rows], sample within its shard.
     """
 
-    batches: tuple[Drawn, ...]
+    batches: tuple[BatchPlan, ...]
     shards: list[int]
     shard_no: NDArray[np.int32]
     ordinal: NDArray[np.int64]
 
     @classmethod
-    def of(cls, batches: Sequence[Drawn]) -> Several:
+    def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
         """Return the samples of at least one batch."""
         shard = np.concatenate([one.shard for one in batches])
         ordinal = np.concatenate([one.ordinal for one in batches])

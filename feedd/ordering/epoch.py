@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Share
+    from feedd.dataset.assignment import Assignment
 
 Anchor = tuple[int, int]
 """A window, and the position in the stream of its first sample."""
@@ -84,7 +84,7 @@ def epoch_places(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[
 class EpochMap:
     """Where each sample of one partition's epoch lies. Synchronous, no I/O; not thread-safe."""
 
-    def __init__(self, share: Share, options: EpochOptions, counts: Mapping[int, int]) -> None:
+    def __init__(self, share: Assignment, options: EpochOptions, counts: Mapping[int, int]) -> None:
         """Plan an epoch.
 
         Args:

@@ -27,7 +27,7 @@ _AHEAD_WINDOWS = 2
 _AHEAD_SHARDS = 16
 
 
-class Walk(Protocol):
+class EpochAccess(Protocol):
     """What the cache is told of an epoch. Two walks of one key are the same."""
 
     @property
@@ -61,7 +61,7 @@ class Walk(Protocol):
         """Return the shards of one window (dataset indices); none past the last."""
 
 
-class NodeWalk:
+class NodeAccess:
     """The epoch of one dataset."""
 
     def __init__(self, listing: Listing, epoch: int, plan: NodeEpoch, places: Callable[[int], dict[int, int]]) -> None:

@@ -21,12 +21,12 @@ from feedd.dataset.sharding import REPLICATED, SAMPLE
 from feedd.dataset.step_counts import partition_samples
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import Drawn
+from feedd.ordering.batch_plan import BatchPlan
 from feedd.ordering.epoch import EpochOptions
-from feedd.ordering.mixed_schedule import Course, MixedWalk, course
+from feedd.ordering.mixed_schedule import MixedAccess, ShardSchedule, course
 from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, MixOptions, Mixture
 from feedd.ordering.rank_reader import Reader
-from feedd.ordering.repeating_source import Endless
+from feedd.ordering.repeating_source import RepeatingSource
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Cut
+    from feedd.dataset.assignment import Partitioning
     from feedd.dataset.listing import Listing
     from feedd.ordering.batch_plan import BatchRows
     from feedd.values import FieldRecipe, OpenSpec, SourceSpec, Topology
@@ -90,7 +90,7 @@ class MixedPlan:
     """
 
     spec: OpenSpec
-    partitions: tuple[tuple[Mixture, tuple[Endless, ...]], ...]
+    partitions: tuple[tuple[Mixture, tuple[RepeatingSource, ...]], ...]
     share_samples: int
     twins: NDArray[np.int64] | None = None
 
@@ -108,13 +108,13 @@ class MixedPlan:
         held = [partition_samples(cut, size, count) for size, count in zip(sizes, counts, strict=True)]
         mixture = _mixture(spec, cut, [int(samples.min()) for samples in held])
         nodes, node = topology.node_count, topology.node_rank
-        streams: list[list[Endless]] = []
+        streams: list[list[RepeatingSource]] = []
         for source, first in enumerate(listing.firsts):
             known = dict(enumerate(counts[source].tolist())) if cut.how == SAMPLE else {}
             seed = source_seed(spec.seed, source)
             options = EpochOptions(0, seed, spec.shuffle, window_shards, spec.window_bytes)
             shares = cut.shares(sizes[source], known, nodes, node)
-            streams.append([Endless(share, first, counts[source], options) for share in shares])
+            streams.append([RepeatingSource(share, first, counts[source], options) for share in shares])
         numbers = range(node, cut.partition_count, nodes)
         drawn = [rng.derive(PARTITIONS, spec.seed, 0 if cut.how == REPLICATED else number) for number in numbers]
         partitions = tuple(
@@ -133,7 +133,7 @@ class MixedPlan:
         return self.assigned if self.twins is None else np.unique(self.twins[self.assigned])
 
     @cached_property
-    def _courses(self) -> dict[int, Course]:
+    def _courses(self) -> dict[int, ShardSchedule]:
         return {}
 
     def steps(self, epoch: int) -> int:
@@ -146,7 +146,7 @@ class MixedPlan:
         assert samples is not None, "sizes of sources are known"
         return samples // self.share_samples
 
-    def course(self, epoch: int) -> Course:
+    def course(self, epoch: int) -> ShardSchedule:
         """Return which shards are needed when in a mixed epoch; those that are the same object are one."""
         known = self._courses.get(epoch)
         if known is None:
@@ -213,10 +213,10 @@ class MixedReader:
         """Return the window of the epoch's course that a cursor stands in."""
         return self._plan.course(at.epoch).window(at.step)
 
-    def walk(self, listing: Listing, at: Cursor) -> MixedWalk:
+    def walk(self, listing: Listing, at: Cursor) -> MixedAccess:
         """Return the cursor's epoch as the cache is told of it."""
         plan = self._plan
-        return MixedWalk(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.objects)
+        return MixedAccess(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.objects)
 
     def rows(self, at: Cursor) -> BatchRows | EpochEnd:
         """Return the batch at ``at``, or the end of the epoch. Any step is found at once: anchors do not matter.
@@ -225,9 +225,9 @@ class MixedReader:
             BadRequest: an epoch beyond all reason.
         """
         found = self.draw(at)
-        return found.rows() if isinstance(found, Drawn) else found
+        return found.rows() if isinstance(found, BatchPlan) else found
 
-    def draw(self, at: Cursor) -> Drawn | EpochEnd:
+    def draw(self, at: Cursor) -> BatchPlan | EpochEnd:
         """As ``rows``, with nothing worked out.
 
         Raises:
@@ -246,7 +246,7 @@ class MixedReader:
             parts.append(plan.take(number, at.epoch, before + begin, before + end))
         shard, ordinal, seed = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         window = self.window(at)
-        return Drawn(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
+        return BatchPlan(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
 
     def ahead(self) -> None:
         """Return None: what a stream takes it sorts by itself."""
@@ -273,7 +273,7 @@ def _epoch_samples(spec: OpenSpec) -> int | None:
     return steps * _step_samples(spec)
 
 
-def _check(spec: OpenSpec, cut: Cut) -> None:
+def _check(spec: OpenSpec, cut: Partitioning) -> None:
     topology: Topology = spec.topology
     if spec.mix not in MODES:
         raise _bad(f"mix to be one of {', '.join(MODES)}", repr(spec.mix), "choose one of them")
@@ -316,7 +316,7 @@ def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
         ) from None
 
 
-def _mixture(spec: OpenSpec, cut: Cut, held: list[int]) -> Mixture:
+def _mixture(spec: OpenSpec, cut: Partitioning, held: list[int]) -> Mixture:
     """Return the mixture of every partition.
 
     Args:

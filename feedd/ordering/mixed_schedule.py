@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from feedd.dataset.listing import Listing
     from feedd.ordering.epoch_access import Use
     from feedd.ordering.mixing import Mixture
-    from feedd.ordering.repeating_source import Endless
+    from feedd.ordering.repeating_source import RepeatingSource
 
 _AHEAD_WINDOWS = 2
 _AHEAD_SHARDS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class ShardSchedule:
     """The shards of one node's mixed epoch; a shard that is needed in two own epochs of its source is in it twice.
 
     Attributes:
@@ -101,7 +101,9 @@ class Course:
         return self.ends[self._by_end]
 
 
-def course(partitions: Sequence[tuple[Mixture, Sequence[Endless]]], epoch: int, share_samples: int) -> Course:
+def course(
+    partitions: Sequence[tuple[Mixture, Sequence[RepeatingSource]]], epoch: int, share_samples: int
+) -> ShardSchedule:
     """Return the course of a node's mixed epoch.
 
     Args:
@@ -118,7 +120,7 @@ def course(partitions: Sequence[tuple[Mixture, Sequence[Endless]]], epoch: int, 
     first_step = np.clip(begins[order] // share_samples, 0, last).astype(np.int64)
     last_step = np.clip(ends[order] // share_samples, first_step, last).astype(np.int64)
     edges = np.union1d([0], first_step)
-    return Course(
+    return ShardSchedule(
         shards[order],
         np.searchsorted(edges, first_step, "right") - 1,
         np.searchsorted(edges, last_step, "right") - 1,
@@ -127,7 +129,7 @@ def course(partitions: Sequence[tuple[Mixture, Sequence[Endless]]], epoch: int, 
 
 
 def _needed(
-    mixture: Mixture, streams: Sequence[Endless], epoch: int
+    mixture: Mixture, streams: Sequence[RepeatingSource], epoch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Return (shard, first sample, last sample) of a partition's mixed epoch, the latter two about so."""
     parts, unit = mixture.parts(epoch).tolist(), mixture.unit
@@ -144,15 +146,15 @@ def _needed(
     return shards, first, last
 
 
-class MixedWalk:
-    """One mixed epoch as a stream of bytes, which the next epoch continues. See ``ordering.epoch_access.Walk``."""
+class MixedAccess:
+    """One mixed epoch as a stream of bytes, which the next epoch continues; see ``epoch_access.EpochAccess``."""
 
     def __init__(
         self,
         listing: Listing,
         epoch: int,
-        its: Course,
-        following: Callable[[], Course],
+        its: ShardSchedule,
+        following: Callable[[], ShardSchedule],
         assigned: NDArray[np.int64],
     ) -> None:
         self.key: tuple[object, ...] = ("mixed", listing.digest, listing.view, epoch, its.digest)
@@ -208,7 +210,7 @@ class MixedWalk:
         found: list[int] = self._course.shards[self._course.needed(window)].tolist()
         return found
 
-    def _starts_of(self, its: Course) -> NDArray[np.float64]:
+    def _starts_of(self, its: ShardSchedule) -> NDArray[np.float64]:
         return np.concatenate([np.zeros(1), np.cumsum(self._sizes[its.shards], dtype=np.float64)])
 
     @cached_property

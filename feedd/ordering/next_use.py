@@ -33,7 +33,7 @@ class _Stream:
         return self.at + self.shift
 
 
-class Horizon:
+class NextUseTimeline:
     """Next uses of all streams. Each method returns the (object, time) pairs that changed: consume them at once."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Share
+    from feedd.dataset.assignment import Assignment
     from feedd.dataset.step_counts import Deal
     from feedd.ordering.epoch import Anchor, EpochOptions
 
@@ -78,7 +78,9 @@ class _Standing:
 class NodeEpoch:
     """Where each step of one node's epoch lies. Synchronous, no I/O; not thread-safe."""
 
-    def __init__(self, shares: tuple[Share, ...], options: EpochOptions, counts: Mapping[int, int], deal: Deal) -> None:
+    def __init__(
+        self, shares: tuple[Assignment, ...], options: EpochOptions, counts: Mapping[int, int], deal: Deal
+    ) -> None:
         self._maps = tuple(EpochMap(share, options, counts) for share in shares)
         self._deal = deal
         self._step_samples = deal.batch_size * deal.local_world_size // len(shares)

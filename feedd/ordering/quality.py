@@ -17,7 +17,7 @@ from feedd.ordering.epoch import EpochMap, epoch_places
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Share
+    from feedd.dataset.assignment import Assignment
     from feedd.ordering.epoch import EpochOptions
 
 _SAMPLES_MAX = 1 << 18  # looked at: enough for two digits
@@ -44,7 +44,7 @@ class Mix:
     window_samples: int
 
 
-def mix(share: Share, counts: NDArray[np.int64], options: EpochOptions, batch_size: int) -> Mix:
+def mix(share: Assignment, counts: NDArray[np.int64], options: EpochOptions, batch_size: int) -> Mix:
     """Measure one partition's epoch.
 
     Args:

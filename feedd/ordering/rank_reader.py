@@ -11,10 +11,10 @@ import numpy as np
 from feedd.dataset.step_counts import Deal, left_out
 from feedd.errors import BadRequest
 from feedd.ordering import rng
-from feedd.ordering.batch_plan import Drawn
+from feedd.ordering.batch_plan import BatchPlan
 from feedd.ordering.buckets import BUCKETS, NeedLengths, by_length, gathered, lengths_of
 from feedd.ordering.epoch import EpochOptions, NeedCounts, seeds
-from feedd.ordering.epoch_access import NodeWalk
+from feedd.ordering.epoch_access import NodeAccess
 from feedd.ordering.node_epoch import NodeEpoch
 from feedd.ordering.sorted_windows import ROW_BYTES, NeedOrder, SortedWindows, WindowName
 from feedd.values import Cursor, EpochEnd
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Share
+    from feedd.dataset.assignment import Assignment
     from feedd.dataset.listing import Listing
     from feedd.ordering.batch_plan import BatchRows
     from feedd.ordering.node_epoch import Piece, Step
@@ -69,7 +69,7 @@ class Reader:
 
     def __init__(
         self,
-        shares: tuple[Share, ...],
+        shares: tuple[Assignment, ...],
         options: ReaderOptions,
         counts: Mapping[int, int],
         orders: Orders | None = None,
@@ -156,13 +156,13 @@ class Reader:
         """Return the window that a cursor stands in, as far as it says."""
         return at.window
 
-    def walk(self, listing: Listing, at: Cursor) -> NodeWalk:
+    def walk(self, listing: Listing, at: Cursor) -> NodeAccess:
         """Return the cursor's epoch as the cache is told of it.
 
         Raises:
             BadRequest: see ``epoch_map``.
         """
-        return NodeWalk(listing, at.epoch, self.epoch_map(at), self.places)
+        return NodeAccess(listing, at.epoch, self.epoch_map(at), self.places)
 
     def left_out(self) -> int | None:
         """Return the rank's samples of an epoch that lie beyond the last of its steps; None: not known yet."""
@@ -185,9 +185,9 @@ class Reader:
         """
         while isinstance(found := self.draw(at), NeedOrder):
             found.learn(found.sort())
-        return found.rows() if isinstance(found, Drawn) else found
+        return found.rows() if isinstance(found, BatchPlan) else found
 
-    def draw(self, at: Cursor) -> Drawn | NeedCounts | NeedOrder | EpochEnd:
+    def draw(self, at: Cursor) -> BatchPlan | NeedCounts | NeedOrder | EpochEnd:
         """As ``rows``, with nothing worked out, and windows left to the caller to sort.
 
         Raises:
@@ -301,7 +301,7 @@ class Reader:
                 self._share_counts = tuple(counted)
         return self._share_counts
 
-    def _gather(self, plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor) -> Drawn:
+    def _gather(self, plan: NodeEpoch, rows: Mapping[WindowName, WindowRows], found: Step, at: Cursor) -> BatchPlan:
         names = (WindowName(at.epoch, piece.partition, piece.segment.window) for piece in found.pieces)
         parts = [_piece(rows[name], piece) for name, piece in zip(names, found.pieces, strict=True)]
         shard, ordinal = parts[0]
@@ -313,7 +313,7 @@ class Reader:
             again = np.repeat([piece.again for piece in found.pieces], [piece.size for piece in found.pieces])
         cursor = Cursor(at.epoch, at.step, found.anchors)
         its_seeds = partial(seeds, self.epoch_options(at.epoch), shard, ordinal)
-        return Drawn(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
+        return BatchPlan(cursor, shard, ordinal, its_seeds, min(windows), max(windows), again)
 
 
 def _first_samples(plan_of: Callable[[int], NodeEpoch], epoch: int, partition: int) -> WindowRows:

@@ -12,7 +12,7 @@ from feedd.ordering.epoch import EpochMap, EpochOptions, Located, seeds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from feedd.dataset.assignment import Share
+    from feedd.dataset.assignment import Assignment
 
     Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]
 
@@ -36,14 +36,14 @@ class Needed:
     last: NDArray[np.int64]
 
 
-class Endless:
+class RepeatingSource:
     """A source's stream on one partition. Synchronous, no I/O.
 
     Each own epoch is what a plain reader makes of this source alone with the same seed: shards in that epoch's order,
     in windows, samples permuted inside each. Remembers only what it can compute again.
     """
 
-    def __init__(self, share: Share, first: int, counts: NDArray[np.int64], options: EpochOptions) -> None:
+    def __init__(self, share: Assignment, first: int, counts: NDArray[np.int64], options: EpochOptions) -> None:
         """Plan a stream.
 
         Args:

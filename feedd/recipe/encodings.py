@@ -70,7 +70,7 @@ _YOURSELF: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Encoding:
     """One of the names above, taken apart.
 
     Attributes:
@@ -94,7 +94,7 @@ class Stored:
 
 
 @functools.lru_cache(maxsize=1024)  # a data set has few; asked for every field of every chunk
-def parse_stored(name: str) -> Stored | None:
+def parse_stored(name: str) -> Encoding | None:
     """Return what a name says; None: the field is a file of its own.
 
     Raises:
@@ -103,21 +103,21 @@ def parse_stored(name: str) -> Stored | None:
     if not name or name in _FILE_NAMES:
         return None
     if name in _STEPS:
-        return Stored(_STEPS[name], None, steps=name.removesuffix("[][]"))
+        return Encoding(_STEPS[name], None, steps=name.removesuffix("[][]"))
     match = _NAME.fullmatch(name)
     dtype, sides = match.groups() if match is not None else ("", None)
     if dtype == _VARINT and not sides:
-        return Stored("int64", () if sides is None else None, varint=True)
+        return Encoding("int64", () if sides is None else None, varint=True)
     narrow = dtype if dtype in NARROW else ""
     dtype = WIDENED if narrow else dtype
     if dtype not in DTYPES:
         raise ValueError(f"expected one of the dtypes {', '.join(DTYPES)}, or {_VARINT}, got {name!r}")
     if not sides:
-        return Stored(dtype, () if sides is None else None, narrow=narrow)
+        return Encoding(dtype, () if sides is None else None, narrow=narrow)
     shape = tuple(int(side) for side in sides.split(",") if side)
     if len(shape) > DIMS_MAX or not 0 < math.prod(shape) <= SAMPLE_BYTES_MAX:
         raise ValueError(f"expected at most {DIMS_MAX} sizes of 1 or more, got {name!r}")
-    return Stored(dtype, shape, narrow=narrow)
+    return Encoding(dtype, shape, narrow=narrow)
 
 
 def check_stored(recipe: FieldRecipe) -> None:
@@ -162,7 +162,7 @@ def check_stored(recipe: FieldRecipe) -> None:
         raise _unfit(recipe, params.dtype, recipe.stored, suggest(stored))
 
 
-def _read_as(stored: Stored, params: TensorParams | TokensParams) -> tuple[str, ...]:
+def _read_as(stored: Encoding, params: TensorParams | TokensParams) -> tuple[str, ...]:
     """Return the dtypes that a recipe may say of numbers: of narrow ones the type of their bits, too."""
     if not stored.narrow:
         return (stored.dtype,)
@@ -176,7 +176,7 @@ def default_codec(name: str) -> str | None:
     return _FILE_NAMES.get(name) if stored is None else suggest(stored)
 
 
-def suggest(stored: Stored) -> str:
+def suggest(stored: Encoding) -> str:
     """Return the recipe that takes what is stored as it is."""
     if stored.scalar:
         return "float" if stored.dtype.startswith("float") else "int"

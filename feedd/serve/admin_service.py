@@ -11,7 +11,7 @@ from feedd import __version__
 from feedd.errors import BadRequest, FeeddError, PermissionDenied, Unsupported
 from feedd.flow.tasks import both
 from feedd.serve.grpc_status import abort, as_feedd_error
-from feedd.serve.progress_stream import Teller
+from feedd.serve.progress_stream import ProgressStream
 from feedd.wire import feedd_pb2 as pb
 from feedd.wire.admin_messages import amount_message, warm_spec
 from feedd.wire.feed_messages import OpenLimits
@@ -123,7 +123,7 @@ class AdminService:
             await abort(context, as_feedd_error(error, "warming the cache"))
 
     async def _warm(self, spec: WarmSpec, context: AnyContext) -> None:
-        warm, teller = _offered(self._hooks.warm), Teller()
+        warm, teller = _offered(self._hooks.warm), ProgressStream()
         await both(teller.send(context.write), _told(warm(spec, teller.tell), teller))
 
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
@@ -145,7 +145,7 @@ class AdminService:
         self._hooks.drain(grace_s)
 
 
-async def _told(work: Awaitable[object], teller: Teller) -> None:
+async def _told(work: Awaitable[object], teller: ProgressStream) -> None:
     await work
     teller.end()
 

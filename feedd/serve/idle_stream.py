@@ -12,7 +12,7 @@ HEARTBEAT_S_LEAST = 0.05  # a client cannot ask for more heartbeats than the loo
 HEARTBEAT_S_MOST = 3600.0
 
 
-class Silence:
+class IdleStream:
     """Sets ``due`` after each period without a message. One timer per stream, not one per message.
 
     Attributes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FAILURES_PER_MESSAGE = 256
 
 
-class Teller:
+class ProgressStream:
     """Holds the latest progress and the errors not yet sent: what happens between two messages goes into one."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import grpc
 
 from feedd.errors import BadRequest, FeeddError
 from feedd.serve.grpc_status import as_feedd_error
-from feedd.serve.idle_stream import Silence
+from feedd.serve.idle_stream import IdleStream
 from feedd.serve.instructions import Finish, Produce, Reclaim, Send, SendEnd, SendError
 from feedd.serve.stream_meter import StreamMeter
 from feedd.serve.transport import InlineTransport, SlotTransport
@@ -56,7 +56,7 @@ class StreamCall:
         self._jobs: deque[Produce] = deque()
         self._outbox: deque[Send | SendEnd | SendError | Finish] = deque()
         self._wake = asyncio.Event()
-        self._silence = Silence(self._wake.set)
+        self._silence = IdleStream(self._wake.set)
         self._over = asyncio.Event()
         self._group = asyncio.TaskGroup()
         self._help_asked = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from feedd import metrics
 from feedd.errors import FeeddError, NotFound, ObjectChanged
 from feedd.notices import NoticeKind, notices_of
-from feedd.sessions.job_sharing import Tickets
+from feedd.sessions.job_sharing import SharedLeases
 from feedd.values import Cursor, EpochEnd
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from feedd.catalog.late_fields import LateFields
     from feedd.catalog.stages import Stages
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import BatchRows, Drawn
+    from feedd.ordering.batch_plan import BatchPlan, BatchRows
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.protocols import Slots
     from feedd.sessions.filling import Filling
     from feedd.sessions.job_sharing import SharedBatches
-    from feedd.sessions.next_epoch_prefetch import Ahead
-    from feedd.sessions.prefetch_driver import Outlook
+    from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
+    from feedd.sessions.prefetch_driver import PrefetchDriver
     from feedd.values import BatchReady, SessionInfo, ShardFile, SlotRef
 
 
@@ -46,11 +46,11 @@ class SessionParts:
     info: SessionInfo
     filling: Filling
     reader: AnyReader
-    outlook: Outlook
-    arena: Arena | Tickets
+    outlook: PrefetchDriver
+    arena: Arena | SharedLeases
     shared: SharedBatches | None = None
     leave: Callable[[object], Awaitable[None]] | None = None
-    ahead: Ahead | None = None
+    ahead: NextEpochPrefetch | None = None
     leave_windows: Callable[[], None] = lambda: None
     late: LateFields | None = None
 
@@ -71,7 +71,7 @@ class Session:
         """Take batches from a group from here on; ``leave`` is called when the session closes."""
         self._parts = replace(self._parts, shared=shared, leave=leave)
 
-    def look_ahead(self, ahead: Ahead) -> None:
+    def look_ahead(self, ahead: NextEpochPrefetch) -> None:
         """Have the next epoch's first batches decoded, in slots that are free, behind an epoch's last."""
         self._parts = replace(self._parts, ahead=ahead)
 
@@ -102,7 +102,7 @@ class Session:
 
     def keep_lent(self) -> None:
         """The client may go on reading what it holds: others must not write there."""
-        if isinstance(self._parts.arena, Tickets):
+        if isinstance(self._parts.arena, SharedLeases):
             self._parts.arena.keep_lent()
 
     def steps(self, epoch: int) -> int | None:
@@ -184,7 +184,7 @@ class Session:
         if self._parts.ahead is not None:
             await self._parts.ahead.close()
         if self._parts.leave is not None:
-            await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, Tickets) else self)
+            await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, SharedLeases) else self)
         await self._stages.arriving.withdraw(self)
         self._parts.outlook.close()
         self._parts.filling.assembler.close()
@@ -214,7 +214,7 @@ class Session:
         if ahead is not None and not self._coming and 0 <= ended == self._furthest.epoch:
             ahead.begin(ended + 1)
 
-    async def _draw(self, at: Cursor) -> Drawn | EpochEnd:
+    async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
         parts = self._parts
         drawn = await parts.filling.shelf.draw(parts.filling.listing, parts.reader, at)
         if isinstance(drawn, EpochEnd):
@@ -233,12 +233,12 @@ class Session:
 
     async def _plan_together(
         self, jobs: Sequence[tuple[Cursor, SlotRef]]
-    ) -> tuple[list[tuple[Drawn, SlotRef]], list[EpochEnd]]:
+    ) -> tuple[list[tuple[BatchPlan, SlotRef]], list[EpochEnd]]:
         """Plan batches as long as they read the same windows, then ends; what follows is asked for again.
 
         What is returned is of the first jobs, one by one: a batch that was asked for behind an end stops it.
         """
-        planned: list[tuple[Drawn, SlotRef]] = []
+        planned: list[tuple[BatchPlan, SlotRef]] = []
         ends: list[EpochEnd] = []
         ahead = self._parts.ahead
         for number, (at, slot) in enumerate(jobs):
@@ -256,7 +256,7 @@ class Session:
                 planned.append((drawn, slot))
         return planned, ends
 
-    async def _planned(self, at: Cursor) -> Drawn | EpochEnd:
+    async def _planned(self, at: Cursor) -> BatchPlan | EpochEnd:
         self._start(at)
         try:
             with self._stale_listing_forgotten():
@@ -264,7 +264,7 @@ class Session:
         finally:
             self._making_count -= 1
 
-    async def _decode_together(self, jobs: Sequence[tuple[Drawn, SlotRef]]) -> list[BatchReady]:
+    async def _decode_together(self, jobs: Sequence[tuple[BatchPlan, SlotRef]]) -> list[BatchReady]:
         slots = [slot for _, slot in jobs]
         with self._stale_listing_forgotten():
             batches = [drawn for drawn, _ in jobs]
@@ -293,7 +293,7 @@ class Session:
         shards = rows.shards.tolist()
         refs = [its.listing.refs[shard] for shard in shards]
         indexes = await its.shelf.indexes(its.listing, shards)
-        if isinstance(parts.arena, Tickets):
+        if isinstance(parts.arena, SharedLeases):
             assert parts.shared is not None, "leases without a group"
             return await parts.shared.lend(parts.arena, slot, rows, refs, indexes)
         if parts.shared is not None:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache.pinned_reads import with_pinned
-from feedd.ordering.batch_plan import Several
+from feedd.ordering.batch_plan import BatchPlanGroup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from feedd.batching.assembler import Assembler
-    from feedd.catalog.dataset_catalog import Shelf
+    from feedd.catalog.dataset_catalog import DatasetCatalog
     from feedd.dataset.listing import Listing
-    from feedd.ordering.batch_plan import Drawn
+    from feedd.ordering.batch_plan import BatchPlan
     from feedd.protocols import ShardCache
     from feedd.values import BatchReady, ShardFile, SlotRef
 
@@ -31,13 +31,13 @@ class Filling:
     """
 
     listing: Listing
-    shelf: Shelf
+    shelf: DatasetCatalog
     cache: ShardCache
     assembler: Assembler
 
     async def together(
         self,
-        batches: Sequence[Drawn],
+        batches: Sequence[BatchPlan],
         slots: Sequence[SlotRef],
         *,
         early: bool = False,
@@ -54,7 +54,7 @@ class Filling:
         Raises:
             As ``Session.produce``.
         """
-        several = Several.of(batches)
+        several = BatchPlanGroup.of(batches)
         its = slots[: len(batches)]
         refs = [self.listing.refs[shard] for shard in several.shards]
         indexes = await self.shelf.indexes(self.listing, several.shards)

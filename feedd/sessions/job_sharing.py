@@ -4,7 +4,7 @@ Jobs of a group run side by side, each at its own pace. A batch is decoded when 
 of the group, and kept until all have taken it or its room is needed for a later one. Who comes after that has it
 decoded once more: nothing is lost by being slow but the sharing, and it is counted.
 
-A client that can read the group's memory without changing it is lent the batch where it lies (``Tickets``); others
+A client that can read the group's memory without changing it is lent the batch where it lies (``SharedLeases``); others
 get a copy in a slot of their own.
 """
 
@@ -113,7 +113,7 @@ class SharedBatches:
 
     async def lend(
         self,
-        holder: Tickets,
+        holder: SharedLeases,
         ticket: SlotRef,
         rows: BatchRows,
         refs: Sequence[ObjectRef],
@@ -133,7 +133,7 @@ class SharedBatches:
         holder.lent(ticket, kept)
         return replace(kept.ready, place=kept.slot.index)
 
-    def let_go(self, kept: Kept, holder: Tickets) -> None:
+    def let_go(self, kept: Kept, holder: SharedLeases) -> None:
         """End the lease of a batch."""
         self._kept.let_go(kept, holder)
         self._freed.set()
@@ -151,7 +151,7 @@ class SharedBatches:
         self._arena.close()
 
     async def _found(
-        self, holder: Tickets | None, rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]
+        self, holder: SharedLeases | None, rows: BatchRows, refs: Sequence[ObjectRef], indexes: Sequence[ShardIndex]
     ) -> Kept:
         """Return the batch, decoded if need be; nothing is awaited after it was found."""
         key = (rows.cursor.epoch, rows.cursor.step)
@@ -206,7 +206,7 @@ class SharedBatches:
         self._freed.set()
 
 
-class Tickets:
+class SharedLeases:
     """One session's leases on batches that lie in its group's arena (seam ``Slots``).
 
     A ticket's number says nothing of where a batch lies: ``BatchReady.place`` does.

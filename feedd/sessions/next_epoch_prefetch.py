@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from feedd.flow.arena import Arena
-    from feedd.ordering.batch_plan import Drawn
+    from feedd.ordering.batch_plan import BatchPlan
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.filling import Filling
     from feedd.values import BatchReady, SlotRef
@@ -79,7 +79,7 @@ class _Early:
         return found[self.place] if self.place < len(found) else None
 
 
-class Ahead:
+class NextEpochPrefetch:
     """One session's slots (seam ``Slots``), the free ones of them put to use between epochs.
 
     Nothing that fails here is an error: the batch is then made when it is asked for.
@@ -263,7 +263,7 @@ class Ahead:
 
     async def _make_together(self, steps: Sequence[Cursor], slots: Sequence[SlotRef]) -> list[BatchReady]:
         its, reader = self._parts.filling, self._its_reader()
-        batches: list[Drawn] = []
+        batches: list[BatchPlan] = []
         for at in steps:
             drawn = await its.shelf.draw(its.listing, reader, at)
             if isinstance(drawn, EpochEnd) or (batches and drawn.last_window != batches[0].last_window):

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedd.batching.assembler import KEY_SPECS, Assembler, AssemblerOptions
-from feedd.batching.bad_samples import RemedyOptions
+from feedd.batching.bad_samples import BadSampleOptions
 from feedd.batching.batch_group import are_plain, slots_together
 from feedd.batching.batch_recipes import estimated_bytes, resolve, resolved_by
 from feedd.batching.slot_layout import lay_out
-from feedd.catalog.dataset_catalog import Shelf
-from feedd.catalog.index_prefetcher import Foresight
+from feedd.catalog.dataset_catalog import DatasetCatalog
+from feedd.catalog.index_prefetcher import IndexPrefetcher
 from feedd.catalog.label_fields import Labelling, forget, with_tables
 from feedd.catalog.late_fields import LateFields
 from feedd.catalog.learned_counts import Learned
@@ -33,10 +33,10 @@ from feedd.sessions.column_types import typed
 from feedd.sessions.decoded_cache import Room, made_ready
 from feedd.sessions.feed_session import Session, SessionParts
 from feedd.sessions.filling import Filling
-from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, Sharing, Tickets, slots_to_lend
-from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, Ahead, AheadParts
+from feedd.sessions.job_sharing import LEASES_MOST, SharedBatches, SharedLeases, Sharing, slots_to_lend
+from feedd.sessions.next_epoch_prefetch import AHEAD_BATCHES, AheadParts, NextEpochPrefetch
 from feedd.sessions.notice_log import NoticeLog
-from feedd.sessions.prefetch_driver import Crowd, Outlook
+from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.sessions.rank_plan import planned, windows_of
 from feedd.sessions.shared_batches import WINDOW_BATCHES
 from feedd.values import Cursor, FieldKind, SessionInfo
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from feedd.batching.quarantine import Quarantine
     from feedd.catalog.label_fields import Tables
     from feedd.catalog.stages import PipelineOptions, Stages
-    from feedd.converting.converting_cache import MadeCache
+    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import Listing
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.sessions.rank_plan import Planned
@@ -78,12 +78,12 @@ class Pipeline:
         quarantine: Quarantine | None = None,
     ) -> None:
         self.stages = stages
-        self.shelf = Shelf(stages, group, learned or Learned())
+        self.shelf = DatasetCatalog(stages, group, learned or Learned())
         self._options = options
         self._quarantine = quarantine
         self._budget = ArenaBudget(options.arena_bytes, stages.recorder)
         self.windows = SortedWindows(_WINDOWS_BYTES)
-        self._crowd = Crowd()
+        self._crowd = ReaderGroups()
         self._labelling = Labelling(stages.sources)
         self._sharing = Sharing()
         self._notice_log = NoticeLog(stages.recorder)
@@ -91,7 +91,7 @@ class Pipeline:
         self._numbers = itertools.count(1)
 
     @property
-    def cache(self) -> MadeCache:
+    def cache(self) -> ConvertingCache:
         """The cache, for listings of its entries."""
         return self.stages.cache
 
@@ -155,13 +155,13 @@ class Pipeline:
             plan = await CPU.run(planned, listing, request, orders)  # balancing takes microseconds per shard
             one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
             cache = self.stages.cache
-            foresight = Foresight(self.shelf.readings, listing, cache)
-            outlook = Outlook(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
+            foresight = IndexPrefetcher(self.shelf.readings, listing, cache)
+            outlook = PrefetchDriver(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
             undo.push_async_callback(outlook.ended)
             undo.callback(outlook.close)
             outlook.enter(Cursor(request.spec.epoch))
             memory, arena, classes = await self._slots(one)
-            within = arena.group.arena if isinstance(arena, Tickets) else arena
+            within = arena.group.arena if isinstance(arena, SharedLeases) else arena
             assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
             tell_late = partial(self._notice_log.tell_more, request.spec.urls, NoticeKind.LATE_FIELDS)
             late = LateFields(listing, [source.fields for source in memory.found], tell_late)
@@ -186,11 +186,11 @@ class Pipeline:
             undo.pop_all()
         return session
 
-    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | Tickets, Classes]:
+    async def _slots(self, one: _Opening) -> tuple[_Memory, Arena | SharedLeases, Classes]:
         """Resolve the recipes; return memory for their batches, the session's slots, and what its labels stand for."""
         spec = one.request.spec
         size = _fixed_bytes(one.request) if one.reader.assigned.size else 1
-        arena: Arena | Tickets | None = None
+        arena: Arena | SharedLeases | None = None
         more = size is not None and _may_need_more(spec, size)  # recipes then tell how many slots there are
         if size is not None and not spec.shared_arena and not more:  # memory takes as long as a shard: both at once
             (recipes, found, classes), arena = await both(self._resolved(one), self._arena(one, size))
@@ -211,11 +211,11 @@ class Pipeline:
         classes = await self._labelling.label(labelled, one.request, one.tables)
         return *await resolve(self.stages, self.shelf, one.listing, one.reader, one.request), classes
 
-    async def _tickets(self, one: _Opening, memory: _Memory) -> Tickets | None:
+    async def _tickets(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
         """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
         spec, key = one.request.spec, one.group_key
         count = spec.prefetch_batches or min(slots_for(memory.slot_bytes, spec.consumer_count), LEASES_MOST)
-        tickets = Tickets(self._within(count))
+        tickets = SharedLeases(self._within(count))
         shared = await self._sharing.join(key, tickets, lambda: memory.lent(tickets.slot_count))
         if tickets.enter(shared):
             one.undo.push_async_callback(self._sharing.leave, key, tickets)
@@ -223,10 +223,10 @@ class Pipeline:
         await self._sharing.leave(key, tickets)
         return None
 
-    async def _take_part(self, one: _Opening, session: Session, arena: Arena | Tickets, memory: _Memory) -> None:
+    async def _take_part(self, one: _Opening, session: Session, arena: Arena | SharedLeases, memory: _Memory) -> None:
         """Have a session's batches come from its group; who has tickets has joined already."""
         key = one.group_key
-        if isinstance(arena, Tickets):
+        if isinstance(arena, SharedLeases):
             shared = arena.group
         else:
             shared = await self._sharing.join(key, session, memory.shared)
@@ -238,7 +238,7 @@ class Pipeline:
         at_once = filling.assembler.at_once
         count = max(AHEAD_BATCHES, at_once)
         first = tuple(spec.consumer_index + n * spec.consumer_count for n in range(count))
-        session.look_ahead(Ahead(AheadParts(arena, filling, one.plan.reader, first, at_once, self._group)))
+        session.look_ahead(NextEpochPrefetch(AheadParts(arena, filling, one.plan.reader, first, at_once, self._group)))
 
     async def decoded(self, slot_count: int, slot_bytes: int, request: Request, recipes: Recipes) -> SharedBatches:
         """Return memory for the batches of a group, decoded there once for all of its sessions.
@@ -258,7 +258,7 @@ class Pipeline:
 
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
         """Return how batches are made in an arena."""
-        remedy = RemedyOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
+        remedy = BadSampleOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
         return AssemblerOptions(number, request.spec.keys, remedy, request.filters)
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.ordering.next_use import Horizon
+from feedd.ordering.next_use import NextUseTimeline
 from feedd.ordering.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from feedd.catalog.index_prefetcher import Foresight
+    from feedd.catalog.index_prefetcher import IndexPrefetcher
     from feedd.dataset.listing import Listing
-    from feedd.ordering.epoch_access import Use, Walk
+    from feedd.ordering.epoch_access import EpochAccess, Use
     from feedd.ordering.mixed_reader import AnyReader
     from feedd.protocols import ShardCache
     from feedd.values import Cursor
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SLACK = 1 / 16  # of an epoch's bytes: so far a stream falls behind others before its positions are told again
 
 
-class Crowd:
+class ReaderGroups:
     """Who reads what: readers of the same epoch of the same assignment go together, as far as the slowest is.
 
     Attributes:
@@ -28,7 +28,7 @@ class Crowd:
     """
 
     def __init__(self) -> None:
-        self.horizon = Horizon()
+        self.horizon = NextUseTimeline()
         self._groups: dict[tuple[object, ...], Progress] = {}
 
     def group(self, key: tuple[object, ...]) -> Progress | None:
@@ -50,7 +50,7 @@ class Crowd:
         return None
 
 
-class Outlook:
+class PrefetchDriver:
     """One session's view of the future."""
 
     def __init__(
@@ -59,8 +59,8 @@ class Outlook:
         listing: Listing,
         reader: AnyReader,
         cache: ShardCache,
-        crowd: Crowd,
-        foresight: Foresight | None = None,
+        crowd: ReaderGroups,
+        foresight: IndexPrefetcher | None = None,
     ) -> None:
         """Describe a session; ``foresight``: reads indexes ahead of it, where somebody is to."""
         self._name = name
@@ -69,14 +69,14 @@ class Outlook:
         self._cache = cache
         self._crowd = crowd
         self._foresight = foresight
-        self._walk: Walk | None = None
+        self._walk: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
 
     def enter(self, at: Cursor) -> None:
         """Start (or resume) an epoch at a cursor: say when everything is needed, and wish for what comes first."""
         before, window = self._walk, self._reader.window(at)
-        walk: Walk = self._reader.walk(self._listing, at)
+        walk: EpochAccess = self._reader.walk(self._listing, at)
         if before is not None and before.key == walk.key:
             walk = before
         self._walk, self._window = walk, window
@@ -131,13 +131,13 @@ class Outlook:
         if self._foresight is not None:
             await self._foresight.ended()
 
-    def _found(self, walk: Walk, window: int) -> Progress:
+    def _found(self, walk: EpochAccess, window: int) -> Progress:
         """Begin a group, with a stream that stands at ``window``."""
         self._crowd.horizon.open(walk.key, walk.position(window), walk.epoch_bytes * _SLACK)
         self._tell(walk, walk.start(window))
         return self._crowd.found(walk.key)
 
-    def _leave(self, walk: Walk) -> None:
+    def _leave(self, walk: EpochAccess) -> None:
         left = self._crowd.leave(walk.key, self._name)
         if left is None:
             self._cache.note_next_use(self._crowd.horizon.close(walk.key))
@@ -145,13 +145,13 @@ class Outlook:
         for window in left:
             self._tell(walk, walk.left(window))
 
-    def _tell(self, walk: Walk, uses: Iterable[Use]) -> None:
+    def _tell(self, walk: EpochAccess, uses: Iterable[Use]) -> None:
         self._cache.note_next_use(self._crowd.horizon.tell(walk.key, uses))
 
-    def _wish(self, walk: Walk, window: int) -> None:
+    def _wish(self, walk: EpochAccess, window: int) -> None:
         self._cache.prefetch([self._listing.refs[shard] for shard in walk.wishes(window)], self._name)
 
 
-def _soon(walk: Walk, window: int) -> list[int]:
+def _soon(walk: EpochAccess, window: int) -> list[int]:
     """Return the shards of a window and of the one behind it."""
     return walk.needed(window) + walk.needed(window + 1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from feedd.protocols import Recorder
     from feedd.workers.dispatch import Dispatch
-    from feedd.workers.supervisor import Crew, Place
+    from feedd.workers.supervisor import WorkerSlot, WorkerSupervisor
     from feedd.workers.work import DecodeOptions
     from feedd.workers.worker_count import Load
 
@@ -30,7 +30,7 @@ _LOOKED_AT_MAX: Final = 16
 """Workers looked at in one turn, at about 40 us each: the loop has other things to do."""
 
 
-class Overseer:
+class Autoscaler:
     """Resizes and renews a crew.
 
     Args:
@@ -40,13 +40,13 @@ class Overseer:
         recorder: told what is wanted, and of workers replaced.
     """
 
-    def __init__(self, options: DecodeOptions, dispatch: Dispatch, crew: Crew, recorder: Recorder) -> None:
+    def __init__(self, options: DecodeOptions, dispatch: Dispatch, crew: WorkerSupervisor, recorder: Recorder) -> None:
         self._growth_bytes = options.recycle_growth_bytes
         self._autotune = Autotune(options.workers, options.workers_max)
         self._dispatch = dispatch
         self._crew = crew
         self._recorder = recorder
-        self._successor: Place | None = None  # of a worker that has grown too large
+        self._successor: WorkerSlot | None = None  # of a worker that has grown too large
         self._back_off = BackOff(2 * PERIOD_S)  # after a successor that did not start
         self._renew_after_s = 0.0
         self._looked_at = 0
@@ -90,7 +90,7 @@ class Overseer:
         for _ in range(wanted - len(places)):
             self._crew.hire().joined.add_done_callback(self._hired)
 
-    def renew(self, seen: list[Place]) -> None:
+    def renew(self, seen: list[WorkerSlot]) -> None:
         """Start a successor for the first of ``seen`` that has grown too large; the old one leaves when it is there."""
         if not self._growth_bytes or self._successor is not None or time.monotonic() < self._renew_after_s:
             return
@@ -104,7 +104,7 @@ class Overseer:
                 self._successor.joined.add_done_callback(self._succeed(place))
                 return
 
-    def _succeed(self, place: Place) -> Callable[[asyncio.Future[None]], None]:
+    def _succeed(self, place: WorkerSlot) -> Callable[[asyncio.Future[None]], None]:
         def joined(future: asyncio.Future[None]) -> None:
             self._successor = None
             if not self._hired(future):
@@ -126,7 +126,7 @@ class Overseer:
             _log.warning("decode worker cannot be started", error=str(error))
         return error is None and not future.cancelled()
 
-    def _next_places(self) -> list[Place]:
+    def _next_places(self) -> list[WorkerSlot]:
         """Return the workers whose turn it is to be looked at."""
         places = self._crew.places
         if len(places) <= _LOOKED_AT_MAX:
@@ -135,7 +135,7 @@ class Overseer:
         self._looked_at = at + _LOOKED_AT_MAX
         return (places + places)[at : at + _LOOKED_AT_MAX]
 
-    def _contended(self, seen: list[Place]) -> float:
+    def _contended(self, seen: list[WorkerSlot]) -> float:
         """Return the share of their time that workers were ready to run and had no core, since they were last seen."""
         pids = {place.child.pid for place in self._crew.places if place.child is not None}
         self._spent = {pid: spent for pid, spent in self._spent.items() if pid in pids}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.workers.fixed_width import Plain
-    from feedd.workers.mapped_files import KeptFiles
+    from feedd.workers.mapped_files import MappedFiles
     from feedd.workers.messages import FieldMessage, FileMessage
 
 _ROWS_LEAST: Final = 2
@@ -42,7 +42,7 @@ def copy_rows(
     plain: Plain,
     field: FieldMessage,
     files: Sequence[FileMessage],
-    kept: KeptFiles,
+    kept: MappedFiles,
     target: tuple[mmap.mmap, int],
 ) -> NDArray[np.bool_]:
     """Copy what is there of one field.

@@ -15,7 +15,7 @@ _WORTH_S: Final = 0.01  # of a worker's time: a message that asks for less costs
 _TIMES_MAX: Final = 8  # as many as asked for: an answer that names bad rows must fit one packet
 
 
-class Portions:
+class ChunkSizer:
     """Rows per message, by what rows of the same arena took before.
 
     Args:

@@ -12,7 +12,7 @@ from feedd import metrics
 from feedd.errors import BadRequest, Draining, FeeddError, Internal, ResourceExhausted
 from feedd.workers.calls import Work, error_of
 from feedd.workers.load_meter import Meter
-from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, Mind, encode
+from feedd.workers.messages import MESSAGE_BYTES_MAX, Failed, ReportStart, encode
 from feedd.workers.schedule import Call, Chunk, Schedule
 from feedd.workers.worker_count import Load
 
@@ -226,7 +226,7 @@ class Dispatch:
         call = _pending(chunk.call)
         try:
             if chunk.suspect:
-                self._children[number].send(encode(Mind(chunk.id)))
+                self._children[number].send(encode(ReportStart(chunk.id)))
             self._children[number].send(packet, call.work.fds)
         except ResourceExhausted as error:
             self._schedule.take_back(number)

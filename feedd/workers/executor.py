@@ -26,7 +26,7 @@ from feedd.workers.convert_shard import make_shard
 from feedd.workers.descriptors import no_room
 from feedd.workers.field_reader import Field
 from feedd.workers.fixed_width import plain_numbers
-from feedd.workers.mapped_files import KeptFiles
+from feedd.workers.mapped_files import MappedFiles
 from feedd.workers.messages import (
     REASON_CHARS_MAX,
     Answer,
@@ -105,7 +105,7 @@ class Executor:
     def __init__(self) -> None:
         self._arenas: dict[int, mmap.mmap] = {}
         self._refused: dict[int, str] = {}  # why an arena could not be mapped
-        self._kept = KeptFiles()
+        self._kept = MappedFiles()
 
     @property
     def keeps(self) -> bool:

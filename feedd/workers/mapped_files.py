@@ -44,7 +44,7 @@ class _Kept:
     used_s: float
 
 
-class KeptFiles:
+class MappedFiles:
     """The files one worker has mapped."""
 
     def __init__(self) -> None:

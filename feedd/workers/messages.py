@@ -1,7 +1,7 @@
 """What daemon and decode worker say to each other: msgpack on a SEQPACKET socket pair, one message per packet.
 
 Columns travel as raw little-endian bytes. Requests are answered in order, one reply each. What is told (``Told``)
-has none, but that ``Begun`` comes of ``Mind``.
+has none, but that ``Started`` comes of ``ReportStart``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     modules: tuple[str, ...]
 
 
-class Mind(msgspec.Struct, frozen=True, array_like=True, tag="mind"):
+class ReportStart(msgspec.Struct, frozen=True, array_like=True, tag="mind"):
     """Say when the request of this id, the next one, is begun: if it ends a worker again, it is not tried a third time.
 
     Who was dead before he read this has not begun it.
@@ -132,7 +132,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     build: str = ""
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
     """Said before a request that is to be minded; no answer to it."""
 
     id: int
@@ -208,10 +208,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 Asked: TypeAlias = IndexRequest | MakeRequest | PinRequest | MeasureRequest | DecodeRequest
-Told: TypeAlias = Attach | Detach | Prepare | Mind
+Told: TypeAlias = Attach | Detach | Prepare | ReportStart
 Request: TypeAlias = Told | Asked
 Answer: TypeAlias = Indexed | Made | NeedRanges | Pinned | Measured | Decoded | Failed
-Reply: TypeAlias = Hello | Begun | Answer
+Reply: TypeAlias = Hello | Started | Answer
 
 request_decoder: Final = msgspec.msgpack.Decoder(Request)
 reply_decoder: Final = msgspec.msgpack.Decoder(Reply)

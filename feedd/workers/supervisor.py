@@ -15,7 +15,7 @@ from feedd.errors import Internal, ResourceExhausted, WorkerLost
 from feedd.workers.backoff import BackOff
 from feedd.workers.build import build_digest
 from feedd.workers.descriptors import close_all
-from feedd.workers.messages import PROTOCOL, Begun, Hello, reply_decoder
+from feedd.workers.messages import PROTOCOL, Hello, Started, reply_decoder
 from feedd.workers.worker_process import Child
 from feedd.workers.worker_vitals import anonymous_bytes
 
@@ -33,7 +33,7 @@ FIRST_WAIT_S: Final = 0.2
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class WorkerSlot:
     """Where a worker stands, one after the other should they die.
 
     Attributes:
@@ -53,7 +53,7 @@ class Place:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Crew:
+class WorkerSupervisor:
     """Keeps as many processes in the service of ``dispatch`` as it is told, ``options.workers`` at first.
 
     A worker that dies and cannot be started again is tried again and again, ever more rarely: what is missing
@@ -77,7 +77,7 @@ class Crew:
         self._recorder = recorder
         self._dispatch = dispatch
         self._first_packets = first_packets
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, WorkerSlot] = {}
         self._numbers: dict[Child, int] = {}
         self._hellos: dict[Child, asyncio.Future[None]] = {}
         self._last_number = -1
@@ -119,19 +119,19 @@ class Crew:
         await self._group.__aexit__(None, None, None)
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[WorkerSlot]:
         """Those whose workers take work, or soon will; the oldest first."""
         return [place for place in self._places.values() if not place.dismissed]
 
-    def hire(self) -> Place:
+    def hire(self) -> WorkerSlot:
         """Start one more worker; whoever asks looks at what becomes of ``joined``."""
         self._last_number += 1
-        place = Place(self._last_number, asyncio.get_running_loop().create_future())
+        place = WorkerSlot(self._last_number, asyncio.get_running_loop().create_future())
         self._places[place.number] = place
         self._group.create_task(self._keep(place), name=f"decode-worker-{place.number}")
         return place
 
-    def dismiss(self, place: Place) -> None:
+    def dismiss(self, place: WorkerSlot) -> None:
         """Let a worker go once it has done what it holds; one that has not said hello, at once."""
         place.dismissed = True
         place.over.set()
@@ -140,7 +140,7 @@ class Crew:
             if self._numbers[child] == place.number:
                 child.kill("not needed any more")
 
-    async def _keep(self, place: Place) -> None:
+    async def _keep(self, place: WorkerSlot) -> None:
         """Have a worker in ``place`` until that is dismissed or the crew ends."""
         back_off = BackOff(FIRST_WAIT_S)
         try:
@@ -158,7 +158,7 @@ class Crew:
         finally:
             del self._places[place.number]
 
-    async def _wait(self, place: Place, message: str, back_off: BackOff) -> None:
+    async def _wait(self, place: WorkerSlot, message: str, back_off: BackOff) -> None:
         """Wait until it is time to try again, or no use any more.
 
         Raises:
@@ -174,7 +174,7 @@ class Crew:
             async with asyncio.timeout(wait_s):
                 await place.over.wait()
 
-    async def _employ(self, place: Place) -> str:
+    async def _employ(self, place: WorkerSlot) -> str:
         """Run one worker to its end; return how it ended if it never said hello, else nothing."""
         try:
             child = Child(self._options, self._on_message)
@@ -231,7 +231,7 @@ class Crew:
     def _on_message(self, child: Child, data: bytes, fds: list[int]) -> None:
         try:
             reply = reply_decoder.decode(data)
-            if isinstance(reply, Begun):
+            if isinstance(reply, Started):
                 self._dispatch.begun(self._numbers[child], reply.id)
             elif not isinstance(reply, Hello):
                 self._dispatch.answer(self._numbers[child], reply, fds)

@@ -26,12 +26,12 @@ from feedd.workers.messages import (
     PROTOCOL,
     Answer,
     Attach,
-    Begun,
     Detach,
     Failed,
     Hello,
-    Mind,
     Prepare,
+    ReportStart,
+    Started,
     encode,
     request_decoder,
 )
@@ -112,8 +112,8 @@ def serve(sock: socket.socket) -> None:
             if isinstance(request, Prepare):
                 executor.prepare(request)
                 continue
-            if isinstance(request, Mind):
-                sock.send(encode(Begun(request.id)))
+            if isinstance(request, ReportStart):
+                sock.send(encode(Started(request.id)))
                 continue
             reply, answered = executor.run(request, fds)
         finally:

@@ -12,16 +12,16 @@ from feedd.errors import BadSample
 from feedd.recipe.params import params_of
 from feedd.recipe.recipe import check_fields, needs_resolve, spec_of
 from feedd.recipe.slow_imports import slow_module
-from feedd.workers.autoscaler import Overseer
+from feedd.workers.autoscaler import Autoscaler
 from feedd.workers.calls import DecodeCall, IndexCall, MeasureCall, PinCall, ProduceCall
-from feedd.workers.chunk_sizer import Portions
+from feedd.workers.chunk_sizer import ChunkSizer
 from feedd.workers.convert_call import MakeCall
 from feedd.workers.descriptors import copies
 from feedd.workers.dispatch import Dispatch, Packet
 from feedd.workers.fixed_width import chunk_rows, request_rows
 from feedd.workers.messages import Attach, Detach, Prepare, encode
 from feedd.workers.poison import Poison
-from feedd.workers.supervisor import Crew
+from feedd.workers.supervisor import WorkerSupervisor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,12 +52,14 @@ class DecodePool:
         self._options = options
         self._recorder = recorder
         self._arenas: dict[int, tuple[int, int]] = {}  # id -> our own descriptor, size
-        self._portions = Portions(options.chunk_rows)
+        self._portions = ChunkSizer(options.chunk_rows)
         self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
         arenas = self._arenas
-        self._crew = Crew(options, self._dispatch, recorder, lambda: [self._arena_packet(number) for number in arenas])
-        self._overseer = Overseer(options, self._dispatch, self._crew, recorder)
+        self._crew = WorkerSupervisor(
+            options, self._dispatch, recorder, lambda: [self._arena_packet(number) for number in arenas]
+        )
+        self._overseer = Autoscaler(options, self._dispatch, self._crew, recorder)
 
     async def __aenter__(self) -> Self:
         await self._crew.start()

@@ -15,10 +15,10 @@ import numpy as np
 from feedd.bench.harness import Outcome
 from feedd.bench.report import Column, Result, Verdict
 from feedd.cache import entry_layout
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.sessions.prefetch_driver import Crowd, Outlook
+from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.fakes.books import BooksCache
 
@@ -59,7 +59,7 @@ def trace(shard_count: int, *, uneven: bool = False, window_shards: int = 4, epo
     sizes = [int(_SHARD_BYTES * rng.uniform(0.125, 2)) if uneven else _SHARD_BYTES for _ in range(shard_count)]
     listing = Listing.of([ObjectRef("s3://b", f"{n:06d}.tar", size, "e") for n, size in enumerate(sizes)], 0.0)
     options = ReaderOptions(_SEED, shuffle=True, window_shards=window_shards, batch_size=64, topology=Topology())
-    reader = Reader((Share(np.arange(shard_count)),), options, listing.counts)
+    reader = Reader((Assignment(np.arange(shard_count)),), options, listing.counts)
     epochs = []
     for epoch in range(epoch_count):
         plan = reader.epoch_map(Cursor(epoch))
@@ -71,7 +71,7 @@ def trace(shard_count: int, *, uneven: bool = False, window_shards: int = 4, epo
 def feedd(trace: Trace, size_bytes: int) -> float:
     """Hit rate of feedd: the future told as a session tells it, wishes served as far ahead as they may be."""
     cache = BooksCache(size_bytes)
-    outlook = Outlook("reader", trace.listing, trace.reader, cache.seam, Crowd())
+    outlook = PrefetchDriver("reader", trace.listing, trace.reader, cache.seam, ReaderGroups())
     outlook.enter(Cursor())
     fetched = [0]
     for epoch, windows in enumerate(trace.epochs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from feedd.cache.cache_metrics import Tally
+from feedd.cache.cache_metrics import CacheMetrics
 from feedd.cache.policy.cache_index import CacheIndex, Claim
 from feedd.cache.prefetcher import Prefetcher
 from tests.fakes.tally import TallyRecorder
@@ -48,7 +48,7 @@ class BooksCache:
         self.fetched_bytes = 0
         self._fills = _InstantFills()
         fills = cast("Fills", self._fills)  # the part of it that the prefetcher calls
-        self._prefetcher = Prefetcher(self.index, fills, Tally(TallyRecorder()), prefetch_fills)
+        self._prefetcher = Prefetcher(self.index, fills, CacheMetrics(TallyRecorder()), prefetch_fills)
 
     @property
     def seam(self) -> ShardCache:

@@ -22,13 +22,13 @@ from feedd.cache.disk_watch import DiskWatch
 from feedd.cache.ondisk.probe import try_directory
 from feedd.cache.policy.health import HealthOptions
 from feedd.cache.tiers import TieredCache
-from feedd.catalog.pack_reads import ArrivingPacks
+from feedd.catalog.pack_reads import PackReads
 from feedd.catalog.sources import Sources
 from feedd.catalog.stages import PipelineOptions, Stages
 from feedd.clock import SystemClock
-from feedd.converting.conversion_log import MadeFacts
-from feedd.converting.converter import Maker, MakerOptions
-from feedd.converting.converting_cache import MadeCache
+from feedd.converting.conversion_log import ConversionLog
+from feedd.converting.converter import Converter, ConverterOptions
+from feedd.converting.converting_cache import ConvertingCache
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.memory_store import MemoryStore
 from feedd.sessions.opening import Pipeline
@@ -196,7 +196,7 @@ async def feeding(
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(hedge_share=0), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
-        maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
+        maker = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
         cache = await stack.enter_async_context(DiskCache(cache_options, maker, recorder, clock))
         front: AnyCache = cache
         if bypass_bytes:
@@ -207,8 +207,8 @@ async def feeding(
             front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
         group = await stack.enter_async_context(asyncio.TaskGroup())
         quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
-        made = await stack.enter_async_context(MadeCache(front, maker))
-        stages = Stages(sources, made, pool, recorder, clock, ArrivingPacks(sources, made, group))
+        made = await stack.enter_async_context(ConvertingCache(front, maker))
+        stages = Stages(sources, made, pool, recorder, clock, PackReads(sources, made, group))
         pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)
         rig = Feeding(store, pipeline, cache, pool, recorder)

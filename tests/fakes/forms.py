@@ -1,4 +1,4 @@
-"""A cache rig behind ``MadeCache``, and a form that makes of an object what it is, in this very process."""
+"""A cache rig behind ``ConvertingCache``, and a form that makes of an object what it is, in this very process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from feedd.cache.caches import DiskCache
 from feedd.convert import conversion_registry as registry
 from feedd.convert.wanted_ranges import everything
-from feedd.converting.conversion_log import MadeFact, MadeFacts
-from feedd.converting.converter import Maker, MakerOptions
-from feedd.converting.converting_cache import MadeCache
+from feedd.converting.conversion_log import ConversionLog, MadeFact
+from feedd.converting.converter import Converter, ConverterOptions
+from feedd.converting.converting_cache import ConvertingCache
 from feedd.metrics import CACHE_BYTES, CACHE_ENTRIES, CACHE_PINS, CACHE_RESERVED, PIPELINE_MAKING
 from feedd.values import ByteRange
 from feedd.workers.convert_shard import make_shard
@@ -25,7 +25,7 @@ from tests.fakes.fetchers import MemoryFetcher
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from feedd.protocols import FetchWatch, Held, Out
+    from feedd.protocols import FetchWatch, PartialObject, ShardWriter
     from feedd.values import ObjectRef
     from feedd.workers.work import MakeTask
 
@@ -33,11 +33,11 @@ FORM = "same"
 
 
 class SameForm:
-    """``protocols.ShardForm``: the shard is the object, made anyway."""
+    """``protocols.ShardConverter``: the shard is the object, made anyway."""
 
     name = FORM
 
-    def wanted(self, held: Held, params: str) -> tuple[ByteRange, ...]:
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
         """All of it; or, with parameters, its halves one after the other."""
         if params != "halves" or not held.size_bytes:
             return everything(held)
@@ -46,7 +46,7 @@ class SameForm:
         done = sum(span.size_bytes for span in held.spans)
         return () if done == held.size_bytes else (halves[1] if done else halves[0],)
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Copy."""
         del url, params
         out.write(held.data)
@@ -93,7 +93,7 @@ async def make(task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:
 
 @dataclass
 class MadeRig(CacheRig):
-    """The rig of the conformance suite, with ``MadeCache`` on top.
+    """The rig of the conformance suite, with ``ConvertingCache`` on top.
 
     Attributes:
         form: of all shards; empty: plain ones.
@@ -103,7 +103,7 @@ class MadeRig(CacheRig):
 
     form: str = ""
     made_before: bool = True
-    facts: MadeFacts = field(default_factory=MadeFacts)
+    facts: ConversionLog = field(default_factory=ConversionLog)
     fetcher: MakingFetcher = field(default_factory=MakingFetcher)
 
     def shard(self, name: str, size_bytes: int = SHARD_BYTES, etag: str = "v1") -> ObjectRef:
@@ -116,11 +116,11 @@ class MadeRig(CacheRig):
     @contextlib.asynccontextmanager
     async def open_made(
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
-    ) -> AsyncIterator[MadeCache]:
+    ) -> AsyncIterator[ConvertingCache]:
         """Open; after it nothing is held."""
-        maker = Maker(self.fetcher, make, self.facts, MakerOptions(1 << 30, makings=4), self.recorder)
+        maker = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
         options = self.options(capacity, prefetch_fills, deadline_s)
-        async with DiskCache(options, maker, self.recorder, self.clock) as disk, MadeCache(disk, maker) as cache:
+        async with DiskCache(options, maker, self.recorder, self.clock) as disk, ConvertingCache(disk, maker) as cache:
             yield cache
         for gauge in (CACHE_PINS, CACHE_RESERVED, CACHE_BYTES, CACHE_ENTRIES, PIPELINE_MAKING):
             assert self.recorder.total(gauge) == 0, gauge.name

@@ -13,7 +13,7 @@ from feedd.recipe.encodings import parse_stored
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from feedd.protocols import ShardForm
+    from feedd.protocols import ShardConverter
     from feedd.values import ShardIndex
 
 URL = "s3://b/shard"
@@ -22,7 +22,7 @@ LIMIT_BYTES = 64 << 20
 
 @dataclass
 class HeldBytes:
-    """``protocols.Held`` over bytes."""
+    """``protocols.PartialObject`` over bytes."""
 
     size_bytes: int
     spans: tuple[ByteRange, ...]
@@ -31,7 +31,7 @@ class HeldBytes:
 
 @dataclass
 class OutBytes:
-    """``protocols.Out`` into memory."""
+    """``protocols.ShardWriter`` into memory."""
 
     limit_bytes: int = LIMIT_BYTES
     written: bytearray = field(default_factory=bytearray)
@@ -82,7 +82,7 @@ class Made:
         return found
 
 
-def make(form: ShardForm, data: bytes, params: str = "", url: str = URL, limit_bytes: int = LIMIT_BYTES) -> Made:
+def make(form: ShardConverter, data: bytes, params: str = "", url: str = URL, limit_bytes: int = LIMIT_BYTES) -> Made:
     """Make a shard as a worker does, with nothing here but what the form asks for."""
     sparse = bytearray(len(data))
     spans: list[ByteRange] = []

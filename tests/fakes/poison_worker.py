@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.formats.npy_header import NpyHeader
-    from feedd.protocols import Held, Out, SampleCodec, ShardFormat
+    from feedd.protocols import PartialObject, SampleCodec, ShardFormat, ShardWriter
     from feedd.recipe.params import ImageParams
     from feedd.values import FieldRecipe, ShardIndex
 
@@ -86,7 +86,7 @@ class PoisonForm(WholeObject):
 
     name = "poison"
 
-    def make(self, held: Held, url: str, params: str, out: Out) -> str:
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
         """Write what is said, if it lives to."""
         del url, params
         half = held.size_bytes // 2

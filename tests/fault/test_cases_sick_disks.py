@@ -13,12 +13,12 @@ import pytest
 from feedd.cache.caches import MemoryCache
 from feedd.cache.ondisk import entry_files as files
 from feedd.config import machine_defaults
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
 from feedd.errors import CacheUnavailable
 from feedd.metrics import CACHE_BYPASSED, CACHE_DISK_STATE, CACHE_ERRORS
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.sessions.prefetch_driver import Crowd, Outlook
+from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.units import GIB, MIB
 from feedd.values import Cursor, Topology
 from tests.fakes.caches import SLOT_BYTES, CacheRig, read
@@ -274,10 +274,10 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
     refs = rig.shards(48)
     listing = Listing.of(refs, 0.0)
     options = ReaderOptions(3, shuffle=True, window_shards=2, batch_size=8, topology=Topology())
-    reader = Reader((Share(np.arange(48)),), options, listing.counts)
+    reader = Reader((Assignment(np.arange(48)),), options, listing.counts)
     fetched = []
     async with rig.open(capacity=40) as cache:
-        outlook = Outlook("reader", listing, reader, cache, Crowd())
+        outlook = PrefetchDriver("reader", listing, reader, cache, ReaderGroups())
         for epoch in range(4):
             plan = reader.epoch_map(Cursor(epoch))
             before = rig.fetcher.calls.total()

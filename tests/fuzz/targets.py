@@ -22,8 +22,8 @@ import pyarrow as pa
 import zstandard
 
 from feedd.convert.conversion_registry import get as form_of
-from feedd.formats.megatron import Told, with_told
-from feedd.formats.tokens import LLMC, NPY, RAW, Cut, with_cut
+from feedd.formats.megatron import MegatronIndex, with_told
+from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, with_cut
 from feedd.recipe.predecoded import rows_params
 from feedd.recipe.recipe import parse_field
 from tests.fakes import making
@@ -152,7 +152,7 @@ def _memory(write: Callable[[io.BytesIO], object]) -> bytes:
 
 _EXAMPLE: Final = example(image=_picture(), label=[1, 2, 3], score=[0.5, 2.0], name=b"abc")
 _TOKENS: Final = np.arange(40, dtype=np.uint16)
-_CUT: Final = Cut("uint16", 8, 8)
+_CUT: Final = TokenWindows("uint16", 8, 8)
 
 TARGETS: Final[dict[str, Target]] = {
     "auto": _format("auto", TAR, recordio(b"abc"), tfrecord(_EXAMPLE), b'{"a": 1}\n'),
@@ -178,7 +178,7 @@ TARGETS: Final[dict[str, Target]] = {
     "tokens": _format(with_cut(RAW, _CUT), tokens.raw(_TOKENS)),
     "tokens-llmc": _format(with_cut(LLMC, _CUT), tokens.llmc(_TOKENS)),
     "tokens-npy": _format(with_cut(NPY, _CUT), tokens.npy(_TOKENS)),
-    "megatron": _format(with_told(Told("x", 0, 30)), megatron([range(5), range(3), range(7)], "int16")[0]),
+    "megatron": _format(with_told(MegatronIndex("x", 0, 30)), megatron([range(5), range(3), range(7)], "int16")[0]),
     "table": _read("table", _table),
     "files": _format("files", pack([{f"a/{n}.jpg": b"x" * n, f"a/{n}.json": b"{}"} for n in range(5)])),
     "lmdb": _read("lmdb", _lmdb),

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadSample
 from feedd.flow.arena import Arena
-from feedd.ordering.batch_plan import Drawn
+from feedd.ordering.batch_plan import BatchPlan
 from feedd.sessions.filling import Filling
-from feedd.sessions.next_epoch_prefetch import Ahead, AheadParts
+from feedd.sessions.next_epoch_prefetch import AheadParts, NextEpochPrefetch
 from feedd.values import BatchReady, Cursor
 from tests.budget import budget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.ordering.batch_plan import Several
+    from feedd.ordering.batch_plan import BatchPlanGroup
     from feedd.values import SlotRef
 
 SLOTS = 3
@@ -51,14 +51,14 @@ class _Rig:
         steps = tuple(range(max(2, at_once)))
         filling = Filling(nothing, nothing, nothing, nothing)
         parts = AheadParts(self.arena, filling, lambda: nothing, steps, at_once, tasks)
-        self.ahead = Ahead(parts)
+        self.ahead = NextEpochPrefetch(parts)
 
     async def rows(self, _listing: object, _reader: object, at: Cursor) -> Any:
         return SimpleNamespace(cursor=at, shards=np.empty(0, np.int64))
 
-    async def draw(self, _listing: object, _reader: object, at: Cursor) -> Drawn:
+    async def draw(self, _listing: object, _reader: object, at: Cursor) -> BatchPlan:
         row = np.zeros(1, np.int64)
-        return Drawn(at, row, row, lambda: row.astype(np.uint64), at.step // 2, at.step // 2)  # two make a window
+        return BatchPlan(at, row, row, lambda: row.astype(np.uint64), at.step // 2, at.step // 2)  # two make a window
 
     async def indexes(self, _listing: object, _shards: object) -> list[object]:
         return []
@@ -95,7 +95,13 @@ class _Rig:
         return BatchReady(rows.cursor, 1, (), slot.index)
 
     async def fill_together(
-        self, several: Several, slots: Sequence[SlotRef], _indexes: object, _files: object, *, early: bool = False
+        self,
+        several: BatchPlanGroup,
+        slots: Sequence[SlotRef],
+        _indexes: object,
+        _files: object,
+        *,
+        early: bool = False,
     ) -> list[BatchReady]:
         filling = [
             asyncio.ensure_future(self.fill(drawn, (), (), slot, early=early))

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from feedd.ordering.next_use import Horizon
+from feedd.ordering.next_use import NextUseTimeline
 from feedd.values import ObjectRef
 from tests.budget import budget
 
@@ -22,7 +22,7 @@ class HorizonMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.horizon = Horizon()
+        self.horizon = NextUseTimeline()
         self.at: dict[str, float] = {}
         self.positions: dict[str, dict[ObjectRef, float]] = {}
         self.told: dict[ObjectRef, float] = {}

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from feedd.fetch.scheduler import Line, Standing
+from feedd.fetch.scheduler import FetchEntry, FetchScheduler
 from feedd.flow.budget import ByteBudget
 from feedd.values import ByteRange
 from tests.budget import budget
@@ -24,10 +24,10 @@ class LineModel(RuleBasedStateMachine):
         super().__init__()
         self.limits = {"a": 2, "b": 3}
         self.budget = ByteBudget(BUDGET_BYTES)
-        self.line: Line[Standing] = Line(PLACES, self.budget, self.limits.__getitem__)
-        self.urgency: dict[Standing, float] = {}
-        self.left: dict[Standing, list[ByteRange]] = {}  # in order of arrival
-        self.flying: list[tuple[Standing, ByteRange]] = []
+        self.line: FetchScheduler[FetchEntry] = FetchScheduler(PLACES, self.budget, self.limits.__getitem__)
+        self.urgency: dict[FetchEntry, float] = {}
+        self.left: dict[FetchEntry, list[ByteRange]] = {}  # in order of arrival
+        self.flying: list[tuple[FetchEntry, ByteRange]] = []
 
     @rule(group=st.sampled_from("ab"), sizes=st.lists(st.integers(0, 35), min_size=1, max_size=3), at=AT)
     def join(self, group: str, sizes: list[int], at: float) -> None:
@@ -35,7 +35,7 @@ class LineModel(RuleBasedStateMachine):
         for size in sizes:
             spans.append(ByteRange(start, start + size))
             start += size + 1
-        standing = Standing(group, spans, PART_BYTES, lambda: self.urgency[standing])
+        standing = FetchEntry(group, spans, PART_BYTES, lambda: self.urgency[standing])
         self.urgency[standing] = at
         self.left[standing] = [
             ByteRange(low, min(low + PART_BYTES, span.end))
@@ -44,7 +44,7 @@ class LineModel(RuleBasedStateMachine):
         ]
         self.line.join(standing)
 
-    def expected(self) -> tuple[Standing, ByteRange] | None:
+    def expected(self) -> tuple[FetchEntry, ByteRange] | None:
         """Return what must be given next."""
         flying = [standing.group for standing, _ in self.flying]
         able = [s for s, left in self.left.items() if left and flying.count(s.group) < self.limits[s.group]]

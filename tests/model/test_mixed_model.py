@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from feedd.dataset.assignment import Cut
+from feedd.dataset.assignment import Partitioning
 from feedd.dataset.listing import Listing
 from feedd.errors import BadRequest
 from feedd.ordering import mixing, rng
@@ -102,7 +102,7 @@ class Simulation:
         refs = [ObjectRef("s3://b", f"{shard:03}", count + 1, "") for shard, count in enumerate(counts)]
         alone = Listing.of(refs, 0.0)
         alone.counts.update(enumerate(counts))
-        (share,) = Cut(self._spec.sharding, self._parts).shares(alone.sizes, alone.counts, self._parts, part)
+        (share,) = Partitioning(self._spec.sharding, self._parts).shares(alone.sizes, alone.counts, self._parts, part)
         seed = source_seed(self._spec.seed, source)
         options = ReaderOptions(seed, self._spec.shuffle, WINDOW, 7, Topology())
         return alone, Reader((share,), options, alone.counts)

@@ -10,13 +10,13 @@ import statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.fetch.concurrency_limit import Pace
+from feedd.fetch.concurrency_limit import ConcurrencyLimit
 from tests.budget import budget
 
 PART_BYTES = 8_000_000
 
 
-def run(pace: Pace, knee: int, part_count: int) -> None:
+def run(pace: ConcurrencyLimit, knee: int, part_count: int) -> None:
     """End parts at a store whose rate grows with the requests up to ``knee`` of them, all places always taken."""
     for _ in range(part_count):
         limit = pace.limit
@@ -27,7 +27,7 @@ def run(pace: Pace, knee: int, part_count: int) -> None:
 @given(knee=st.integers(17, 200), limit_max=st.integers(16, 128))
 def test_finds_the_knee(knee: int, limit_max: int) -> None:
     """It rises to where more requests bring no more, or to its bound, and stays within a step of it."""
-    pace = Pace(limit_max)
+    pace = ConcurrencyLimit(limit_max)
     run(pace, knee, 20_000)
     top = min(knee, limit_max)
     assert top * 0.75 <= pace.limit <= min(limit_max, max(16, top * 1.6))
@@ -40,7 +40,7 @@ def test_finds_the_knee(knee: int, limit_max: int) -> None:
 )
 def test_never_leaves_its_bounds(limit_max: int, events: list[tuple[bool, float, int]]) -> None:
     """Whatever it is told, the limit lies between the least and the most."""
-    pace = Pace(limit_max)
+    pace = ConcurrencyLimit(limit_max)
     for throttled, elapsed_s, in_flight in events:
         pace.throttled() if throttled else pace.ended(PART_BYTES, elapsed_s, in_flight)
         assert min(2, limit_max) <= pace.limit <= limit_max
@@ -50,7 +50,7 @@ def test_never_leaves_its_bounds(limit_max: int, events: list[tuple[bool, float,
 @given(limit_max=st.integers(2, 100))
 def test_a_volley_slows_it_down_once(limit_max: int) -> None:
     """All requests in flight are told to slow down: one step back for all of them; the next volley is another."""
-    pace = Pace(limit_max)
+    pace = ConcurrencyLimit(limit_max)
     seen = [pace.limit]
     for _ in range(20):
         for _ in range(pace.limit):
@@ -67,7 +67,7 @@ def test_a_store_that_refuses_rarely_is_not_slowed_down_to(seed: int, limit_max:
     """One refusal in twenty leaves nearly all places, on average over its answers; one in three takes most of them."""
     for share, least, most in ((0.05, 0.85, math.inf), (1 / 3, 0.0, 0.6)):
         draw = random.Random(seed)
-        pace = Pace(limit_max)
+        pace = ConcurrencyLimit(limit_max)
         places = []
         for _ in range(500):
             pace.throttled() if draw.random() < share else pace.ended(PART_BYTES, 0.1, pace.limit)
@@ -79,7 +79,7 @@ def test_a_store_that_refuses_rarely_is_not_slowed_down_to(seed: int, limit_max:
 @given(knee=st.integers(20, 100))
 def test_comes_back_after_throttling(knee: int) -> None:
     """When the store is well again, the pace is, too."""
-    pace = Pace(128)
+    pace = ConcurrencyLimit(128)
     run(pace, knee, 20_000)
     before = pace.limit
     for _ in range(500):

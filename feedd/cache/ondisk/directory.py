@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 
 
 class DirectoryPlace:
-    """Files of a directory: a ``Place``. One thread changes the directory, a few look at it."""
+    """Files of a directory: an ``EntryStorage``. One thread changes the directory, a few look at it."""
 
     def __init__(self, options: CacheOptions) -> None:
         self._options = options

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from feedd.cache.cache_metrics import Tally
-    from feedd.cache.entry_storage import Place, Stray
+    from feedd.cache.cache_metrics import CacheMetrics
+    from feedd.cache.entry_storage import EntryStorage, Stray
     from feedd.cache.policy.cache_index import CacheIndex, TooLarge
     from feedd.values import ObjectRef
 
@@ -31,7 +31,7 @@ class Examination:
         limit_bytes: the index's limit when they all are.
     """
 
-    def __init__(self, place: Place, index: CacheIndex, tally: Tally, strays: Sequence[Stray]) -> None:
+    def __init__(self, place: EntryStorage, index: CacheIndex, tally: CacheMetrics, strays: Sequence[Stray]) -> None:
         self._place = place
         self._index = index
         self._tally = tally

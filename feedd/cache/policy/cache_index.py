@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from feedd.cache import entry_layout
-from feedd.cache.policy.capacity import Room, TooLarge
+from feedd.cache.policy.capacity import Capacity, TooLarge
 from feedd.cache.policy.eviction_order import Entry, EntryState
 from feedd.cache.policy.quota import NO_GROUP
 
@@ -68,7 +68,7 @@ class CacheIndex:
     """
 
     def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
-        self.room = Room(limit_bytes, quotas)
+        self.room = Capacity(limit_bytes, quotas)
         self.committed_bytes = 0
         self.reserved_bytes = 0
         self.committed_count = 0

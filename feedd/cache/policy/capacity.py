@@ -37,7 +37,7 @@ class TooLarge:
     quota: str = NO_GROUP
 
 
-class Room:
+class Capacity:
     """Bytes taken of a limit and of the quotas inside it, and the idle entries in the order of their eviction.
 
     Attributes:

@@ -38,7 +38,7 @@ class Tier(ShardCache, Protocol):
         """Whether it has an entry for the object, or a fill of it under way."""
 
     def price(self, refs: Sequence[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs``, none of them held; see ``Room.price``."""
+        """Return the next use that would have to give way for ``refs``, none of them held; see ``Capacity.price``."""
 
     async def __aenter__(self) -> object:
         """Open."""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from feedd.fetch.s3.body_transfer import DecryptedMove, SplicedMove
 from feedd.fetch.s3.small_bodies import BUFFER_BYTES, HandedBody, Via, unwritten
-from feedd.fetch.s3.tls_transport import Tunnel
+from feedd.fetch.s3.tls_transport import TlsTransport
 from feedd.flow.mapping import file_of, write_at
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from feedd.fetch.s3.body_transfer import Move
-    from feedd.fetch.s3.transfer_threads import Mover, Movers
+    from feedd.fetch.s3.body_transfer import BodyTransfer
+    from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
     from feedd.flow.mapping import FilePlace
     from feedd.values import ReadProgress
 
@@ -137,7 +137,7 @@ class MovedBody:
 
     def __init__(
         self,
-        mover: Mover,
+        mover: TransferThread,
         transport: Any,  # noqa: ANN401 - of whichever loop: uvloop's are no asyncio.Transport
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Exception | None], object],
@@ -146,7 +146,7 @@ class MovedBody:
         self._transport = transport
         self._loop = loop
         self._ended = ended
-        self._move: Move | None = None
+        self._move: BodyTransfer | None = None
 
     def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress, first: memoryview) -> None:
         """Hand the body to the thread, and ``first``, what has come of it.
@@ -155,8 +155,8 @@ class MovedBody:
             OSError: there is no descriptor for that, or no thread; the transport goes on as it was.
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
-        if isinstance(self._transport, Tunnel):
-            move: Move = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
+        if isinstance(self._transport, TlsTransport):
+            move: BodyTransfer = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
         else:
             move = SplicedMove(sock_fd, place, size_bytes, progress, self._over)
         move.first = bytes(first)
@@ -189,12 +189,12 @@ class MovedBody:
 
     whole = False
 
-    def _over(self, move: Move) -> None:
+    def _over(self, move: BodyTransfer) -> None:
         """Called in the mover's thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._tell, move)
 
-    def _tell(self, move: Move) -> None:
+    def _tell(self, move: BodyTransfer) -> None:
         if move.stopped or move is not self._move:
             return
         if move.file_error is not None:
@@ -214,7 +214,7 @@ class Files:
         movers: threads for bodies that go to files; None: all are received where they belong.
     """
 
-    def __init__(self, movers: Movers | None) -> None:
+    def __init__(self, movers: TransferThreads | None) -> None:
         self._movers = movers
         self._memory = memoryview(bytearray(0 if movers is None else BUFFER_BYTES))
         self._surplus = memoryview(bytearray(1024))

@@ -47,7 +47,7 @@ class Cipher(NamedTuple):
     incoming: ssl.MemoryBIO
 
 
-class Move(ABC):
+class BodyTransfer(ABC):
     """One body on its way from a socket into a file, a step at a time in one thread.
 
     No lock is held while anything is read or written: a disk may hold up a step for as long as it likes, and whoever
@@ -69,7 +69,7 @@ class Move(ABC):
         place: FilePlace,
         size_bytes: int,
         progress: ReadProgress,
-        ended: Callable[[Move], object],
+        ended: Callable[[BodyTransfer], object],
     ) -> None:
         self.file, self._at, self._landed, self._writers, _ = place
         self._sock = socket.socket(fileno=os.dup(sock_fd))
@@ -101,7 +101,7 @@ class Move(ABC):
                     self._sock.shutdown(socket.SHUT_RDWR)
             self.stopped = True
 
-    def prepare(self, gear: Gear) -> None:
+    def prepare(self, gear: TransferBuffers) -> None:
         """Move what was received before, and have the socket count as readable only when it is worth it."""
         if self.first and not self.over:
             self._first_byte()
@@ -110,7 +110,7 @@ class Move(ABC):
             self._begin(gear)
             self._set_low_water()
 
-    def step(self, gear: Gear) -> None:
+    def step(self, gear: TransferBuffers) -> None:
         """Move what there is, at most a pipe's content."""
         if not self.over:
             self._advance(gear)
@@ -133,11 +133,11 @@ class Move(ABC):
         self._ended(self)
 
     @abstractmethod
-    def _begin(self, gear: Gear) -> None:
+    def _begin(self, gear: TransferBuffers) -> None:
         """Move what is here already."""
 
     @abstractmethod
-    def _advance(self, gear: Gear) -> None:
+    def _advance(self, gear: TransferBuffers) -> None:
         """Move what the socket has."""
 
     @abstractmethod
@@ -186,16 +186,16 @@ class Move(ABC):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
 
 
-class SplicedMove(Move):
+class SplicedMove(BodyTransfer):
     """A body as it is on the wire."""
 
-    def _begin(self, gear: Gear) -> None:
+    def _begin(self, gear: TransferBuffers) -> None:
         """There is nothing yet."""
 
     def _owed_bytes(self) -> int:
         return self._left_bytes
 
-    def _advance(self, gear: Gear) -> None:
+    def _advance(self, gear: TransferBuffers) -> None:
         count = self._from_socket(gear)
         if count:
             self._first_byte()
@@ -227,7 +227,7 @@ class SplicedMove(Move):
             size_bytes -= count
         return True
 
-    def _from_socket(self, gear: Gear) -> int:
+    def _from_socket(self, gear: TransferBuffers) -> int:
         wanted = min(_PIPE_BYTES, self._left_bytes)
         try:
             count = os.splice(self.sock_fd, gear.into, wanted, flags=_MOVE | _NONBLOCK)
@@ -241,7 +241,7 @@ class SplicedMove(Move):
         return count
 
 
-class DecryptedMove(Move):
+class DecryptedMove(BodyTransfer):
     """A body under TLS. Nobody else uses ``cipher`` until it is over."""
 
     def __init__(
@@ -251,18 +251,18 @@ class DecryptedMove(Move):
         place: FilePlace,
         size_bytes: int,
         progress: ReadProgress,
-        ended: Callable[[Move], object],
+        ended: Callable[[BodyTransfer], object],
     ) -> None:
         super().__init__(sock_fd, place, size_bytes, progress, ended)
         self._tls, self._incoming = cipher
 
-    def _begin(self, gear: Gear) -> None:
+    def _begin(self, gear: TransferBuffers) -> None:
         self._decrypt(gear)
 
     def _owed_bytes(self) -> int:
         return self._left_bytes - self._incoming.pending - _RECORD_BYTES
 
-    def _advance(self, gear: Gear) -> None:
+    def _advance(self, gear: TransferBuffers) -> None:
         try:
             count = self._sock.recv_into(gear.received)
         except BlockingIOError:
@@ -276,7 +276,7 @@ class DecryptedMove(Move):
         self._incoming.write(gear.received[:count])
         self._decrypt(gear)
 
-    def _decrypt(self, gear: Gear) -> None:
+    def _decrypt(self, gear: TransferBuffers) -> None:
         """Write all that can be decrypted."""
         ready = True
         while ready and not self.over:
@@ -299,7 +299,7 @@ class DecryptedMove(Move):
                 self._write(gear.buffer[:filled])
 
 
-class Gear:
+class TransferBuffers:
     """What bodies pass through; empty between steps.
 
     Attributes:

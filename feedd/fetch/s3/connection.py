@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from feedd.errors import BadResponse, CacheUnavailable, FeeddError
 from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
 from feedd.fetch.s3.http_answer import Answer
-from feedd.fetch.s3.idle_timeout import Silence
-from feedd.fetch.s3.lazy_timer import Alarm
+from feedd.fetch.s3.idle_timeout import IdleTimeout
+from feedd.fetch.s3.lazy_timer import LazyTimer
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class Connection(asyncio.BufferedProtocol):
         self._shared: memoryview | None = None  # instead, for an answer of which nothing has come
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
-        self._idle = Alarm(self.drop)
-        self._silence = Silence(read_timeout_s, self._come, self._silent)
+        self._idle = LazyTimer(self.drop)
+        self._silence = IdleTimeout(read_timeout_s, self._come, self._silent)
         self._waiter: asyncio.Future[None] | None = None
         self._outcome: Answer | Exception | None = None
         self._surplus = False

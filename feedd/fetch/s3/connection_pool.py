@@ -20,7 +20,7 @@ from feedd.fetch.s3.addresses import Addresses
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection import Connection, StaleConnection
 from feedd.fetch.s3.idle_connections import Idle
-from feedd.fetch.s3.tls_transport import RECEIVE_BYTES, Tunnel
+from feedd.fetch.s3.tls_transport import RECEIVE_BYTES, TlsTransport
 from feedd.flow.pools import DNS
 from feedd.values import ReadProgress
 
@@ -267,7 +267,7 @@ class ConnectionPool:
             raise
         self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
-        tunnel = endpoint.tls and Tunnel(endpoint.tls, endpoint.host, connection, self._received)
+        tunnel = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
         try:
             await self._loop.create_connection(lambda: tunnel or connection, sock=sock)
             if tunnel:

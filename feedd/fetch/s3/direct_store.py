@@ -25,7 +25,7 @@ from feedd.fetch.s3.request_signing import Template, catch_template
 from feedd.fetch.s3.sdk_client import trusted_authorities
 from feedd.fetch.s3.sdk_errors import MOVED, code_of
 from feedd.fetch.s3.sdk_store import S3Store
-from feedd.fetch.s3.transfer_threads import Movers
+from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.pools import LOCAL_FILES
 from feedd.values import ReadProgress
 
@@ -67,7 +67,7 @@ class DirectStore:
         self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
         self._tls: Once[ssl.SSLContext] = Once(lambda: LOCAL_FILES.run(_tls_context, trusted_authorities(self._s3)))
-        self._movers: Movers | None = None
+        self._movers: TransferThreads | None = None
         self._logged: set[str] = set()
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class DirectStore:
         if pool is None:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
             if self._movers is None:
-                self._movers = Movers(self._limits.transfer_threads)
+                self._movers = TransferThreads(self._limits.transfer_threads)
             pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._movers))
         return pool
 

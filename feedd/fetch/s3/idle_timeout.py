@@ -6,13 +6,13 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
-from feedd.fetch.s3.lazy_timer import Alarm
+from feedd.fetch.s3.lazy_timer import LazyTimer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Silence:
+class IdleTimeout:
     """Watches what somebody waits for; a look in half of the time that silence may last.
 
     Args:
@@ -26,7 +26,7 @@ class Silence:
         self._longest_s = longest_s
         self._came = came
         self._fell = fell
-        self._alarm = Alarm(self._look)
+        self._alarm = LazyTimer(self._look)
         self._seen: object = None
         self._since_s = 0.0
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Alarm:
+class LazyTimer:
     """Rings when its moment has come; until then the moment may be moved, at the cost of an assignment.
 
     Behind it is a timer of the loop that may go off in vain: setting and cancelling one for each small request costs

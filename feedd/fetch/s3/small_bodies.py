@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from feedd.fetch.s3.transfer_threads import Mover
+    from feedd.fetch.s3.transfer_threads import TransferThread
     from feedd.flow.mapping import FilePlace
     from feedd.values import ReadProgress
 
@@ -32,7 +32,7 @@ class Via(NamedTuple):
         surplus: room for what nobody asked for.
     """
 
-    mover: Mover
+    mover: TransferThread
     transport: Any  # see MovedBody
     loop: asyncio.AbstractEventLoop
     spares: list[memoryview]

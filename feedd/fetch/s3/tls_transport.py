@@ -21,7 +21,7 @@ _RECORD_BYTES = 16 << 10
 RECEIVE_BYTES = 64 << 10  # of what is read on the loop: heads, small bodies, and where large ones begin
 
 
-class Tunnel(asyncio.BufferedProtocol):
+class TlsTransport(asyncio.BufferedProtocol):
     """One connection's TLS. ``shaken`` is done when the handshake is, and the protocol above connected.
 
     Args:

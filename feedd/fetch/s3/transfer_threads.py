@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from feedd.fetch.s3.body_transfer import Gear
+from feedd.fetch.s3.body_transfer import TransferBuffers
 from feedd.fetch.s3.small_writes import end_all, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from feedd.fetch.s3.body_transfer import Move
+    from feedd.fetch.s3.body_transfer import BodyTransfer
     from feedd.fetch.s3.small_writes import Write
     from feedd.flow.mapping import FilePlace
 
@@ -27,7 +27,7 @@ _EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP
 _log = structlog.get_logger(__name__)
 
 
-class Movers:
+class TransferThreads:
     """As many movers as are worth it; bodies go to the one that has the least to do.
 
     Those of one file go to the same one: a file lets one writer in at a time, and the others would spin. Measured, two
@@ -41,9 +41,9 @@ class Movers:
     def __init__(self, count: int) -> None:
         assert count > 0, "somebody has to move"
         self._count = count
-        self._all: dict[bool, list[Mover]] = {}  # by whether their files are in memory
+        self._all: dict[bool, list[TransferThread]] = {}  # by whether their files are in memory
 
-    def for_file(self, place: FilePlace) -> Mover:
+    def for_file(self, place: FilePlace) -> TransferThread:
         """Return the one to move a body there; one whose thread has ended is replaced.
 
         Raises:
@@ -52,7 +52,7 @@ class Movers:
         movers = [mover for mover in self._all.get(place.in_memory, ()) if mover.alive]
         try:
             while len(movers) < self._count:
-                movers.append(Mover())
+                movers.append(TransferThread())
         except OSError:
             if not movers:
                 raise
@@ -64,7 +64,7 @@ class Movers:
         return any(mover.alive for mover in self._all.get(place.in_memory, ()))
 
     def close(self) -> None:
-        """Close all; see ``Mover.close``."""
+        """Close all; see ``TransferThread.close``."""
         movers = [mover for group in self._all.values() for mover in group]
         for mover in movers:
             mover.end()
@@ -72,7 +72,7 @@ class Movers:
             mover.close()
 
 
-class Mover:
+class TransferThread:
     """Moves any number of bodies at a time, a step of each in turn, in one thread.
 
     What goes wrong with one body ends that body. A thread that ends all the same ends its bodies, and takes no more.
@@ -82,14 +82,14 @@ class Mover:
     """
 
     def __init__(self) -> None:
-        self._moves: dict[int, Move] = {}  # by their sockets' descriptors; the thread's
-        self._new: list[Move] = []
+        self._moves: dict[int, BodyTransfer] = {}  # by their sockets' descriptors; the thread's
+        self._new: list[BodyTransfer] = []
         self._writes: list[Write] = []
         self._lock = threading.Lock()
         self._closing = self._ended = False
         self._files: Counter[int] = Counter()  # bodies under way, by descriptor of their file
         with contextlib.ExitStack() as stack:
-            self._gear = Gear()
+            self._gear = TransferBuffers()
             stack.callback(self._gear.close)
             self._epoll = select.epoll()
             stack.callback(self._epoll.close)
@@ -110,7 +110,7 @@ class Mover:
         """Whether its thread takes bodies."""
         return not self._ended
 
-    def add(self, move: Move) -> None:
+    def add(self, move: BodyTransfer) -> None:
         """Begin; ``move`` tells from this thread when it is over.
 
         Raises:
@@ -203,7 +203,7 @@ class Mover:
         for move in [move for move in self._moves.values() if move.over]:
             self._end(move)
 
-    def _advance(self, move: Move, step: Callable[[Gear], None]) -> None:
+    def _advance(self, move: BodyTransfer, step: Callable[[TransferBuffers], None]) -> None:
         try:
             step(self._gear)
         except Exception as error:  # noqa: BLE001 - it ends this body, not the thread that all others need
@@ -213,7 +213,7 @@ class Mover:
         if move.over:
             self._end(move)
 
-    def _end(self, move: Move) -> None:
+    def _end(self, move: BodyTransfer) -> None:
         if self._moves.pop(move.sock_fd, None) is None:
             return
         with contextlib.suppress(OSError):  # it could not be registered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedd.dataset.assignment import Cut, Share
+from feedd.dataset.assignment import Assignment, Partitioning
 from feedd.dataset.step_counts import Uneven, common_steps, known_counts, partition_samples
 from feedd.ordering.batch_plan import BatchRows
 from feedd.ordering.rank_reader import Reader, ReaderOptions
@@ -22,7 +22,7 @@ class Node:
 
     sizes: NDArray[Any]
     counts: dict[int, int]
-    cut: Cut
+    cut: Partitioning
     topology: Topology
     batch_size: int
     window_shards: int
@@ -34,11 +34,11 @@ class Node:
         nodes, rank = settings["node_count"], settings["node_rank"]
         topology = Topology(world_size=nodes, rank=rank, node_count=nodes, node_rank=rank)
         batch_size = settings["batch_size"]
-        cut = Cut.of(settings["sharding"], 0, batch_size, topology)
+        cut = Partitioning.of(settings["sharding"], 0, batch_size, topology)
         known = dict(enumerate(counts.tolist()))
         return cls(shard_sizes(counts), known, cut, topology, batch_size, settings["window_shards"])
 
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[Assignment, ...]:
         """Return what the node reads."""
         return self.cut.shares(self.sizes, self.counts, self.topology.node_count, self.topology.node_rank)
 
@@ -49,7 +49,7 @@ class Node:
         samples = partition_samples(self.cut, self.sizes, counts)
         return common_steps(Uneven.DROP, samples, self.batch_size, self.topology)
 
-    def reader(self, shares: tuple[Share, ...], steps: int | None) -> Reader:
+    def reader(self, shares: tuple[Assignment, ...], steps: int | None) -> Reader:
         """Return a fresh reader."""
         options = ReaderOptions(
             seed=SEED,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.batching.packing import Packed
-from feedd.batching.precomputed_values import Kept, fill_up
+from feedd.batching.precomputed_values import PrecomputedValues, fill_up
 from feedd.batching.slot_layout import FieldPlace
 from feedd.recipe.pack_params import Packing
 from feedd.recipe.padding import Pad
@@ -20,7 +20,7 @@ AT = 64
 SLOT = AT + 4 * 20 * 8
 
 
-def kept(lengths: list[int], cuts: list[int], lost: set[int]) -> tuple[Kept, list[list[int]]]:
+def kept(lengths: list[int], cuts: list[int], lost: set[int]) -> tuple[PrecomputedValues, list[list[int]]]:
     """Return values of rows in pieces that end at ``cuts``, some of them lost; and what each row's are."""
     rows = [[100 * row + n for n in range(max(length, 0))] for row, length in enumerate(lengths)]
     ends = sorted({min(cut, len(rows)) for cut in cuts} | {len(rows)})
@@ -29,7 +29,7 @@ def kept(lengths: list[int], cuts: list[int], lost: set[int]) -> tuple[Kept, lis
         if number not in lost and end > start:
             flat = [one for row in rows[start:end] for one in row]
             pieces.append(Piece(range(start, end), np.array(flat, np.int32)))
-    return Kept(np.array(lengths, np.int64), pieces), rows
+    return PrecomputedValues(np.array(lengths, np.int64), pieces), rows
 
 
 def slot() -> tuple[memoryview, np.ndarray]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.sessions.prefetch_driver import Crowd, Outlook
+from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.values import Cursor, ObjectRef, Topology
 from tests.bench.eviction import SHARES, feedd, fill_and_keep, lru, optimum, trace
 from tests.fakes.books import BooksCache
@@ -52,13 +52,13 @@ def test_optimum_of_small_traces_is_that_of_trying_everything() -> None:
 def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
     """Two jobs in different orders, one twice as fast: each byte kept serves both, and neither fetches more for it."""
     listing = Listing.of([ObjectRef("s3://b", f"{n:03d}.tar", 1 << 20, "e") for n in range(120)], 0.0)
-    crowd = Crowd()
+    crowd = ReaderGroups()
     cache = BooksCache(60 * ((1 << 20) + 4096))
     readers = []
     for seed in range(2):
         options = ReaderOptions(seed, shuffle=True, window_shards=4, batch_size=8, topology=Topology())
-        readers.append(Reader((Share(np.arange(120)),), options, listing.counts))
-    outlooks = [Outlook(f"job-{n}", listing, reader, cache.seam, crowd) for n, reader in enumerate(readers)]
+        readers.append(Reader((Assignment(np.arange(120)),), options, listing.counts))
+    outlooks = [PrefetchDriver(f"job-{n}", listing, reader, cache.seam, crowd) for n, reader in enumerate(readers)]
     for outlook in outlooks:
         outlook.enter(Cursor())
     read_bytes, begun = 0, 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from feedd.catalog.index_prefetcher import Foresight
+from feedd.catalog.index_prefetcher import IndexPrefetcher
 from feedd.errors import BadShard
 from feedd.flow.singleflight import Flight, SingleFlight
 from feedd.values import Cursor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.catalog.index_store import Indexes
-    from feedd.converting.converting_cache import MadeCache
+    from feedd.converting.converting_cache import ConvertingCache
     from feedd.dataset.listing import Listing
     from feedd.sessions.feed_session import Session
     from feedd.values import ShardIndex
@@ -39,11 +39,11 @@ class _Readings:
         self.gate = asyncio.Event()
         self.read: list[int] = []
 
-    def foresight(self) -> Foresight:
+    def foresight(self) -> IndexPrefetcher:
         """Return what reads them ahead."""
         listing = SimpleNamespace(refs=range(99))
         cache = SimpleNamespace(holds=lambda _: True)
-        return Foresight(cast("Indexes", self), cast("Listing", listing), cast("MadeCache", cache))
+        return IndexPrefetcher(cast("Indexes", self), cast("Listing", listing), cast("ConvertingCache", cache))
 
     def held(self, _: Listing, shard: int) -> object:
         """Return what was read."""

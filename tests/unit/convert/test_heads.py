@@ -24,7 +24,7 @@ from tests.fakes.making import make
 from tests.unit.convert.test_arrays_form import hdf5, npz
 
 if TYPE_CHECKING:
-    from feedd.protocols import ShardForm
+    from feedd.protocols import ShardConverter
 
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
 
@@ -43,7 +43,7 @@ LARGE = pa.table(
 WAYS = ("parquet", "stream", "file", "compressed")
 
 
-def written(table: Any, way: str) -> tuple[ShardForm, bytes]:
+def written(table: Any, way: str) -> tuple[ShardConverter, bytes]:
     """Return a table in a file, and the form that reads it."""
     sink = io.BytesIO()
     if way == "parquet":
@@ -88,7 +88,7 @@ def test_the_head_of_text_is_its_first_rows() -> None:
 def test_rows_without_a_wanted_column_keep_their_places(way: str) -> None:
     """As many rows as there are lack it, beside others or alone; who asks strictly is told what there is."""
     few = LARGE.slice(0, 3)
-    form: ShardForm
+    form: ShardConverter
     if way == "csv":
         form, data = CSV_FORM, b"n,x\n0,0.5\n1,0.5\n2,0.5\n"
     elif way in {"npz", "hdf5"}:

@@ -34,7 +34,7 @@ LIMIT_BYTES = 64 << 20
 
 @dataclass
 class TightOut(OutBytes):
-    """An ``Out`` that says what memory there is beside it."""
+    """A ``ShardWriter`` that says what memory there is beside it."""
 
     beside_bytes: int = 1 << 20
 

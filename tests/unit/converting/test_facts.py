@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.converting.conversion_log import MadeFact, MadeFacts
+from feedd.converting.conversion_log import ConversionLog, MadeFact
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ ROOT, FORM = "s3://b", "gunzip"
 def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
     """In memory and in the file, however many were learned; a start knows those that were used last."""
     path = tmp_path / "made"
-    facts = MadeFacts(path, rows_max=10)
+    facts = ConversionLog(path, rows_max=10)
     first = ObjectRef(ROOT, "first", 5, "e", FORM)
     for number in range(1_000):
         ref = first if not number else ObjectRef(ROOT, str(number), 5, "e", FORM)
@@ -26,7 +26,7 @@ def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
         assert facts.known(first) is not None
     assert repr(facts) == "MadeFacts(10 shards)"
     assert len(path.read_bytes().splitlines()) <= 20
-    again = MadeFacts(path, rows_max=10)
+    again = ConversionLog(path, rows_max=10)
     again.load()
     assert again.made(ObjectRef(ROOT, "999", 5, "e", FORM)) == ObjectRef(ROOT, "999", 999, "e", FORM)
     assert again.known(first) == MadeFact(5, 0, "tar")
@@ -36,12 +36,12 @@ def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
 def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
     """What is kept behind half a line, which a full disk left, is read again."""
     path = tmp_path / "facts"
-    facts = MadeFacts(path)
+    facts = ConversionLog(path)
     first, second = (ObjectRef(ROOT, name, 5, "e", FORM) for name in ("first", "second"))
     facts.keep(first, MadeFact(5, 1, "tar"))
     path.write_bytes(path.read_bytes() + b'["s3://memory/torn","e"')
     facts.keep(second, MadeFact(5, 2, "tar"))
-    again = MadeFacts(path)
+    again = ConversionLog(path)
     again.load()
     assert again.known(first) == MadeFact(5, 1, "tar")
     assert again.known(second) == MadeFact(5, 2, "tar")

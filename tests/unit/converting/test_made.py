@@ -13,9 +13,9 @@ import pytest
 from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.cache.pinned_reads import with_pinned
-from feedd.converting.conversion_log import MadeFact, MadeFacts
-from feedd.converting.converter import Maker, MakerOptions, formed, joined
-from feedd.converting.converting_cache import MadeCache
+from feedd.converting.conversion_log import ConversionLog, MadeFact
+from feedd.converting.converter import Converter, ConverterOptions, formed, joined
+from feedd.converting.converting_cache import ConvertingCache
 from feedd.errors import (
     CacheTooSmall,
     CacheUnavailable,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def rig(tmp_path: Path) -> Iterator[MadeRig]:
     """A cache whose shards nobody has made yet."""
     with same_form():
-        yield MadeRig(tmp_path / "cache", form=FORM, made_before=False, facts=MadeFacts(tmp_path / "made"))
+        yield MadeRig(tmp_path / "cache", form=FORM, made_before=False, facts=ConversionLog(tmp_path / "made"))
 
 
 async def test_what_was_never_made_is_made_once(rig: MadeRig) -> None:
@@ -70,7 +70,7 @@ async def test_sizes_outlive_the_daemon(rig: MadeRig, tmp_path: Path) -> None:
     async with rig.open_made() as cache:
         (await cache.acquire(refs)).release()
     for path in (tmp_path / "made", None):
-        rig.facts = MadeFacts(path)
+        rig.facts = ConversionLog(path)
         async with rig.open_made() as cache:
             assert len(cache.entries()) == 3
             assert {entry.form for entry in cache.entries()} == {FORM}
@@ -238,8 +238,8 @@ async def test_no_memory_is_an_error(rig: MadeRig) -> None:
     ref = rig.shard("a")
     for left, fetched in ((1 << 20, 0), ((256 << 20) + 2 * SHARD_BYTES, 1)):
         recorder = TallyRecorder()
-        options = MakerOptions(1 << 30, makings=1, available=partial(int, left))
-        maker = Maker(rig.fetcher, make, MadeFacts(), options, recorder)
+        options = ConverterOptions(1 << 30, makings=1, available=partial(int, left))
+        maker = Converter(rig.fetcher, make, ConversionLog(), options, recorder)
         if not fetched:
             with pytest.raises(ResourceExhausted, match="memory"):
                 await maker.bring(ref, lambda: 0.0)
@@ -255,7 +255,7 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
     """A making whose object never comes ends, and holds nothing."""
     ref = rig.shard("a")
     rig.fetcher.hold(ref)
-    maker = Maker(rig.fetcher, make, MadeFacts(), MakerOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    maker = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
     with pytest.raises(StoreUnavailable, match="made within"):
         await maker.bring(ref, lambda: 0.0)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
@@ -265,9 +265,9 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
 async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
     """Made shards count against the quota of their prefix, with the bytes they have there; others have their room."""
     refs = [rig.shard(f"{folder}/{n}") for folder in ("a", "b") for n in range(3)]
-    maker = Maker(rig.fetcher, make, rig.facts, MakerOptions(1 << 30), rig.recorder)
+    maker = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30), rig.recorder)
     options = replace(rig.options(), quotas={f"{ROOT}/a/": 2 * disk_bytes(refs[0])})
-    async with DiskCache(options, maker, rig.recorder, rig.clock) as disk, MadeCache(disk, maker) as cache:
+    async with DiskCache(options, maker, rig.recorder, rig.clock) as disk, ConvertingCache(disk, maker) as cache:
         with pytest.raises(CacheTooSmall, match="quota"):
             await cache.acquire(refs[:3])
         with await cache.acquire(refs[:2]):
@@ -283,7 +283,7 @@ async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
 
 async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
     """An entry nobody has listed cannot be made again; that says so instead of guessing."""
-    maker = Maker(rig.fetcher, make, MadeFacts(), MakerOptions(1 << 30), rig.recorder)
+    maker = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30), rig.recorder)
     with pytest.raises(CacheUnavailable):
         await maker.fetch(rig.shard("a"), memoryview(bytearray(SHARD_BYTES)))
 
@@ -326,7 +326,7 @@ def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
     """A file cut anywhere gives the facts before the cut; one with many old rows is written anew."""
     path = tmp_path / "made"
     refs = [ObjectRef(ROOT, f"ä{n}.gz", n, "v1", "gunzip") for n in range(3)]
-    facts = MadeFacts(path)
+    facts = ConversionLog(path)
     for again in range(3):
         for ref in refs:
             fact = MadeFact(ref.size_bytes, again, "tar")
@@ -336,17 +336,17 @@ def test_half_a_line_of_facts_is_no_fact(tmp_path: Path) -> None:
     lines = data.splitlines(keepends=True)
     for cut in range(len(data) - len(lines[-1]), len(data) - 1):
         path.write_bytes(data[:cut])
-        found = MadeFacts(path)
+        found = ConversionLog(path)
         found.load()
         assert [found.known(ref) for ref in refs] == [MadeFact(n, 2 if n < 2 else 1, "tar") for n in range(3)]
     path.write_bytes(data)
-    MadeFacts(path).load()
+    ConversionLog(path).load()
     assert len(path.read_bytes().splitlines()) == 3
-    found = MadeFacts(path)
+    found = ConversionLog(path)
     found.load()
     assert found.made(refs[1]) == replace(refs[1], size_bytes=2)
     path.write_bytes(b"\xff\xfe\n{}\n")
-    MadeFacts(path).load()
+    ConversionLog(path).load()
 
 
 async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
@@ -354,7 +354,7 @@ async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
     ref = rig.shard("a")
     rig.facts.note(ref, MadeFact(ref.size_bytes, ref.size_bytes, "tar"))
     rig.fetcher.hold(ref)
-    maker = Maker(rig.fetcher, make, rig.facts, MakerOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    maker = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
     with pytest.raises(StoreUnavailable, match="made within"):
         await asyncio.wait_for(maker.fetch(ref, memoryview(bytearray(ref.size_bytes))), 5)
     assert rig.recorder.total(PIPELINE_MAKING) == 0

@@ -19,9 +19,9 @@ from feedd.cache.caches import DiskCache
 from feedd.cache.entry_layout import disk_bytes
 from feedd.catalog.sources import Resolved, Sources
 from feedd.clock import SystemClock
-from feedd.converting.conversion_log import MadeFacts
-from feedd.converting.converter import Maker, MakerOptions
-from feedd.converting.converting_cache import MadeCache
+from feedd.converting.conversion_log import ConversionLog
+from feedd.converting.converter import Converter, ConverterOptions
+from feedd.converting.converting_cache import ConvertingCache
 from feedd.daemon.warm_up import WarmBounds, Warmer
 from feedd.errors import BadRecipe, BadRequest, CacheTooSmall, FeeddError, NotFound
 from feedd.fetch.fetch_options import SourceOptions
@@ -85,8 +85,8 @@ async def warming(
         sources._stores[ROOT] = sources._wrapped(store)
         with cheap_workers():
             async with DecodePool(DecodeOptions(), recorder) as pool:
-                maker = Maker(sources.fetcher, pool.make, MadeFacts(), MakerOptions(cache_bytes), recorder)
-                async with DiskCache(options, maker, recorder, clock) as cache, MadeCache(cache, maker) as front:
+                maker = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
+                async with DiskCache(options, maker, recorder, clock) as cache, ConvertingCache(cache, maker) as front:
                     yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
             stats = cache.stats
             assert (stats.pin_count, stats.reserved_bytes, stats.waiting_count) == (0, 0, 0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedd.dataset.index_file import Row
-from feedd.dataset.sidecars import Claim, Claims, Surroundings, Unused, is_beside, is_claim
+from feedd.dataset.sidecars import Claims, SidecarCount, Surroundings, Unused, is_beside, is_claim
 from feedd.notices import EXAMPLES_MAX, Amount
 from feedd.values import ObjectRef
 
@@ -58,7 +58,7 @@ def _ref(key: str, size_bytes: int = 4096, root: str = "s3://b") -> ObjectRef:
     return ObjectRef(root, key, size_bytes, "tag")
 
 
-def _claims(name: str, content: object) -> list[Claim]:
+def _claims(name: str, content: object) -> list[SidecarCount]:
     return list(Claims(f"train/{name}", json.dumps(content).encode()))
 
 
@@ -75,16 +75,21 @@ def _unused(refs: list[ObjectRef], name: str, content: object) -> Amount:
 def test_what_each_file_says() -> None:
     """Bytes where the file tells them; both forms of a compressed MDS shard; names below folders; columns."""
     assert _claims("index.json", MOSAIC) == [
-        Claim("shard.00000.mds", 300, 7, 'mds:{"column_names":["x"],"column_encodings":["int"],"column_sizes":[8]}'),
-        Claim("shard.00000.mds.zstd", 120, 7, again=True),
-        Claim("sub/shard.00001.mds", 310, 8),
+        SidecarCount(
+            "shard.00000.mds", 300, 7, 'mds:{"column_names":["x"],"column_encodings":["int"],"column_sizes":[8]}'
+        ),
+        SidecarCount("shard.00000.mds.zstd", 120, 7, again=True),
+        SidecarCount("sub/shard.00001.mds", 310, 8),
     ]
-    assert _claims("shardindex.json", WIDS) == [Claim("a.tar", 4096, 3), Claim("b.tar", 8192, 4)]
-    assert _claims("sizes.json", {"a.tar": 3, "b.tar": "4"}) == [Claim("a.tar", None, 3), Claim("b.tar", None, 4)]
+    assert _claims("shardindex.json", WIDS) == [SidecarCount("a.tar", 4096, 3), SidecarCount("b.tar", 8192, 4)]
+    assert _claims("sizes.json", {"a.tar": 3, "b.tar": "4"}) == [
+        SidecarCount("a.tar", None, 3),
+        SidecarCount("b.tar", None, 4),
+    ]
     assert _claims("_info.json", TIMM) == [
-        Claim("a.tar", None, 3),
-        Claim("b.tar", None, 4),
-        Claim("val/c.tar", None, 5),
+        SidecarCount("a.tar", None, 3),
+        SidecarCount("b.tar", None, 4),
+        SidecarCount("val/c.tar", None, 5),
     ]
 
 
@@ -222,10 +227,10 @@ def test_only_files_that_tell_formats_are_read_for_them(name: str) -> None:
     """A file whose kind tells no formats is not parsed a second time; MosaicML's and LitData's index is."""
     reads = 0
 
-    def claims() -> Iterator[Claim]:
+    def claims() -> Iterator[SidecarCount]:
         nonlocal reads
         reads += 1
-        yield Claim("a", 4096, 3, "mds:{}")
+        yield SidecarCount("a", 4096, 3, "mds:{}")
 
     formats = Surroundings([_ref("train/a")]).formats(_ref(f"train/{name}"), claims(), {0})
     assert (reads, formats) == ((1, {0: "mds:{}"}) if name == "index.json" else (0, {}))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.dataset.object_grouper import Gathering, Grouped
+from feedd.dataset.object_grouper import Grouped, ObjectGrouper
 from feedd.dataset.object_kinds import OTHER, PRIMARY, SHARD, kind_of, split_name
 from feedd.dataset.pack_borders import (
     PACK_BYTES_LEAST,
@@ -36,7 +36,7 @@ def refs_of(objects: dict[str, int], etags: str = "e") -> list[ObjectRef]:
 
 def grouped(refs: list[ObjectRef], page: int = 1000) -> Grouped:
     """Group a listing that comes in pages."""
-    gathering = Gathering("d/")
+    gathering = ObjectGrouper("d/")
     for at in range(0, len(refs), page):
         gathering.add(refs[at : at + page])
     return gathering.grouped()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from feedd.dataset.ignored_objects import PassedOver, Strays
-from feedd.dataset.object_grouper import Gathering, Grouped
+from feedd.dataset.object_grouper import Grouped, ObjectGrouper
 from feedd.values import ObjectRef
 
 
 def grouped(names: dict[str, int], prefix: str = "t/") -> Grouped:
     """Group a listing of objects of those sizes as the daemon does."""
-    gathering = Gathering(prefix, strays=Strays(prefix))
+    gathering = ObjectGrouper(prefix, strays=Strays(prefix))
     gathering.add([ObjectRef("s3://b", prefix + name, size, "e") for name, size in sorted(names.items())])
     found = gathering.grouped()
     amounts = found.reasons.values()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedd.convert import conversion_registry as forms
 from feedd.dataset.fingerprint import listing_digest
 from feedd.dataset.ignored_objects import PassedOver, Strays
-from feedd.dataset.object_grouper import Gathering, Grouped
+from feedd.dataset.object_grouper import Grouped, ObjectGrouper
 from feedd.formats import format_registry as formats
 from feedd.values import ObjectRef
 
@@ -55,7 +55,7 @@ SETS = {
 
 def grouped(refs: list[ObjectRef], prefix: str, *, named: bool = False) -> Grouped:
     """Group a listing as the daemon does."""
-    gathering = Gathering(prefix[: prefix.rfind("/") + 1], shards=named, strays=Strays(prefix, named=named))
+    gathering = ObjectGrouper(prefix[: prefix.rfind("/") + 1], shards=named, strays=Strays(prefix, named=named))
     gathering.add(refs)
     return gathering.grouped()
 

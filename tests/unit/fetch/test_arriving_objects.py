@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from feedd.bench.server.server import S3Server
     from feedd.catalog.sources import Resolved, Sources
-    from feedd.fetch.inflight_packs import Awaited
+    from feedd.fetch.inflight_packs import PartialWait
     from feedd.values import ShardFile
 
 pytestmark = pytest.mark.slow  # over a real server
@@ -59,11 +59,11 @@ async def _fetch(sources: Sources, found: Resolved) -> None:
         await sources.fetcher.fetch(ref, target)
 
 
-def _wait(sources: Sources, found: Resolved, *numbers: int) -> Awaited:
+def _wait(sources: Sources, found: Resolved, *numbers: int) -> PartialWait:
     return sources.packs.wait_for({found.refs[0]: np.array(numbers)}, sources.packs.turn())
 
 
-def _read(awaited: Awaited, found: Resolved, number: int) -> bytes:
+def _read(awaited: PartialWait, found: Resolved, number: int) -> bytes:
     """Return an object's bytes, as a worker would read them."""
     (file,) = awaited.files().values()
     (packs,) = found.packs

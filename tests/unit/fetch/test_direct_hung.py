@@ -21,7 +21,7 @@ from feedd.fetch.s3 import body_transfer as move
 from feedd.fetch.s3 import transfer_threads as mover
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.transfer_threads import Mover, Movers
+from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
 from feedd.flow.file_writing import left_alone
 from feedd.flow.mapping import FileMapping, is_in_memory
 from feedd.values import ReadProgress
@@ -95,7 +95,7 @@ def in_memory() -> Iterator[FileMapping]:
 @pytest.fixture
 async def files() -> AsyncIterator[Files]:
     """Movers, closed behind the test."""
-    movers = Movers(1)
+    movers = TransferThreads(1)
     yield Files(movers)
     movers.close()
 
@@ -226,7 +226,7 @@ async def test_a_thread_that_ends_fails_its_bodies_and_is_replaced(
     class Broken(Exception):
         pass
 
-    def broken(_: Mover) -> None:
+    def broken(_: TransferThread) -> None:
         raise Broken
 
     async with RawServer([_answer(LARGE)[:1000], None], _answer(LARGE)) as server:
@@ -234,7 +234,7 @@ async def test_a_thread_that_ends_fails_its_bodies_and_is_replaced(
         reading = asyncio.ensure_future(_read(pool, on_good_disk, len(LARGE)))
         await until(lambda: bool(_moves_of(files)))
         (dying,) = _movers_of(files)
-        monkeypatch.setattr(Mover, "_woken", broken)
+        monkeypatch.setattr(TransferThread, "_woken", broken)
         dying.look()
         with pytest.raises(ConnectionResetError, match="its transfer thread has ended"):
             await reading
@@ -245,12 +245,12 @@ async def test_a_thread_that_ends_fails_its_bodies_and_is_replaced(
         await pool.aclose()
 
 
-def _movers_of(files: Files) -> list[Mover]:
+def _movers_of(files: Files) -> list[TransferThread]:
     assert files._movers is not None
     return files._movers._all.get(False, [])
 
 
-def _moves_of(files: Files) -> list[move.Move]:
+def _moves_of(files: Files) -> list[move.BodyTransfer]:
     return [one for each in _movers_of(files) for one in each._moves.values()]
 
 
@@ -303,14 +303,14 @@ async def test_a_failed_thread_start_leaves_nothing_open(monkeypatch: pytest.Mon
     monkeypatch.setattr(threading.Thread, "start", refuse)
     before = descriptors()
     with pytest.raises(OSError, match="can't start new thread"):
-        Mover()
+        TransferThread()
     monkeypatch.undo()
     assert descriptors() == before
 
 
 async def test_a_pipe_is_emptied_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a failed write leaves in the pipe is thrown away even where no descriptor is left."""
-    gear = move.Gear()
+    gear = move.TransferBuffers()
     near, far = socket.socketpair()
     with near, far:
         far.send(b"left behind")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from feedd.fetch.s3.idle_connections import Idle
-from feedd.fetch.s3.lazy_timer import Alarm
+from feedd.fetch.s3.lazy_timer import LazyTimer
 from tests.fakes.raw_server import RawServer
 from tests.unit.fetch.test_direct_connection import BODY, REQUEST, get, head, pool_of
 
@@ -52,7 +52,7 @@ def test_lost_ones_are_forgotten_whether_they_are_there_or_not() -> None:
 async def test_an_alarm_rings_at_its_last_moment_and_no_other() -> None:
     """Put off it rings later; brought forward, sooner; turned off, not at all."""
     loop, rung = asyncio.get_running_loop(), asyncio.Event()
-    alarm = Alarm(rung.set)
+    alarm = LazyTimer(rung.set)
     alarm.set(loop.time() + 0.01)
     put_off_s = loop.time() + 0.05
     alarm.set(put_off_s)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedd.fetch.s3.bodies import Files, WrittenBody
-from feedd.fetch.s3.body_transfer import Move, SplicedMove
+from feedd.fetch.s3.body_transfer import BodyTransfer, SplicedMove
 from feedd.fetch.s3.small_bodies import HandedBody
-from feedd.fetch.s3.transfer_threads import Mover, Movers
+from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
 from feedd.flow.file_writers import Writers
 from feedd.flow.mapping import FileMapping, FilePlace, file_of
 from feedd.values import ReadProgress
@@ -42,11 +42,11 @@ class Rig:
         self.near.setblocking(False)
         self.file = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(self.file, 0, SIZE + 8192)
-        self.mover = Mover()
+        self.mover = TransferThread()
         self.progress = ReadProgress()
         self.over = threading.Event()
 
-    def move(self, size: int = SIZE, at: int = 4096) -> Move:
+    def move(self, size: int = SIZE, at: int = 4096) -> BodyTransfer:
         move = SplicedMove(
             self.near.fileno(),
             place(self.file, at),
@@ -166,7 +166,7 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
     """Bodies of several sockets, sent in small pieces side by side, all arrive whole."""
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     pairs = [socket.socketpair() for _ in range(8)]
-    mover, done = Mover(), threading.Semaphore(0)
+    mover, done = TransferThread(), threading.Semaphore(0)
     for index, (near, far) in enumerate(pairs):
         near.setblocking(False)
         far.setblocking(False)
@@ -202,7 +202,7 @@ async def test_without_descriptors_through_memory(
     mapping = FileMapping(file, SIZE)
     near, far = socket.socketpair()
     transport, protocol = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
-    movers = Movers(2)
+    movers = TransferThreads(2)
     refusal = OSError(errno.EMFILE, "too many open files")
     monkeypatch.setattr(os, "dup", lambda _: (_ for _ in ()).throw(refusal))
     target, progress = memoryview(mapping), ReadProgress()

@@ -17,8 +17,8 @@ from feedd.errors import BadResponse
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.tls_transport import Tunnel
-from feedd.fetch.s3.transfer_threads import Movers
+from feedd.fetch.s3.tls_transport import TlsTransport
+from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.file_writing import left_alone
 from feedd.flow.mapping import FileMapping
 from feedd.values import ReadProgress
@@ -101,7 +101,7 @@ def mapping(tmp_path: Path) -> Iterator[FileMapping]:
 async def pool_to(server: Server, authority: Authority) -> AsyncIterator[ConnectionPool]:
     """A pool of connections to it, with movers."""
     trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    movers = Movers(2)
+    movers = TransferThreads(2)
     pool = ConnectionPool(
         Endpoint(f"https://127.0.0.1:{server.port}", "127.0.0.1", server.port, trusted),
         SourceOptions(read_timeout_s=10.0, connect_timeout_s=10.0),
@@ -272,7 +272,7 @@ class Above:
     """
 
     def __init__(self, room_bytes: int) -> None:
-        self.tunnel: Tunnel | None = None
+        self.tunnel: TlsTransport | None = None
         self.memory = memoryview(bytearray(room_bytes))
         self.pieces: list[bytes] = []
         self.lost: list[Exception | None] = []
@@ -325,17 +325,17 @@ class Wire:
         """Whether either was called."""
         return bool(self.closed)
 
-    def deliver(self, tunnel: Tunnel) -> None:
+    def deliver(self, tunnel: TlsTransport) -> None:
         """Hand all that the server said to the tunnel, in one piece."""
         data = self.out.read()
         tunnel.get_buffer(-1)[: len(data)] = data
         tunnel.buffer_updated(len(data))
 
 
-def connected(above: Above, wire: Wire, authority: Authority) -> Tunnel:
+def connected(above: Above, wire: Wire, authority: Authority) -> TlsTransport:
     """Return a tunnel whose handshake is done."""
     trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    tunnel = Tunnel(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
+    tunnel = TlsTransport(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
     tunnel.connection_made(wire)  # type: ignore[arg-type]  # likewise
     while not tunnel.shaken.done() or wire.into.pending:
         with contextlib.suppress(ssl.SSLWantReadError):

@@ -13,7 +13,7 @@ from feedd.errors import BadResponse, CacheUnavailable
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
-from feedd.fetch.s3.transfer_threads import Movers
+from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.mapping import FileMapping
 from feedd.values import ByteRange, ReadProgress
 from tests.fakes.raw_server import RawServer
@@ -61,7 +61,7 @@ def mapping(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileMapp
 @pytest.fixture
 async def files() -> AsyncIterator[Files]:
     """What chooses the way of bodies, with threads for large ones."""
-    movers = Movers(2)
+    movers = TransferThreads(2)
     yield Files(movers)
     movers.close()
 

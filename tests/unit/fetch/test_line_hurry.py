@@ -7,14 +7,14 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.fetch.scheduler import Line, Standing
+from feedd.fetch.scheduler import FetchEntry, FetchScheduler
 from feedd.flow.budget import ByteBudget
 from feedd.values import ByteRange
 
 PART_BYTES = 10
 
 
-class Pack(Standing):
+class Pack(FetchEntry):
     """Objects of a pack."""
 
     many = True
@@ -26,20 +26,20 @@ def pack(count: int, size_bytes: int = 5, urgency: float = -math.inf) -> Pack:
     return Pack("bucket", spans, PART_BYTES, lambda: urgency)
 
 
-def line_of(*standings: Standing) -> Line[Standing]:
+def line_of(*standings: FetchEntry) -> FetchScheduler[FetchEntry]:
     """Return a line in which they stand."""
-    line: Line[Standing] = Line(100, ByteBudget(1 << 30), lambda _: 100)
+    line: FetchScheduler[FetchEntry] = FetchScheduler(100, ByteBudget(1 << 30), lambda _: 100)
     for standing in standings:
         line.join(standing)
     return line
 
 
-def numbers(standing: Standing, taken: list[tuple[Standing, ByteRange]], size_bytes: int = 5) -> list[int]:
+def numbers(standing: FetchEntry, taken: list[tuple[FetchEntry, ByteRange]], size_bytes: int = 5) -> list[int]:
     """Return which of its objects were taken, in order."""
     return [span.start // size_bytes for one, span in taken if one is standing]
 
 
-def all_of(line: Line[Standing]) -> list[tuple[Standing, ByteRange]]:
+def all_of(line: FetchScheduler[FetchEntry]) -> list[tuple[FetchEntry, ByteRange]]:
     """Take everything."""
     found = []
     while (one := line.take()) is not None:
@@ -80,7 +80,7 @@ def test_an_earlier_turn_goes_first_whenever_it_is_said() -> None:
 
 def test_who_came_before_goes_before() -> None:
     """A whole shard somebody waits for is not kept waiting by packs of which something is hurried later."""
-    shard = Standing("bucket", [ByteRange(0, 20)], PART_BYTES, lambda: -math.inf)
+    shard = FetchEntry("bucket", [ByteRange(0, 20)], PART_BYTES, lambda: -math.inf)
     one = pack(3)
     line = line_of(one, shard)
     one.hurry(next(line.turns), spans(2))
@@ -121,7 +121,7 @@ def test_everything_is_taken_once(count: int, size_bytes: int, calls: list[tuple
     """Whatever is hurried when, and however parts are cut."""
     one = pack(count, size_bytes)
     line = line_of(one)
-    taken: list[tuple[Standing, ByteRange]] = []
+    taken: list[tuple[FetchEntry, ByteRange]] = []
     turns = [next(line.turns) for _ in range(10)]
     for wanted, before, turn in calls:
         taken += [part for _ in range(before) if (part := line.take()) is not None]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedd.errors import BadShard
 from feedd.formats import format_registry as registry
-from feedd.formats.tokens import LLMC, NPY, RAW, Cut, kind_of, window_count, with_cut
+from feedd.formats.tokens import LLMC, NPY, RAW, TokenWindows, kind_of, window_count, with_cut
 from tests.budget import budget
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
@@ -39,7 +39,7 @@ def npy(tokens: np.ndarray) -> bytes:
 WRITERS = {RAW: raw, LLMC: llmc, NPY: npy}
 
 
-def windows(kind: str, data: bytes, cut: Cut) -> list[list[int]]:
+def windows(kind: str, data: bytes, cut: TokenWindows) -> list[list[int]]:
     """Follow the index back to tokens."""
     index = registry.get(with_cut(kind, cut)).index(memoryview(data), "s3://b/t.bin")
     spans = zip(index.starts[0].tolist(), index.sizes[0].tolist(), strict=True)
@@ -47,7 +47,7 @@ def windows(kind: str, data: bytes, cut: Cut) -> list[list[int]]:
     return [np.frombuffer(data[start : start + size], cut.dtype).tolist() for start, size in spans]
 
 
-def expected(tokens: np.ndarray, cut: Cut) -> list[list[int]]:
+def expected(tokens: np.ndarray, cut: TokenWindows) -> list[list[int]]:
     """Cut by hand, one after another."""
     found, at, seen = [], 0, 0
     while at + cut.count <= len(tokens):
@@ -70,22 +70,22 @@ def expected(tokens: np.ndarray, cut: Cut) -> list[list[int]]:
 def test_windows_are_those_cut_by_hand(kind: str, dtype: str, length: int, count: int, stride: int, last: str) -> None:
     """Every window holds the tokens it should, and their number follows from the file's size."""
     tokens = np.arange(1000, 1000 + length).astype(dtype)
-    cut = Cut(dtype, count, stride, last)  # type: ignore[arg-type]  # one of the two
+    cut = TokenWindows(dtype, count, stride, last)  # type: ignore[arg-type]  # one of the two
     assert windows(kind, WRITERS[kind](tokens), cut) == expected(tokens, cut)
 
 
 def test_inputs_and_targets_cover_every_token_once() -> None:
     """At a stride of one less than the window, each token but the first is a target exactly once."""
     tokens = np.arange(1, 42, dtype=np.uint16)
-    cut = Cut("uint16", 9, 8)
+    cut = TokenWindows("uint16", 9, 8)
     targets = [token for window in windows(RAW, raw(tokens), cut) for token in window[1:]]
     assert targets == tokens[1:].tolist()
 
 
 def test_what_a_file_is_not_is_said() -> None:
     """A header read as tokens, another type, another number of tokens, half a token: each is refused by name."""
-    tokens, cut = np.arange(100, dtype=np.uint16), Cut("uint16", 9, 8)
-    wide = Cut("uint32", 9, 8)
+    tokens, cut = np.arange(100, dtype=np.uint16), TokenWindows("uint16", 9, 8)
+    wide = TokenWindows("uint32", 9, 8)
     for kind, data, how, message in (
         (RAW, llmc(tokens), cut, "llm.c's header"),
         (RAW, raw(tokens) + b"x", cut, "whole number"),
@@ -112,7 +112,7 @@ def test_broken_bytes_are_windows_or_refused(data: st.DataObject, kind: str) -> 
     for _ in range(data.draw(st.integers(0, 4))):
         good[data.draw(st.integers(0, min(len(good) - 1, 140)))] = data.draw(st.integers(0, 255))
     broken = bytes(good[: data.draw(st.integers(0, len(good)))])
-    cut = Cut("uint16", data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), "pad")
+    cut = TokenWindows("uint16", data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), "pad")
     try:
         index = registry.get(with_cut(kind, cut)).index(memoryview(broken), "u")
     except BadShard:

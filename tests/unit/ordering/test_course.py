@@ -12,7 +12,7 @@ from feedd.dataset.listing import Listing
 from feedd.errors import BadRequest
 from feedd.ordering.batch_plan import BatchRows
 from feedd.ordering.mixed_reader import MixedPlan, MixedReader
-from feedd.ordering.mixed_schedule import Course, MixedWalk
+from feedd.ordering.mixed_schedule import MixedAccess, ShardSchedule
 from feedd.ordering.mixing import BATCH, BATCH_SAMPLE, MODES, SAMPLE, STRATIFIED
 from feedd.values import Cursor, OpenSpec, Topology
 from tests.budget import budget
@@ -85,7 +85,7 @@ def test_a_small_source_is_needed_all_the_time() -> None:
     assert max(its.begins[small]) < its.edges.shape[0] / 5
 
 
-def _places(its: Course, shard: int) -> list[int]:
+def _places(its: ShardSchedule, shard: int) -> list[int]:
     return [place for place, other in enumerate(its.shards.tolist()) if other == shard]
 
 
@@ -172,4 +172,4 @@ def test_orders_begin_with_what_is_needed_first() -> None:
         assert isinstance(rows, BatchRows)
         for order in orders:
             assert set(order[:WINDOW]) & set(rows.shards.tolist())
-    assert isinstance(reader.walk(mix.listing(), Cursor(0)), MixedWalk)
+    assert isinstance(reader.walk(mix.listing(), Cursor(0)), MixedAccess)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.sharding import assign
 from feedd.errors import BadRequest
 from feedd.ordering.batch_plan import BatchRows
@@ -25,8 +25,8 @@ def _options(batch: int, topology: Topology, *, shuffle: bool = True, window: in
     return ReaderOptions(seed=5, shuffle=shuffle, window_shards=window, batch_size=batch, topology=topology)
 
 
-def _all(shard_count: int) -> tuple[Share, ...]:
-    return (Share(np.arange(shard_count, dtype=np.int64)),)
+def _all(shard_count: int) -> tuple[Assignment, ...]:
+    return (Assignment(np.arange(shard_count, dtype=np.int64)),)
 
 
 def _walk(reader: Reader, counts: dict[int, int], truth: list[int], epoch: int = 0) -> list[BatchRows]:
@@ -68,7 +68,7 @@ def test_every_sample_exactly_once(
         topology = Topology(nodes * ranks, node * ranks + rank, ranks, rank, nodes, node)
         counts: dict[int, int] = {}
         assigned = assign(np.ones(len(truth), dtype=np.int64), nodes, node, "key")
-        reader = Reader((Share(assigned),), _options(batch, topology, shuffle=shuffle, window=window), counts)
+        reader = Reader((Assignment(assigned),), _options(batch, topology, shuffle=shuffle, window=window), counts)
         batches = _walk(reader, counts, truth, epoch)
         assert all(len(b.ordinal) == batch for b in batches[:-1])
         node_total = sum(truth[shard] for shard in assigned.tolist())
@@ -86,10 +86,10 @@ def test_resume_at_every_step(truth: list[int], batch: int, ranks: int, window: 
     topology = Topology(ranks, 0, ranks, 0)
     assigned = np.arange(len(truth), dtype=np.int64)
     counts: dict[int, int] = {}
-    whole = _walk(Reader((Share(assigned),), _options(batch, topology, window=window), counts), counts, truth)
+    whole = _walk(Reader((Assignment(assigned),), _options(batch, topology, window=window), counts), counts, truth)
     for start, first in enumerate(whole):
         fresh: dict[int, int] = {}
-        reader = Reader((Share(assigned),), _options(batch, topology, window=window), fresh)
+        reader = Reader((Assignment(assigned),), _options(batch, topology, window=window), fresh)
         tail, at = [], first.cursor
         while not isinstance(found := reader.rows(at), EpochEnd):
             if isinstance(found, NeedCounts):
@@ -139,7 +139,7 @@ def test_windows_of_so_many_bytes(sizes: list[int], window_bytes: int, epoch: in
     """A window holds as many shards as fit, at least one, and the next one begins with the shard that did not fit."""
     array = np.array(sizes, dtype=np.int64)
     options = EpochOptions(epoch, 3, shuffle=True, window_shards=2, window_bytes=window_bytes)
-    plan = EpochMap(Share(np.arange(len(sizes)), sizes=array), options, {})
+    plan = EpochMap(Assignment(np.arange(len(sizes)), sizes=array), options, {})
     windows = [plan.shards(window).tolist() for window in range(plan.window_count)]
     assert list(itertools.chain(*windows)) == plan.order.tolist()
     assert all(windows)

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.dataset.step_counts import Deal
 from feedd.ordering.epoch import EpochMap, EpochOptions, NeedCounts, Segment
 from feedd.ordering.node_epoch import NodeEpoch, Piece, Step
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OPTIONS = EpochOptions(epoch=1, seed=3, shuffle=True, window_shards=2)
 
 
-def _expected(shares: list[Share], counts: dict[int, int], deal: Deal, index: int) -> Step:
+def _expected(shares: list[Assignment], counts: dict[int, int], deal: Deal, index: int) -> Step:
     """Return a step by going through all partitions, sample by sample."""
     per_step = deal.batch_size * deal.local_world_size // len(shares)
     whole: list[tuple[int, int, int, bool]] = []  # partition, window, sample of it, again
@@ -60,11 +60,13 @@ def _segment(window: int, sample: int) -> Segment:
 
 
 @st.composite
-def _nodes(draw: st.DrawFn) -> tuple[list[Share], dict[int, int], Deal, list[int]]:
+def _nodes(draw: st.DrawFn) -> tuple[list[Assignment], dict[int, int], Deal, list[int]]:
     parts, ranks = draw(st.sampled_from([(2, 1), (2, 2), (3, 3), (4, 2), (6, 3)]))
     sizes = draw(st.lists(st.integers(1, 5), min_size=parts, max_size=parts))
     firsts = np.cumsum([0, *sizes])
-    shares = [Share(np.arange(first, first + size)) for first, size in zip(firsts[:-1].tolist(), sizes, strict=True)]
+    shares = [
+        Assignment(np.arange(first, first + size)) for first, size in zip(firsts[:-1].tolist(), sizes, strict=True)
+    ]
     counts = {shard: draw(st.integers(0, 9)) for shard in range(int(firsts[-1]))}
     per_step = draw(st.integers(1, 4))
     deal = Deal(per_step * parts // ranks, draw(st.integers(0, ranks - 1)), ranks, 12, draw(st.booleans()))
@@ -73,7 +75,7 @@ def _nodes(draw: st.DrawFn) -> tuple[list[Share], dict[int, int], Deal, list[int
 
 @given(_nodes())
 def test_every_step_is_what_going_through_all_samples_gives(
-    node: tuple[list[Share], dict[int, int], Deal, list[int]],
+    node: tuple[list[Assignment], dict[int, int], Deal, list[int]],
 ) -> None:
     """In whatever order steps are asked for, and whether counts are known or not, pieces and anchors are the same."""
     shares, counts, deal, steps = node
@@ -95,7 +97,7 @@ def test_every_step_is_what_going_through_all_samples_gives(
 
 def test_steps_within_a_window_look_at_no_partition_again() -> None:
     """Between windows' ends a step finds each partition where it stands, and says where with the same object."""
-    shares = tuple(Share(np.arange(part * 4, part * 4 + 4)) for part in range(64))
+    shares = tuple(Assignment(np.arange(part * 4, part * 4 + 4)) for part in range(64))
     counts = dict.fromkeys(range(256), 100)
     plan = NodeEpoch(shares, _OPTIONS, counts, Deal(128, 0, 1))
     located: list[int] = []

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.dataset.assignment import Share
-from feedd.ordering.batch_plan import BatchRows, Drawn
+from feedd.dataset.assignment import Assignment
+from feedd.ordering.batch_plan import BatchPlan, BatchRows
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.ordering.sorted_windows import NeedOrder, Orders, SortedWindows, WindowName
 from feedd.values import Cursor, Topology
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from feedd.ordering.sorted_windows import WindowRows
 
 _SHARDS, _SAMPLES, _BATCH = 6, 10, 4
-_SHARE = Share(np.arange(_SHARDS, dtype=np.int64))
+_SHARE = Assignment(np.arange(_SHARDS, dtype=np.int64))
 _OPTIONS = ReaderOptions(seed=5, shuffle=True, window_shards=2, batch_size=_BATCH, topology=Topology())
 _STEPS = _SHARDS * _SAMPLES // _BATCH
 
@@ -35,7 +35,7 @@ def _sorted_by(reader: Reader, at: Cursor) -> int:
     while isinstance(found := reader.draw(at), NeedOrder):
         found.learn(found.sort())
         count += 1
-    assert isinstance(found, Drawn)
+    assert isinstance(found, BatchPlan)
     return count
 
 
@@ -98,7 +98,7 @@ def test_windows_ahead_are_said_once_and_then_there() -> None:
 def test_windows_ahead_change_no_batch() -> None:
     """Sorted ahead or not, for one partition or several, a batch is the same."""
     steps = [Cursor(epoch, step) for epoch in range(2) for step in range(_STEPS)]
-    shares = tuple(Share(np.arange(part, _SHARDS, 2, dtype=np.int64)) for part in range(2))
+    shares = tuple(Assignment(np.arange(part, _SHARDS, 2, dtype=np.int64)) for part in range(2))
     counts = {shard: _SAMPLES + shard for shard in range(_SHARDS)}
     for its in ((_SHARE,), shares):
         plain, eager = (Reader(its, _OPTIONS, counts) for _ in range(2))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.ordering.epoch import EpochOptions
 from feedd.ordering.quality import mix
 
 
 def _mix(shards: int, per_shard: int, window: int, batch: int, seed: int = 0) -> tuple[float, float, float, float]:
-    share = Share(np.arange(shards, dtype=np.int64))
+    share = Assignment(np.arange(shards, dtype=np.int64))
     counts = np.full(shards, per_shard, dtype=np.int64)
     found = mix(share, counts, EpochOptions(0, seed, shuffle=True, window_shards=window), batch)
     assert found.window_samples == min(window, shards) * per_shard
@@ -43,6 +43,6 @@ def test_as_many_shards_as_windows_and_batches_have(window: int) -> None:
 
 def test_nothing_to_mix() -> None:
     """Without samples there are no batches, and that is no error."""
-    share = Share(np.zeros(0, dtype=np.int64))
+    share = Assignment(np.zeros(0, dtype=np.int64))
     found = mix(share, np.zeros(0, dtype=np.int64), EpochOptions(0, 0, shuffle=True, window_shards=2), 8)
     assert (found.windows, found.full, found.window_samples) == (0, 0, 0)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.ordering.batch_plan import Drawn, Several
+from feedd.ordering.batch_plan import BatchPlan, BatchPlanGroup
 from feedd.values import Cursor
 from tests.budget import budget
 
@@ -17,16 +17,16 @@ _BATCHES = st.lists(
 )
 
 
-def _drawn(step: int, rows: list[tuple[int, int]]) -> Drawn:
+def _drawn(step: int, rows: list[tuple[int, int]]) -> BatchPlan:
     shard, ordinal = np.array(rows, np.int64).T
-    return Drawn(Cursor(0, step), shard, ordinal, lambda: np.arange(len(rows), dtype=np.uint64), 0, 0)
+    return BatchPlan(Cursor(0, step), shard, ordinal, lambda: np.arange(len(rows), dtype=np.uint64), 0, 0)
 
 
 @settings(max_examples=budget(200), deadline=None)
 @given(batches=_BATCHES)
 def test_rows_are_what_they_were(batches: list[list[tuple[int, int]]]) -> None:
     """Shards come once each, ascending, and rows in the order of the batches."""
-    several = Several.of([_drawn(step, rows) for step, rows in enumerate(batches)])
+    several = BatchPlanGroup.of([_drawn(step, rows) for step, rows in enumerate(batches)])
     wanted = [row for rows in batches for row in rows]
     assert several.shards == sorted({shard for shard, _ in wanted})
     assert [column.dtype.name for column in (several.shard_no, several.ordinal)] == ["int32", "int64"]

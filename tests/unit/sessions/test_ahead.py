@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.sessions.feed_session import Session
-    from feedd.sessions.next_epoch_prefetch import Ahead
+    from feedd.sessions.next_epoch_prefetch import NextEpochPrefetch
     from feedd.values import BatchReady, SlotRef
 
 SAMPLES = 48  # in batches of 4
 
 
-def _ahead(session: Session) -> Ahead:
+def _ahead(session: Session) -> NextEpochPrefetch:
     found = session._parts.ahead
     assert found is not None
     return found

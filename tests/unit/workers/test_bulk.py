@@ -21,7 +21,7 @@ from feedd.workers import request_split as split
 from feedd.workers.executor import Executor
 from feedd.workers.field_reader import Field
 from feedd.workers.fixed_width import chunk_rows, plain_numbers
-from feedd.workers.mapped_files import REST_S, KeptFiles
+from feedd.workers.mapped_files import REST_S, MappedFiles
 from feedd.workers.messages import MESSAGE_BYTES_MAX, Decoded, DecodeRequest, Failed, encode, request_decoder
 from feedd.workers.work import DecodeTask, FieldWork
 from tests.budget import budget
@@ -374,7 +374,7 @@ def test_files_go_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A mapping that was not read for a while goes with the next request, however few there were."""
     now_s = 100.0
     monkeypatch.setattr("feedd.workers.mapped_files.time.monotonic", lambda: now_s)
-    kept = KeptFiles()
+    kept = MappedFiles()
     kept.begin()
     kept.get(split.file_message(shard_file(tmp_path / "a", bytes(200))))
     now_s += REST_S / 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.workers.chunk_sizer import Portions
+from feedd.workers.chunk_sizer import ChunkSizer
 from feedd.workers.work import CHUNK_ROWS_MAX
 
 
 def test_quick_rows_go_more_at_a_time() -> None:
     """By what the last batch of the same arena took; another arena's says nothing, nor that of one that is gone."""
-    portions = Portions(32)
+    portions = ChunkSizer(32)
     assert portions.of(1, 256, 2) == 32
     portions.took(1, 256, 256 * 0.0007)
     assert (portions.of(1, 256, 8), portions.of(2, 256, 8)) == (64, 32)
@@ -26,7 +26,7 @@ def test_quick_rows_go_more_at_a_time() -> None:
 
 def test_few_workers_get_a_part_each() -> None:
     """As long as that keeps none of them for long: whoever cancels waits for what they hold."""
-    portions = Portions(32)
+    portions = ChunkSizer(32)
     portions.took(1, 256, 256 * 0.00065)
     assert [portions.of(1, 256, workers) for workers in (1, 2, 3, 4, 16)] == [128, 128, 86, 64, 64]
     portions.took(1, 256, 256 * 0.0012)
@@ -35,7 +35,7 @@ def test_few_workers_get_a_part_each() -> None:
 
 def test_what_is_worth_no_message_is_not_divided() -> None:
     """A row of ten microseconds costs less than saying which."""
-    portions = Portions(32)
+    portions = ChunkSizer(32)
     portions.took(1, 256, 256 * 0.00001)
     assert [portions.of(1, rows, 16) for rows in (256, 257, 1024)] == [256, 129, 256]
     portions.took(1, 256, 256 * 0.0001)
@@ -46,7 +46,7 @@ def test_what_is_worth_no_message_is_not_divided() -> None:
 
 def test_parts_are_equal() -> None:
     """A rest of a few rows costs a message like any other, and keeps a worker for less than it waited for it."""
-    assert [Portions(32).of(1, rows, 1) for rows in (0, 1, 32, 33, 70, 96)] == [0, 1, 32, 17, 24, 32]
+    assert [ChunkSizer(32).of(1, rows, 1) for rows in (0, 1, 32, 33, 70, 96)] == [0, 1, 32, 17, 24, 32]
 
 
 @given(
@@ -54,7 +54,7 @@ def test_parts_are_equal() -> None:
 )
 def test_bounds(rows: int, total: int, count: int, busy_s: float, workers: int) -> None:
     """Never more than an answer can name, nor fewer than asked for but to make parts equal, and all rows."""
-    portions = Portions(rows)
+    portions = ChunkSizer(rows)
     portions.took(7, count, busy_s)
     sent = portions.of(7, total, workers)
     assert sent <= 8 * rows
