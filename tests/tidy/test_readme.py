@@ -11,7 +11,9 @@ import pytest
 from typer.main import get_command
 
 from feedd.cli.app import COMMANDS, app, load
-from tests.tidy.tree import ROOT, tracked
+from feedd.config import options
+from feedd.config.option_list import dotted
+from tests.tidy.tree import ROOT, sources, tracked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 DOCUMENTS = [path for path in tracked() if path.suffix == ".md"]
 _FENCE = re.compile(r"^```(?P<language>[a-z]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
+
+
+_OPTION = re.compile(r"`([a-z]+\.[a-z_]+)(?: = [^`]*)?`")
+_NO_OPTIONS = {"feedd.toml", "feedd.service"}
 
 
 def _blocks(path: Path, language: str) -> Iterator[str]:
@@ -76,3 +82,15 @@ def test_links_lead_somewhere(path: Path) -> None:
         target = match["target"]
         if "://" not in target and not target.startswith("mailto:"):
             assert (ROOT / path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
+def test_options_exist(path: Path) -> None:
+    """Every name in a document that begins with a section of the configuration is an option; in ARCHITECTURE, or a module."""
+    known = {dotted(option.path) for option in options()}
+    sections = {name.partition(".")[0] for name in known}
+    modules = set()
+    if path.name == "ARCHITECTURE.md":
+        modules = {".".join(source.path.with_suffix("").parts[1:]) for source in sources() if source.is_product}
+    named = set(_OPTION.findall((ROOT / path).read_text(encoding="utf-8"))) - _NO_OPTIONS
+    assert {name for name in named if name.partition(".")[0] in sections and name not in known | modules} == set()
