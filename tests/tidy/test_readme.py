@@ -86,7 +86,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
 def test_options_exist(path: Path) -> None:
-    """Every name that begins with a section of the configuration is an option; in ARCHITECTURE.md it may be a module."""
+    """A name that begins with a section of the configuration is an option; in ARCHITECTURE.md it may be a module."""
     known = {dotted(option.path) for option in options()}
     sections = {name.partition(".")[0] for name in known}
     modules = set()
