@@ -105,7 +105,7 @@ class ShardFile:
     path: str
     data_at: int
     format: str = ""
-    arriving: bool = False
+    inflight: bool = False
 
 
 @dataclass(frozen=True, slots=True)

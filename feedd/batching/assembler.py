@@ -63,7 +63,7 @@ class AssemblerOptions:
 
     arena_id: int
     keys: bool
-    remedy: BadSampleOptions
+    bad_sample_handler: BadSampleOptions
     filters: tuple[Filter, ...] = ()
 
 
@@ -109,8 +109,8 @@ class Assembler:
         self._options = options
         self._filters = Filters(options.filters, recipes.distinct, stages.pool)
         self._packing = recipes.packing
-        self._remedy = BadSampleHandler(options.remedy)
-        self._together = BatchGroup(stages.pool, recipes, arena, options.arena_id, self._remedy)
+        self._bad_sample_handler = BadSampleHandler(options.bad_sample_handler)
+        self._together = BatchGroup(stages.pool, recipes, arena, options.arena_id, self._bad_sample_handler)
 
     @property
     def at_once(self) -> int:
@@ -179,7 +179,7 @@ class Assembler:
         Raises:
             BadSample: they are not; a step may be found out after later ones were handed on.
         """
-        self._remedy.check(at)
+        self._bad_sample_handler.check(at)
 
     def close(self) -> None:
         """Take the arena from the workers."""
@@ -288,7 +288,7 @@ class Assembler:
         failures: Sequence[Failure] = [_failure(work, bad) for bad in _bad_rows(decoded, results)]
         failures = await self._stages.lost.told(failures, work.files)
         if not work.early:
-            await self._remedy.charge(rows.cursor, failures)
+            await self._bad_sample_handler.charge(rows.cursor, failures)
         elif failures:
             raise failures[0].error("it is met again when the batch is asked for")
         ready = BatchReady(rows.cursor, layout.rows, layout.regions, layout.size_bytes, filtered=work.filtered)
@@ -297,7 +297,7 @@ class Assembler:
             await off_loop(finish, layout.size_bytes)
             return replace(ready, bad_samples=len(failures), samples=len(rows.ordinal) - len(failures))
         ready = replace(ready, again=b"" if rows.again is None else rows.again.tobytes())
-        return await self._remedy.applied(view, layout, ready, failures) if failures else ready
+        return await self._bad_sample_handler.applied(view, layout, ready, failures) if failures else ready
 
     def _fields(self, work: _Work, part: Part, layout: Layout) -> tuple[tuple[FieldWork, ...], NDArray[np.uint64]]:
         """Return what is to be decoded of a part's rows, and their seeds."""

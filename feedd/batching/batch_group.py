@@ -63,13 +63,13 @@ class BatchGroup:
     """
 
     def __init__(
-        self, pool: DecodePool, recipes: Recipes, arena: Arena, arena_id: int, remedy: BadSampleHandler
+        self, pool: DecodePool, recipes: Recipes, arena: Arena, arena_id: int, bad_sample_handler: BadSampleHandler
     ) -> None:
         self._pool = pool
         self._recipes = recipes
         self._arena = arena
         self._arena_id = arena_id
-        self._remedy = remedy
+        self._bad_sample_handler = bad_sample_handler
         self._layouts: dict[int, Layout] = {}  # by rows: nothing else decides
 
     @property
@@ -127,11 +127,13 @@ class BatchGroup:
             bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
             failures = self._failures(several, drawn, indexes, files, bad, first, lost) if bad else []
             if not early:
-                await self._remedy.charge(drawn.cursor, failures)  # none too: a step may be made again, without any
+                await self._bad_sample_handler.charge(
+                    drawn.cursor, failures
+                )  # none too: a step may be made again, without any
             elif failures:
                 raise failures[0].error("it is met again when the batch is asked for")
             if failures:
-                batch = await self._remedy.applied(self._arena.view(slot), layout, batch, failures)
+                batch = await self._bad_sample_handler.applied(self._arena.view(slot), layout, batch, failures)
             ready.append(batch)
             first += layout.rows
         return ready

@@ -125,7 +125,7 @@ def resolved_by(request: Request) -> tuple[TensorSpec, ...] | None:
 
 
 async def resolve(
-    stages: Stages, shelf: DatasetCatalog, listing: Listing, reader: AnyReader, request: Request
+    stages: Stages, catalog: DatasetCatalog, listing: Listing, reader: AnyReader, request: Request
 ) -> tuple[Recipes, list[Resolved]]:
     """Hold each source's recipe against its data: what only data can tell is a fact of the dataset (see ``Schema``).
 
@@ -136,11 +136,11 @@ async def resolve(
     orders = reader.orders(Cursor(request.spec.epoch))
     found = await run_all(
         _resolve(
-            shelf,
+            catalog,
             listing,
             request.wanted[source],
             request,
-            Schema(stages, shelf, listing, source, strict=request.strict),
+            Schema(stages, catalog, listing, source, strict=request.strict),
             order,
         )
         for source, order in enumerate(orders)
@@ -227,13 +227,13 @@ def _beside(request: Request, recipe: Sequence[FieldRecipe]) -> list[FieldRecipe
 
 
 async def _resolve(
-    shelf: DatasetCatalog, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
+    catalog: DatasetCatalog, listing: Listing, wanted: Recipe, request: Request, schema: Schema, order: Sequence[int]
 ) -> Resolved:
     check_fields(wanted, [source for field in wanted for source in field.sources])
     beside = _beside(request, wanted)
     told = schema.told((*wanted, *beside)) if wanted else None
     if told is not None:
-        index = await _own(shelf, listing, order)
+        index = await _own(catalog, listing, order)
         here = index.fields if index is not None and index.sample_count else None
         lacking = [one for one in (*wanted, *beside) if here is not None and not set(one.sources) & set(here)]
         if lacking:
@@ -242,15 +242,15 @@ async def _resolve(
     if wanted and not order and not any(map(needs_resolve, wanted)):
         return Resolved(wanted, None, {})  # nothing is read here
     settled = schema.settled(wanted, lambda recipe: _beside(request, recipe))
-    recipe, index = await both(settled, _own(shelf, listing, order))
+    recipe, index = await both(settled, _own(catalog, listing, order))
     return Resolved(recipe, index, schema.left_out, schema.fields)
 
 
-async def _own(shelf: DatasetCatalog, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
+async def _own(catalog: DatasetCatalog, listing: Listing, order: Sequence[int]) -> ShardIndex | None:
     """Return the index of the first shard with samples that this session reads, or of another; None: it reads none."""
     index = None
     for shard in order[:_LOOKED_AT]:
-        index = await shelf.index(listing, shard)
+        index = await catalog.index(listing, shard)
         if index.sample_count:
             break
     return index

@@ -22,7 +22,7 @@ class CacheView:
 
     _index: CacheIndex
     _strays: Examination
-    _tally: CacheMetrics
+    _cache_metrics: CacheMetrics
     _queue: Sized
 
     def fits(self, refs: Iterable[ObjectRef]) -> bool:
@@ -58,4 +58,4 @@ class CacheView:
     @property
     def stats(self) -> CacheStats:
         """A snapshot."""
-        return self._tally.snapshot(self._index, len(self._queue))
+        return self._cache_metrics.snapshot(self._index, len(self._queue))

@@ -37,10 +37,10 @@ class Prefetcher:
     again before its use. That keeps prefetching from fighting with acquirers over a cache too small for both.
     """
 
-    def __init__(self, index: CacheIndex, fills: Fills, tally: CacheMetrics, fills_max: int) -> None:
+    def __init__(self, index: CacheIndex, fills: Fills, cache_metrics: CacheMetrics, fills_max: int) -> None:
         self._index = index
         self._fills = fills
-        self._tally = tally
+        self._cache_metrics = cache_metrics
         self._fills_max = fills_max
         self._wishes = WishLists()
         self._running: dict[Entry, _Ahead] = {}
@@ -72,7 +72,7 @@ class Prefetcher:
         ahead = self._forget(entry)
         self._fills.leave(ahead.flight)
         if ahead.started and error is not None and not isinstance(error, Draining):
-            self._tally.error("prefetch")
+            self._cache_metrics.error("prefetch")
 
     def close(self) -> None:
         """Forget all wishes; the fills are the caller's to cancel."""
@@ -92,7 +92,7 @@ class Prefetcher:
                     return True
                 if not isinstance(outcome, TooLarge):
                     return False
-                self._tally.error("prefetch")
+                self._cache_metrics.error("prefetch")
             elif entry.state is EntryState.RESERVED:
                 self._adopt(entry, owner, started=False)
             self._wishes.drop_head(owner)

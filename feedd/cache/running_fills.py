@@ -34,14 +34,14 @@ class Fills:
         group: asyncio.TaskGroup,
         index: CacheIndex,
         filler: Filler,
-        tally: CacheMetrics,
+        cache_metrics: CacheMetrics,
         clock: Clock,
         ended: Callable[[Entry, BaseException | None], None],
     ) -> None:
         self._index = index
         self._filler = filler
         self._place = filler.place
-        self._tally = tally
+        self._cache_metrics = cache_metrics
         self._clock = clock
         self._ended = ended
         self._flights: SingleFlight[Entry, None] = SingleFlight(group, self._end)
@@ -71,7 +71,7 @@ class Fills:
         """Remove from the place what the index has just evicted."""
         victims = tuple(entries)
         self._place.evict(entry.ref for entry in victims)
-        self._tally.count(CACHE_EVICTIONS, len(victims))
+        self._cache_metrics.count(CACHE_EVICTIONS, len(victims))
 
     async def cancel_all(self) -> None:
         """Cancel every fill and return when all have ended."""
@@ -80,11 +80,11 @@ class Fills:
     async def _fill(self, entry: Entry) -> None:
         started_s = self._clock.monotonic_s()
         await self._filler.fill(entry.ref, partial(_urgency, entry), partial(self._make_room, entry))
-        self._tally.fill_s += self._clock.monotonic_s() - started_s
-        self._tally.filled_bytes += entry.ref.size_bytes
+        self._cache_metrics.fill_s += self._clock.monotonic_s() - started_s
+        self._cache_metrics.filled_bytes += entry.ref.size_bytes
 
     def _make_room(self, entry: Entry, full: PlaceFull) -> bool:
-        self._tally.error("full")
+        self._cache_metrics.error("full")
         after = _urgency(entry)  # where nobody waits, the rule of prefetching holds here too
         evicted = self._index.make_room(full.wanted_bytes, after)
         self.evict(evicted)
@@ -98,7 +98,7 @@ class Fills:
             whole = False
             self._index.abort(entry)
             if isinstance(error, CacheError):
-                self._tally.error("disk")
+                self._cache_metrics.error("disk")
         replaced = entry.generation > 0  # then a broken file of that name may still be there
         if not whole and (error is None or replaced) and self._index.find(entry.ref) is None:
             self._place.remove((entry.ref,))

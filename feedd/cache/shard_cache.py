@@ -74,7 +74,7 @@ class PlacedCache(CacheView):
         self._options = options
         self._fetcher = fetcher
         self._clock = clock
-        self._tally = CacheMetrics(recorder)
+        self._cache_metrics = CacheMetrics(recorder)
         self._group = asyncio.TaskGroup()
         self._open = False
 
@@ -89,13 +89,13 @@ class PlacedCache(CacheView):
         self._index = opened.index
         self._queue: SpaceQueue[_Grant] = SpaceQueue(opened.index.room.group)
         filler = Filler(self._place, self._fetcher, options.fill_deadline_s)
-        self._fills = Fills(self._group, self._index, filler, self._tally, self._clock, self._fill_ended)
-        self._prefetcher = Prefetcher(self._index, self._fills, self._tally, options.prefetch_fills)
+        self._fills = Fills(self._group, self._index, filler, self._cache_metrics, self._clock, self._fill_ended)
+        self._prefetcher = Prefetcher(self._index, self._fills, self._cache_metrics, options.prefetch_fills)
         self._checks = Checks(self._group, self._place, self._clock, options.rule)
         self._ahead = AheadChecks(self._group, self._index, self._checks, self._refetch)
-        self._strays = Examination(self._place, self._index, self._tally, opened.strays)
-        self._tally.error("broken", opened.broken_count)
-        self._tally.count(CACHE_EVICTIONS, opened.evicted_count)
+        self._strays = Examination(self._place, self._index, self._cache_metrics, opened.strays)
+        self._cache_metrics.error("broken", opened.broken_count)
+        self._cache_metrics.count(CACHE_EVICTIONS, opened.evicted_count)
         await self._group.__aenter__()
         self._open = True
         self._strays.start(self._group, self._changed)
@@ -190,9 +190,9 @@ class PlacedCache(CacheView):
             whole.sort(key=lambda entry: entry.used_at)
             try:
                 if not await self._place.close([entry.ref for entry in whole], _CLOSE_DEADLINE_S):
-                    self._tally.error("unflushed")
+                    self._cache_metrics.error("unflushed")
             finally:
-                self._tally.retire()
+                self._cache_metrics.retire()
 
     async def _claim(self, refs: tuple[ObjectRef, ...]) -> _Grant:
         if not self._open:
@@ -212,7 +212,7 @@ class PlacedCache(CacheView):
         try:
             return await self._queue.wait(refs, full, self._undo)
         finally:
-            self._tally.space_wait_s += self._clock.monotonic_s() - started_s
+            self._cache_metrics.space_wait_s += self._clock.monotonic_s() - started_s
             self._changed()  # whoever was behind us may fit
 
     def _grant(self, refs: Sequence[ObjectRef]) -> _Grant | FullNow:
@@ -230,8 +230,8 @@ class PlacedCache(CacheView):
         try:
             claim = grant.claim
             lost_count = await self._refill(grant)
-            self._tally.count(CACHE_HITS, len(claim.present) - lost_count)
-            self._tally.count(CACHE_MISSES, len(claim.running) + len(claim.missing) + lost_count)
+            self._cache_metrics.count(CACHE_HITS, len(claim.present) - lost_count)
+            self._cache_metrics.count(CACHE_MISSES, len(claim.running) + len(claim.missing) + lost_count)
             await self._fills.arrive(grant.flights)
             return all(entry.state is EntryState.COMMITTED for entry in claim.entries)
         finally:
@@ -271,7 +271,7 @@ class PlacedCache(CacheView):
     def _reopen(self, entry: Entry, finding: Finding) -> None:
         if entry.state is EntryState.COMMITTED:
             self._index.reopen(entry)
-            self._tally.error(finding.value)
+            self._cache_metrics.error(finding.value)
             _log.warning(
                 "cached shard is not what was written: fetching it again", url=entry.ref.url, got=finding.value
             )
@@ -302,8 +302,8 @@ class PlacedCache(CacheView):
         if not self._queue.holds_all_up and not self._strays.left_bytes:
             self._prefetcher.pump()
         self._ahead.pump()
-        self._tally.publish(self._index)
+        self._cache_metrics.publish(self._index)
 
     def _job_failed(self, error: BaseException) -> None:
-        self._tally.error("disk")
+        self._cache_metrics.error("disk")
         _log.warning("cached shard not removed", error=str(error))

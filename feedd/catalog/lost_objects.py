@@ -128,7 +128,7 @@ class LostObjects:
         reasons: Reasons = {}
         found = indexes
         # what is waited for has come
-        packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.arriving}
+        packs = {number: file for number, file in enumerate(files) if is_pack(file.ref) and not file.inflight}
         for (number, file), lost in zip(packs.items(), await self._of(list(packs.values())), strict=True):
             if lost:
                 if file.ref not in self._lacking and len(self._lacking) < _KNOWN_MAX:

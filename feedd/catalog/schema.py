@@ -111,8 +111,8 @@ class Schema:
         fields: of the shard that told ``settled`` which fields there are; None: the user named them.
     """
 
-    def __init__(self, stages: Stages, shelf: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
-        self._stages, self._shelf, self._listing = stages, shelf, listing
+    def __init__(self, stages: Stages, catalog: DatasetCatalog, listing: Listing, source: int, *, strict: bool) -> None:
+        self._stages, self._catalog, self._listing = stages, catalog, listing
         self._shards = listing.shards_of(source)
         self.left_out: dict[NoticeKind, Amount] = {}
         self.fields: frozenset[str] | None = None
@@ -214,7 +214,7 @@ class Schema:
             raise search.bad
         name, params = split(first.ref.form)
         if search.left and name in COLUMNAR:  # it knows what else there is, and why that is no field
-            await self._shelf.readings.made(self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}"))
+            await self._catalog.readings.made(self._listing, replace(first.ref, form=f"{name}:{strict_params(params)}"))
         for one in search.left.values():
             check_fields((one,), first.index.fields)
 
@@ -241,13 +241,13 @@ class Schema:
         form = head_form(plain.form, self._format(shard))
         if form:
             ref = replace(plain, form=form)
-            index = await self._shelf.readings.made(self._listing, ref)
+            index = await self._catalog.readings.made(self._listing, ref)
             if index.sample_count or split(form)[0] != HEAD:
                 return _Looked(shard, ref, _with_ready(index, ready), whole=False)
         return await self._whole(shard)
 
     async def _whole(self, shard: int) -> _Looked:
-        index = await self._shelf.index(self._listing, shard)
+        index = await self._catalog.index(self._listing, shard)
         return _Looked(shard, self._listing.refs[shard], index, whole=True)
 
     def _plain(self, shard: int) -> tuple[ObjectRef, Sequence[ReadyField]]:

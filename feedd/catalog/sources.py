@@ -111,7 +111,7 @@ class Sources:
         self._facts: defaultdict[str, BucketFacts] = defaultdict(BucketFacts)
         self._heads = TurnGate(options.heads_in_flight)
         self._closed = False
-        self._teller = _Teller()
+        self._progress_stream = _Teller()
         plain = RangeFetcher(
             self.store,
             ByteBudget(options.bytes_in_flight),
@@ -122,8 +122,8 @@ class Sources:
                 verified=options.verify == "checksum",
                 lanes=options.transfer_threads,
             ),
-            pace_of=lambda root: self.tempo(root).pace,
-            sizes_of=lambda root: self.tempo(root).sizes,
+            pace_of=lambda root: self.bucket_state(root).pace,
+            sizes_of=lambda root: self.bucket_state(root).sizes,
         )
         self._book = PackBook(plain.turns)
         self._fetcher = ObjectsFetcher(plain, self._book)
@@ -165,7 +165,7 @@ class Sources:
             found = self._stores[root] = self._wrapped(self._bare(root))
         return found
 
-    def tempo(self, root: str) -> BucketState:
+    def bucket_state(self, root: str) -> BucketState:
         """Return what is known of how that store answers."""
         found = self._tempos.get(root)
         if found is None:
@@ -216,7 +216,7 @@ class Sources:
                     packs.append(grouped.packs)
                     self._book.note(grouped.packs)
             beside.update(taking.beside)
-            self._teller.tell(location.url, passed)
+            self._progress_stream.tell(location.url, passed)
             passed_over = passed_over.plus(passed)
         if not found and beside:
             raise _nothing(" ".join(urls))
@@ -303,16 +303,16 @@ class Sources:
     def _wrapped(self, bare: ObjectStore) -> ObjectStore:
         metered = MeteredStore(bare, self._recorder, self._clock)
         limited = LimitStore(metered, self._options.parts_in_flight * PARTS_PER_PLACE + self._options.heads_in_flight)
-        tempo = self.tempo(bare.root)
+        bucket_state = self.bucket_state(bare.root)
         hedged: ObjectStore = limited
-        if tempo.hedger is not None and bare.root != FILE_ROOT:
-            hedged = HedgeStore(limited, tempo.hedger, self._recorder)
+        if bucket_state.hedger is not None and bare.root != FILE_ROOT:
+            hedged = HedgeStore(limited, bucket_state.hedger, self._recorder)
         return self._retried(bare, hedged)
 
     def _retried(self, bare: ObjectStore, inner: ObjectStore) -> RetryStore:
-        tempo = self.tempo(bare.root)
+        bucket_state = self.bucket_state(bare.root)
         policy = RetryPolicy(attempts_max=self._options.attempts_max)
-        limits = RetryLimits(policy, self._options.whole_deadline_s, tempo.quota, tempo.pace.throttled)
+        limits = RetryLimits(policy, self._options.whole_deadline_s, bucket_state.quota, bucket_state.pace.throttled)
         return RetryStore(inner, limits, self._clock, self._recorder)
 
     async def _plain(self, location: Location, taking: UrlListing) -> None:

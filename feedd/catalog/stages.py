@@ -41,5 +41,5 @@ class Stages:
     pool: DecodePool
     recorder: Recorder
     clock: Clock
-    arriving: PackReads
+    inflight: PackReads
     lost: LostObjects = field(default_factory=LostObjects)

@@ -30,12 +30,12 @@ class ConversionWishes:
     def __init__(
         self,
         inner: AnyCache,
-        maker: Converter,
+        converter: Converter,
         flights: SingleFlight[ObjectRef, ObjectRef],
         bring: Callable[[ObjectRef], Awaitable[ObjectRef]],
     ) -> None:
         self._inner = inner
-        self._maker = maker
+        self._converter = converter
         self._flights = flights
         self._bring = bring
         self._lists: dict[str, tuple[ObjectRef, ...]] = {}
@@ -59,7 +59,7 @@ class ConversionWishes:
 
     def shards(self) -> set[ObjectRef | None]:
         """Return the shards wished for, as far as they are known."""
-        return {self._maker.facts.made(ref) for wishes in self._lists.values() for ref in wishes if ref.form}
+        return {self._converter.facts.made(ref) for wishes in self._lists.values() for ref in wishes if ref.form}
 
     def ended(self, ref: ObjectRef, error: BaseException | None) -> None:
         """Take note that a making ended; a failure is dropped: who acquires the shard will meet it."""
@@ -79,7 +79,7 @@ class ConversionWishes:
     def pump(self) -> None:
         """Start what can be started now."""
         while not self._closed and len(self._running) < _AHEAD_MAX:
-            if self._maker.fresh_count + len(self._running) >= _FRESH_MAX:
+            if self._converter.fresh_count + len(self._running) >= _FRESH_MAX:
                 return
             ref = self._next()
             if ref is None:
@@ -106,12 +106,12 @@ class ConversionWishes:
     def _is_due(self, ref: ObjectRef) -> bool:
         if not ref.form or ref in self._running or ref in self._failed:
             return False
-        return self._maker.facts.known(ref) is None
+        return self._converter.facts.known(ref) is None
 
     def _tell(self, owner: str) -> None:
         """Wish below for what is known, in order; where nothing is yet, cancel nothing that was wished for before."""
         wishes = self._lists.get(owner, ())
-        known = [shard for ref in wishes if (shard := self._maker.facts.made(ref) if ref.form else ref) is not None]
+        known = [shard for ref in wishes if (shard := self._converter.facts.made(ref) if ref.form else ref) is not None]
         if wishes and not known:
             known = [shard for shard in self._told.get(owner, []) if self._inner.knows(shard)][:1]
         if wishes:

@@ -30,16 +30,16 @@ _LANDINGS_MAX = 2
 
 
 class ConvertingCache:
-    """A ``ShardCache`` over a cache whose fetcher is ``maker``.
+    """A ``ShardCache`` over a cache whose fetcher is ``converter``.
 
     Refs without a form pass through. One with a form, as listed, is translated into the ref of the shard made of it,
     whose size the first making tells: that goes into memory, and from there into the cache. The cache below is not
     this one's to open or close, but for ``close``.
     """
 
-    def __init__(self, inner: AnyCache, maker: Converter) -> None:
+    def __init__(self, inner: AnyCache, converter: Converter) -> None:
         self._inner = inner
-        self._maker = maker
+        self._converter = converter
         self._group = asyncio.TaskGroup()
         self._landing = asyncio.Semaphore(_LANDINGS_MAX)
         self._awaited: Counter[ObjectRef] = Counter()  # by who acquires
@@ -51,12 +51,12 @@ class ConvertingCache:
 
     async def __aenter__(self) -> Self:
         """Read what is known of shards made before."""
-        await CACHE_DISK.run(self._maker.facts.load)
+        await CACHE_DISK.run(self._converter.facts.load)
         await self._group.__aenter__()
         self._flights: SingleFlight[ObjectRef, ObjectRef] = SingleFlight(self._group, self._brought)
-        self._wishes = ConversionWishes(self._inner, self._maker, self._flights, self._bring)
-        self._maker.taken = self._wishes.pump
-        self._maker.held = self._held
+        self._wishes = ConversionWishes(self._inner, self._converter, self._flights, self._bring)
+        self._converter.taken = self._wishes.pump
+        self._converter.held = self._held
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -77,7 +77,7 @@ class ConvertingCache:
             return await self._inner.acquire(refs)
         wanted = [ref for ref in dict.fromkeys(refs) if ref.form]
         with self._awaiting(wanted):
-            while unknown := [ref for ref in wanted if self._maker.facts.known(ref) is None]:
+            while unknown := [ref for ref in wanted if self._converter.facts.known(ref) is None]:
                 await run_all(self._land(ref, alone=len(unknown) == 1) for ref in unknown)
             shards = [self._shard(ref) for ref in refs]
             formats = [self._format(ref) for ref in refs]
@@ -95,7 +95,7 @@ class ConvertingCache:
         """Tell when each shard is needed next; kept for those that are still to be made."""
         told: list[tuple[ObjectRef, float]] = []
         for ref, position in uses:
-            shard = self._maker.facts.made(ref) if ref.form else ref
+            shard = self._converter.facts.made(ref) if ref.form else ref
             if shard is not None:
                 told.append((shard, position))
             elif position == math.inf:
@@ -106,8 +106,8 @@ class ConvertingCache:
 
     async def discard(self, ref: ObjectRef) -> None:
         """Drop an entry found to be damaged, named as listed or as it lies in the cache; it is made again."""
-        shard = self._maker.facts.made(ref) or ref if ref.form else ref
-        self._maker.drop(shard)
+        shard = self._converter.facts.made(ref) or ref if ref.form else ref
+        self._converter.drop(shard)
         await self._inner.discard(shard)
 
     async def renew(self, ref: ObjectRef) -> None:
@@ -135,12 +135,12 @@ class ConvertingCache:
 
     def holds(self, ref: ObjectRef) -> bool:
         """Whether a shard is here whole."""
-        shard = self._maker.facts.made(ref) if ref.form else ref
+        shard = self._converter.facts.made(ref) if ref.form else ref
         return shard is not None and self._inner.holds(shard)
 
     def knows(self, ref: ObjectRef) -> bool:
         """Whether a shard is here, or a fill of it under way."""
-        shard = self._maker.facts.made(ref) if ref.form else ref
+        shard = self._converter.facts.made(ref) if ref.form else ref
         return shard is not None and self._inner.knows(shard)
 
     @asynccontextmanager
@@ -171,12 +171,12 @@ class ConvertingCache:
     def _shard(self, ref: ObjectRef) -> ObjectRef:
         if not ref.form:
             return ref
-        shard = self._maker.facts.made(ref)
+        shard = self._converter.facts.made(ref)
         assert shard is not None, "made before it is asked for"
         return shard
 
     def _format(self, ref: ObjectRef) -> str:
-        fact = self._maker.facts.known(ref) if ref.form else None
+        fact = self._converter.facts.known(ref) if ref.form else None
         return "" if fact is None else fact.format_name
 
     async def _land(self, ref: ObjectRef, *, alone: bool) -> None:
@@ -188,7 +188,7 @@ class ConvertingCache:
 
     async def _known(self, ref: ObjectRef) -> ObjectRef:
         """Return the ref of a shard, made if its size is not known."""
-        shard = self._maker.facts.made(ref)
+        shard = self._converter.facts.made(ref)
         if shard is not None:
             return shard
         if self._closed:
@@ -196,7 +196,7 @@ class ConvertingCache:
         return await self._flights.do(ref, lambda: self._bring(ref))
 
     async def _bring(self, ref: ObjectRef) -> ObjectRef:
-        return await self._maker.bring(ref, lambda: self._urgency(ref))
+        return await self._converter.bring(ref, lambda: self._urgency(ref))
 
     def _urgency(self, ref: ObjectRef) -> float:
         return -math.inf if self._awaited[ref] else self._next_uses.get(ref, math.inf)
@@ -223,10 +223,10 @@ class ConvertingCache:
 
     def _tidy(self) -> None:
         """Free what was made for nobody any more."""
-        if not self._maker.fresh_count:
+        if not self._converter.fresh_count:
             return
-        wanted = {self._maker.facts.made(ref) for ref in self._awaited} | self._wishes.shards()
-        self._maker.keep_only(wanted.__contains__)
+        wanted = {self._converter.facts.made(ref) for ref in self._awaited} | self._wishes.shards()
+        self._converter.keep_only(wanted.__contains__)
 
     async def _end(self) -> None:
         if self._closed:
@@ -234,4 +234,4 @@ class ConvertingCache:
         self._closed = True
         self._wishes.close()
         await self._flights.cancel_all()
-        self._maker.keep_only(lambda _: False)
+        self._converter.keep_only(lambda _: False)

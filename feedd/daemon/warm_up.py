@@ -126,10 +126,10 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
         Sources(source_options(config), recorder, clock) as sources,
         PoolOnDemand(decode_options(config), recorder) as pool,
     ):
-        maker = node_maker(config, sources, pool.make, recorder)
+        converter = node_maker(config, sources, pool.make, recorder)
         async with (
-            DiskCache(cache_options(config), maker, recorder, clock) as disk,
-            ConvertingCache(disk, maker) as cache,
+            DiskCache(cache_options(config), converter, recorder, clock) as disk,
+            ConvertingCache(disk, converter) as cache,
         ):
             yield Warmer(sources, cache, WarmBounds.of(config))
 

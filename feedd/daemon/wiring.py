@@ -170,10 +170,10 @@ async def open_pipeline(
         if takeover is not None:
             await sources.warm()
             await takeover()
-        maker = node_maker(config, sources, pool.make, recorder)
-        inner = node_cache(config, maker, recorder, clock)
+        converter = node_maker(config, sources, pool.make, recorder)
+        inner = node_cache(config, converter, recorder, clock)
         await stack.enter_async_context(_hinted(inner))
-        cache = await stack.enter_async_context(ConvertingCache(inner, maker))
+        cache = await stack.enter_async_context(ConvertingCache(inner, converter))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         learned = Learned(config.cache.dir / "counts")
         await CACHE_DISK.run(learned.load)

@@ -145,14 +145,16 @@ async def _train(
             bar = progress.add_task(f"epoch {epoch}", total=known)
             before = [await node.counters() for node in nodes]
             await asyncio.gather(*(trainer.ready() for trainer in trainers))
-            results = await asyncio.gather(*(trainer.epoch(_mover(progress, bar, trainers)) for trainer in trainers))
+            results = await asyncio.gather(
+                *(trainer.epoch(_advancing(progress, bar, trainers)) for trainer in trainers)
+            )
             after = [await node.counters() for node in nodes]
         facts.append(EpochFacts.of(epoch, results, _differences(before, after)))
     await asyncio.gather(*(trainer.done() for trainer in trainers))
     return facts
 
 
-def _mover(progress: Progress, bar: Any, trainers: Sequence[Trainer]) -> Any:  # noqa: ANN401 - rich's TaskID is opaque
+def _advancing(progress: Progress, bar: Any, trainers: Sequence[Trainer]) -> Any:  # noqa: ANN401 - rich's TaskID is opaque
     return lambda: progress.update(bar, completed=sum(trainer.samples for trainer in trainers))
 
 

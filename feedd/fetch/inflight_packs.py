@@ -116,7 +116,7 @@ class PartialWait:
             if place is not None:
                 self._fds.append(os.dup(place.fd))  # its own, which is open as long as the fetch, may close meanwhile
                 path = f"/proc/{os.getpid()}/fd/{self._fds[-1]}"
-                found[ref] = ShardFile(ref, path, place.at, arriving=True)
+                found[ref] = ShardFile(ref, path, place.at, inflight=True)
         return found
 
     def _look(self, ref: ObjectRef) -> None:

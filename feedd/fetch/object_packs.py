@@ -49,7 +49,7 @@ class PackBook:
     def __init__(self, turns: Iterator[int]) -> None:
         self._listed: weakref.WeakSet[Packs] = weakref.WeakSet()
         self._turns = turns
-        self.arriving = InflightPacks()
+        self.inflight = InflightPacks()
 
     def note(self, packs: Packs) -> None:
         """Know them as long as somebody else holds them."""
@@ -79,7 +79,7 @@ class PackBook:
             ObjectChanged: see ``find``.
         """
         objects = {ref: objects_of(*self.find(ref), samples) for ref, samples in wanted.items()}
-        return PartialWait(self.arriving, objects, turn)
+        return PartialWait(self.inflight, objects, turn)
 
 
 class ObjectsFetcher:
@@ -112,7 +112,7 @@ class ObjectsFetcher:
             return
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the pack"
         arrivals = _PackArrivals(ref, target, watch, *self._book.find(ref))
-        arrivals.arriving = self._book.arriving
+        arrivals.inflight = self._book.inflight
         whole = False
         try:
             await self._plain.fetch_to(arrivals, await arrivals.begin())
@@ -120,7 +120,7 @@ class ObjectsFetcher:
             await arrivals.finish()
             whole = True
         finally:
-            self._book.arriving.ended(arrivals, whole=whole)
+            self._book.inflight.ended(arrivals, whole=whole)
 
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
@@ -133,7 +133,7 @@ class _PackArrivals(Arrivals):
     """A pack on its way in: an ``InflightPack``."""
 
     many = True
-    arriving: InflightPacks
+    inflight: InflightPacks
 
     def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None, packs: Packs, number: int) -> None:
         super().__init__(ref, target, watch)
@@ -154,7 +154,7 @@ class _PackArrivals(Arrivals):
     def joined(self, standing: FetchEntry) -> None:
         """Stand in the line, where some of it may be hurried from now on."""
         self._standing = standing
-        self.arriving.began(self)
+        self.inflight.began(self)
 
     def missing(self, objects: set[int]) -> set[int]:
         """Return those of some of its objects that have not come; lost ones have."""
@@ -201,7 +201,7 @@ class _PackArrivals(Arrivals):
         number = self._number(span)
         self._left_bytes[number] -= span.size_bytes
         if not self._left_bytes[number]:
-            self.arriving.arrived(self, number)
+            self.inflight.arrived(self, number)
 
     @property
     def _lost_max(self) -> int:

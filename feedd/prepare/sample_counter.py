@@ -123,7 +123,7 @@ class Counter:
             BadRequest: where the counts are to go is something else than an index of this data.
             NotFound, PermissionDenied, StoreUnavailable: as the store answered.
         """
-        listing = await self._pipeline.shelf.fresh((self._url,))
+        listing = await self._pipeline.catalog.fresh((self._url,))
         try:
             rows = await self._kept.read()
         except ValueError as error:
@@ -182,7 +182,7 @@ class Counter:
             if shard in listing.counts:  # another run has counted it
                 continue
             try:
-                found = await self._pipeline.shelf.index(listing, shard)
+                found = await self._pipeline.catalog.index(listing, shard)
             except FeeddError as error:
                 error.object = error.object or listing.refs[shard].url
                 self.progress.failures.append(error)

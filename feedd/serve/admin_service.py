@@ -123,8 +123,8 @@ class AdminService:
             await abort(context, as_feedd_error(error, "warming the cache"))
 
     async def _warm(self, spec: WarmSpec, context: AnyContext) -> None:
-        warm, teller = _offered(self._hooks.warm), ProgressStream()
-        await both(teller.send(context.write), _told(warm(spec, teller.tell), teller))
+        warm, progress_stream = _offered(self._hooks.warm), ProgressStream()
+        await both(progress_stream.send(context.write), _told(warm(spec, progress_stream.tell), progress_stream))
 
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
         """Ask the daemon to go away; answers before it does. Only this machine may."""
@@ -145,9 +145,9 @@ class AdminService:
         self._hooks.drain(grace_s)
 
 
-async def _told(work: Awaitable[object], teller: ProgressStream) -> None:
+async def _told(work: Awaitable[object], progress_stream: ProgressStream) -> None:
     await work
-    teller.end()
+    progress_stream.end()
 
 
 def _offered(hook: _Hook | None) -> _Hook:

@@ -46,7 +46,7 @@ class SessionParts:
     info: SessionInfo
     filling: Filling
     reader: AnyReader
-    outlook: PrefetchDriver
+    prefetch_driver: PrefetchDriver
     arena: Arena | SharedLeases
     shared: SharedBatches | None = None
     leave: Callable[[object], Awaitable[None]] | None = None
@@ -185,20 +185,20 @@ class Session:
             await self._parts.ahead.close()
         if self._parts.leave is not None:
             await self._parts.leave(self._parts.arena if isinstance(self._parts.arena, SharedLeases) else self)
-        await self._stages.arriving.withdraw(self)
-        self._parts.outlook.close()
+        await self._stages.inflight.withdraw(self)
+        self._parts.prefetch_driver.close()
         self._parts.filling.assembler.close()
         self._parts.arena.close()
         self._parts.leave_windows()
-        await self._parts.outlook.ended()  # the last: a worker may take its grace, and others need the memory
+        await self._parts.prefetch_driver.ended()  # the last: a worker may take its grace, and others need the memory
 
     def _start(self, at: Cursor) -> None:
         """Notice a stream that begins elsewhere than where the session stood: what to read ahead is then another."""
         furthest = self._furthest
         if furthest.epoch < 0 and self._parts.reader.window(at):
-            self._parts.outlook.skip_to(at)
+            self._parts.prefetch_driver.skip_to(at)
         elif at.epoch == furthest.epoch and at.step <= furthest.step and not self._making_count:
-            self._parts.outlook.enter(at)  # within one stream steps only ascend, so this is another
+            self._parts.prefetch_driver.enter(at)  # within one stream steps only ascend, so this is another
             self._furthest, self._ended_epoch = at, -1
         if at.epoch != furthest.epoch or at.step > furthest.step:
             self._furthest = at
@@ -216,12 +216,12 @@ class Session:
 
     async def _draw(self, at: Cursor) -> BatchPlan | EpochEnd:
         parts = self._parts
-        drawn = await parts.filling.shelf.draw(parts.filling.listing, parts.reader, at)
+        drawn = await parts.filling.catalog.draw(parts.filling.listing, parts.reader, at)
         if isinstance(drawn, EpochEnd):
             (parts.shared or parts.filling.assembler).check_failures(at)
             self._count_end(at.epoch)
         else:
-            parts.outlook.advance(at, drawn.first_window, drawn.last_window)
+            parts.prefetch_driver.advance(at, drawn.first_window, drawn.last_window)
         return drawn
 
     def _count_end(self, epoch: int) -> None:
@@ -276,7 +276,7 @@ class Session:
         try:
             yield
         except (ObjectChanged, NotFound):
-            self._parts.filling.shelf.forget(self._parts.filling.listing)
+            self._parts.filling.catalog.forget(self._parts.filling.listing)
             raise
 
     async def _made_ahead(self, slot: SlotRef) -> BatchReady | None:
@@ -289,10 +289,10 @@ class Session:
 
     async def _decode(self, rows: BatchRows, slot: SlotRef) -> BatchReady:
         parts, its = self._parts, self._parts.filling
-        turn = self._stages.arriving.turn()
+        turn = self._stages.inflight.turn()
         shards = rows.shards.tolist()
         refs = [its.listing.refs[shard] for shard in shards]
-        indexes = await its.shelf.indexes(its.listing, shards)
+        indexes = await its.catalog.indexes(its.listing, shards)
         if isinstance(parts.arena, SharedLeases):
             assert parts.shared is not None, "leases without a group"
             return await parts.shared.lend(parts.arena, slot, rows, refs, indexes)
@@ -303,4 +303,4 @@ class Session:
             self._come([slot])
             return its.assembler.fill(rows, indexes, files, slot)
 
-        return await self._stages.arriving.read(refs, rows, fill, self, turn)
+        return await self._stages.inflight.read(refs, rows, fill, self, turn)

@@ -31,7 +31,7 @@ class Filling:
     """
 
     listing: Listing
-    shelf: DatasetCatalog
+    catalog: DatasetCatalog
     cache: ShardCache
     assembler: Assembler
 
@@ -57,7 +57,7 @@ class Filling:
         several = BatchPlanGroup.of(batches)
         its = slots[: len(batches)]
         refs = [self.listing.refs[shard] for shard in several.shards]
-        indexes = await self.shelf.indexes(self.listing, several.shards)
+        indexes = await self.catalog.indexes(self.listing, several.shards)
 
         def fill(files: tuple[ShardFile, ...]) -> Awaitable[list[BatchReady]]:
             pinned()

@@ -145,7 +145,7 @@ class SharedBatches:
     async def close(self) -> None:
         """End what is under way and free the memory."""
         await self._flight.cancel_all()
-        await self._stages.arriving.withdraw(self)
+        await self._stages.inflight.withdraw(self)
         self._kept.clear()
         self._assembler.close()
         self._arena.close()
@@ -168,7 +168,7 @@ class SharedBatches:
         self._furthest = max(key, self._furthest)
         slot = await self._room()
         try:
-            ready = await self._stages.arriving.read(
+            ready = await self._stages.inflight.read(
                 list(refs), rows, lambda files: self._assembler.fill(rows, indexes, files, slot), self
             )
         except BaseException:

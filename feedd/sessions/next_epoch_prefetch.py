@@ -251,12 +251,12 @@ class NextEpochPrefetch:
 
     async def _make_one(self, at: Cursor, slot: SlotRef) -> list[BatchReady]:
         its, reader = self._parts.filling, self._its_reader()
-        rows = await its.shelf.rows(its.listing, reader, at)
+        rows = await its.catalog.rows(its.listing, reader, at)
         if isinstance(rows, EpochEnd):
             return []
         shards = rows.shards.tolist()
         refs = [its.listing.refs[shard] for shard in shards]
-        indexes = await its.shelf.indexes(its.listing, shards)
+        indexes = await its.catalog.indexes(its.listing, shards)
         fill = partial(its.assembler.fill, early=True)
         ready = await with_pinned(its.cache, refs, lambda files: fill(rows, indexes, files, slot))
         return [ready] if ready.oversize is None else []  # it is not in the slot: memory of its own
@@ -265,7 +265,7 @@ class NextEpochPrefetch:
         its, reader = self._parts.filling, self._its_reader()
         batches: list[BatchPlan] = []
         for at in steps:
-            drawn = await its.shelf.draw(its.listing, reader, at)
+            drawn = await its.catalog.draw(its.listing, reader, at)
             if isinstance(drawn, EpochEnd) or (batches and drawn.last_window != batches[0].last_window):
                 break  # the next window's shards may not be here yet
             batches.append(drawn)

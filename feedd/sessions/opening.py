@@ -78,12 +78,12 @@ class Pipeline:
         quarantine: Quarantine | None = None,
     ) -> None:
         self.stages = stages
-        self.shelf = DatasetCatalog(stages, group, learned or Learned())
+        self.catalog = DatasetCatalog(stages, group, learned or Learned())
         self._options = options
         self._quarantine = quarantine
         self._budget = ArenaBudget(options.arena_bytes, stages.recorder)
         self.windows = SortedWindows(_WINDOWS_BYTES)
-        self._crowd = ReaderGroups()
+        self._reader_groups = ReaderGroups()
         self._labelling = Labelling(stages.sources)
         self._sharing = Sharing()
         self._notice_log = NoticeLog(stages.recorder)
@@ -109,10 +109,10 @@ class Pipeline:
         if request.policy is BadSamples.QUARANTINE and self._quarantine is None:
             raise Unsupported("expected a daemon with a quarantine file, got one without", object="bad_samples")
         enter_stage(f"listing {_shortened(spec.urls)}")
-        with self.shelf.begun(request.sources, request.cuts):
+        with self.catalog.begun(request.sources, request.cuts):
             request = await with_tables(self.stages.sources, request)
             listing, tables = await both(
-                self.shelf.mixed(
+                self.catalog.mixed(
                     request.sources,
                     lambda held: request.fingerprint(held) == spec.expect_fingerprint,
                     request.cuts,
@@ -144,7 +144,7 @@ class Pipeline:
             view = await CPU.run(made_ready, view, request, room)  # some ten microseconds per shard
             return await self._open(request, view, mark, tables)
         except (ObjectChanged, NotFound):
-            self.shelf.forget(listing)  # it names what is no longer there: the next open lists anew
+            self.catalog.forget(listing)  # it names what is no longer there: the next open lists anew
             raise
 
     async def _open(self, request: Request, listing: Listing, mark: bytes, tables: Tables) -> Session:
@@ -155,11 +155,13 @@ class Pipeline:
             plan = await CPU.run(planned, listing, request, orders)  # balancing takes microseconds per shard
             one = _Opening(next(self._numbers), request, listing, mark, tables, plan, plan.reader(), undo)
             cache = self.stages.cache
-            foresight = IndexPrefetcher(self.shelf.readings, listing, cache)
-            outlook = PrefetchDriver(f"session-{one.number}", listing, one.reader, cache, self._crowd, foresight)
-            undo.push_async_callback(outlook.ended)
-            undo.callback(outlook.close)
-            outlook.enter(Cursor(request.spec.epoch))
+            index_prefetcher = IndexPrefetcher(self.catalog.readings, listing, cache)
+            prefetch_driver = PrefetchDriver(
+                f"session-{one.number}", listing, one.reader, cache, self._reader_groups, index_prefetcher
+            )
+            undo.push_async_callback(prefetch_driver.ended)
+            undo.callback(prefetch_driver.close)
+            prefetch_driver.enter(Cursor(request.spec.epoch))
             memory, arena, classes = await self._slots(one)
             within = arena.group.arena if isinstance(arena, SharedLeases) else arena
             assembler = Assembler(self.stages, memory.recipes, within, self._assembling(one.number, request))
@@ -176,8 +178,10 @@ class Pipeline:
                 places=within.slot_count if within is not arena else 0,
                 classes=classes,
             )
-            filling = Filling(listing, self.shelf, cache, assembler)
-            parts = SessionParts(info, filling, one.reader, outlook, arena, leave_windows=leave_windows, late=late)
+            filling = Filling(listing, self.catalog, cache, assembler)
+            parts = SessionParts(
+                info, filling, one.reader, prefetch_driver, arena, leave_windows=leave_windows, late=late
+            )
             session = Session(parts, self.stages)
             if request.spec.share:
                 await self._take_part(one, session, arena, memory)
@@ -209,7 +213,7 @@ class Pipeline:
         """Label the samples, then resolve the recipes, which may name labels."""
         labelled = one.listing.base or one.listing  # views have its labels
         classes = await self._labelling.label(labelled, one.request, one.tables)
-        return *await resolve(self.stages, self.shelf, one.listing, one.reader, one.request), classes
+        return *await resolve(self.stages, self.catalog, one.listing, one.reader, one.request), classes
 
     async def _tickets(self, one: _Opening, memory: _Memory) -> SharedLeases | None:
         """Join the group of a session that reads batches where they lie; None: it has not slots for one more."""
@@ -254,12 +258,12 @@ class Pipeline:
 
     async def close(self) -> None:
         """End listings and index reads under way."""
-        await self.shelf.close()
+        await self.catalog.close()
 
     def _assembling(self, number: int, request: Request) -> AssemblerOptions:
         """Return how batches are made in an arena."""
-        remedy = BadSampleOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
-        return AssemblerOptions(number, request.spec.keys, remedy, request.filters)
+        bad_sample_handler = BadSampleOptions(request.policy, request.spec.bad_samples_max, self._quarantine)
+        return AssemblerOptions(number, request.spec.keys, bad_sample_handler, request.filters)
 
     def _slot_count(self, spec: OpenSpec, size_bytes: int) -> int:
         """Return the slots to grant."""

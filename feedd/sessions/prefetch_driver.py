@@ -28,7 +28,7 @@ class ReaderGroups:
     """
 
     def __init__(self) -> None:
-        self.horizon = NextUseTimeline()
+        self.timeline = NextUseTimeline()
         self._groups: dict[tuple[object, ...], Progress] = {}
 
     def group(self, key: tuple[object, ...]) -> Progress | None:
@@ -59,16 +59,16 @@ class PrefetchDriver:
         listing: Listing,
         reader: AnyReader,
         cache: ShardCache,
-        crowd: ReaderGroups,
-        foresight: IndexPrefetcher | None = None,
+        reader_groups: ReaderGroups,
+        index_prefetcher: IndexPrefetcher | None = None,
     ) -> None:
-        """Describe a session; ``foresight``: reads indexes ahead of it, where somebody is to."""
+        """Describe a session; ``index_prefetcher``: reads indexes ahead of it, where somebody is to."""
         self._name = name
         self._listing = listing
         self._reader = reader
         self._cache = cache
-        self._crowd = crowd
-        self._foresight = foresight
+        self._reader_groups = reader_groups
+        self._index_prefetcher = index_prefetcher
         self._walk: EpochAccess | None = None
         self._progress = Progress()
         self._window = -1
@@ -80,7 +80,7 @@ class PrefetchDriver:
         if before is not None and before.key == walk.key:
             walk = before
         self._walk, self._window = walk, window
-        group = self._crowd.group(walk.key)
+        group = self._reader_groups.group(walk.key)
         if group is None:
             group = self._found(walk, window)
         self._progress = group
@@ -90,14 +90,14 @@ class PrefetchDriver:
         if before is not None and before is not walk:
             self._leave(before)
         self._wish(walk, window)
-        if self._foresight is not None:
-            self._foresight.enter(_soon(walk, window))
+        if self._index_prefetcher is not None:
+            self._index_prefetcher.enter(_soon(walk, window))
 
     def skip_to(self, at: Cursor) -> None:
         """Resume further on than was expected: what is being read ahead is dropped, so that it delays nothing."""
         self._cache.prefetch([], self._name)
-        if self._foresight is not None:
-            self._foresight.close()
+        if self._index_prefetcher is not None:
+            self._index_prefetcher.close()
         self.enter(at)
 
     def advance(self, at: Cursor, first_window: int, last_window: int) -> None:
@@ -110,43 +110,43 @@ class PrefetchDriver:
             self._tell(walk, walk.left(window))
         if last_window > self._window:
             self._window = last_window
-            self._cache.note_next_use(self._crowd.horizon.advance(walk.key, walk.position(first_window)))
-            if self._foresight is not None:
-                self._foresight.expect(_soon(walk, last_window))
+            self._cache.note_next_use(self._reader_groups.timeline.advance(walk.key, walk.position(first_window)))
+            if self._index_prefetcher is not None:
+                self._index_prefetcher.expect(_soon(walk, last_window))
             self._wish(walk, last_window)  # never empty, which would cancel what this very batch is about to wait for
-        if self._foresight is not None:
-            self._foresight.look()
+        if self._index_prefetcher is not None:
+            self._index_prefetcher.look()
 
     def close(self) -> None:
         """Withdraw; what no other reader needs has no next use any more."""
         self._cache.prefetch([], self._name)
-        if self._foresight is not None:
-            self._foresight.close()
+        if self._index_prefetcher is not None:
+            self._index_prefetcher.close()
         if self._walk is not None:
             self._leave(self._walk)
             self._walk = None
 
     async def ended(self) -> None:
         """Return when nothing that was under way before ``close`` is so any more."""
-        if self._foresight is not None:
-            await self._foresight.ended()
+        if self._index_prefetcher is not None:
+            await self._index_prefetcher.ended()
 
     def _found(self, walk: EpochAccess, window: int) -> Progress:
         """Begin a group, with a stream that stands at ``window``."""
-        self._crowd.horizon.open(walk.key, walk.position(window), walk.epoch_bytes * _SLACK)
+        self._reader_groups.timeline.open(walk.key, walk.position(window), walk.epoch_bytes * _SLACK)
         self._tell(walk, walk.start(window))
-        return self._crowd.found(walk.key)
+        return self._reader_groups.found(walk.key)
 
     def _leave(self, walk: EpochAccess) -> None:
-        left = self._crowd.leave(walk.key, self._name)
+        left = self._reader_groups.leave(walk.key, self._name)
         if left is None:
-            self._cache.note_next_use(self._crowd.horizon.close(walk.key))
+            self._cache.note_next_use(self._reader_groups.timeline.close(walk.key))
             return
         for window in left:
             self._tell(walk, walk.left(window))
 
     def _tell(self, walk: EpochAccess, uses: Iterable[Use]) -> None:
-        self._cache.note_next_use(self._crowd.horizon.tell(walk.key, uses))
+        self._cache.note_next_use(self._reader_groups.timeline.tell(walk.key, uses))
 
     def _wish(self, walk: EpochAccess, window: int) -> None:
         self._cache.prefetch([self._listing.refs[shard] for shard in walk.wishes(window)], self._name)

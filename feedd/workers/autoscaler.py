@@ -40,11 +40,13 @@ class Autoscaler:
         recorder: told what is wanted, and of workers replaced.
     """
 
-    def __init__(self, options: DecodeOptions, dispatch: Dispatch, crew: WorkerSupervisor, recorder: Recorder) -> None:
+    def __init__(
+        self, options: DecodeOptions, dispatch: Dispatch, supervisor: WorkerSupervisor, recorder: Recorder
+    ) -> None:
         self._growth_bytes = options.recycle_growth_bytes
         self._autotune = Autotune(options.workers, options.workers_max)
         self._dispatch = dispatch
-        self._crew = crew
+        self._supervisor = supervisor
         self._recorder = recorder
         self._successor: WorkerSlot | None = None  # of a worker that has grown too large
         self._back_off = BackOff(2 * PERIOD_S)  # after a successor that did not start
@@ -84,11 +86,11 @@ class Autoscaler:
         if wanted != before:
             self._recorder.count(metrics.DECODE_RESIZES, direction="up" if wanted > before else "down")
             _log.info("decode workers wanted", workers=wanted, before=before, busy=round(load.demand, 1))
-        places = [place for place in self._crew.places if place is not self._successor]
+        places = [place for place in self._supervisor.places if place is not self._successor]
         for place in places[wanted:]:
-            self._crew.dismiss(place)
+            self._supervisor.dismiss(place)
         for _ in range(wanted - len(places)):
-            self._crew.hire().joined.add_done_callback(self._hired)
+            self._supervisor.hire().joined.add_done_callback(self._hired)
 
     def renew(self, seen: list[WorkerSlot]) -> None:
         """Start a successor for the first of ``seen`` that has grown too large; the old one leaves when it is there."""
@@ -100,7 +102,7 @@ class Autoscaler:
             grown_bytes = anonymous_bytes(place.child.pid) - place.start_bytes
             if grown_bytes > self._growth_bytes:
                 _log.info("decode worker is replaced", pid=place.child.pid, grown=format_size(grown_bytes))
-                self._successor = self._crew.hire()
+                self._successor = self._supervisor.hire()
                 self._successor.joined.add_done_callback(self._succeed(place))
                 return
 
@@ -113,7 +115,7 @@ class Autoscaler:
             self._back_off.worked()
             if not place.dismissed:
                 self._recorder.count(metrics.DECODE_RECYCLED)
-                self._crew.dismiss(place)
+                self._supervisor.dismiss(place)
 
         return joined
 
@@ -128,7 +130,7 @@ class Autoscaler:
 
     def _next_places(self) -> list[WorkerSlot]:
         """Return the workers whose turn it is to be looked at."""
-        places = self._crew.places
+        places = self._supervisor.places
         if len(places) <= _LOOKED_AT_MAX:
             return places
         at = self._looked_at % len(places)
@@ -137,7 +139,7 @@ class Autoscaler:
 
     def _contended(self, seen: list[WorkerSlot]) -> float:
         """Return the share of their time that workers were ready to run and had no core, since they were last seen."""
-        pids = {place.child.pid for place in self._crew.places if place.child is not None}
+        pids = {place.child.pid for place in self._supervisor.places if place.child is not None}
         self._spent = {pid: spent for pid, spent in self._spent.items() if pid in pids}
         ran_s = waited_s = 0.0
         for place in seen:

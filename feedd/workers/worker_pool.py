@@ -39,7 +39,7 @@ class DecodePool:
     """Decode workers behind plain coroutines; an async context manager.
 
     Entering starts the workers and waits for their hellos; leaving ends and reaps all of them. Between, there are as
-    many as demand asks for (see ``autotune``), and one that has grown too large is replaced (see ``overseer``). A
+    many as demand asks for (see ``autotune``), and one that has grown too large is replaced (see ``autoscaler``). A
     worker that dies or runs past ``task_deadline_s`` is replaced and what it held is replayed (see
     ``schedule.Schedule``). Results do not depend on the number of workers, on the size of chunks or on who dies when.
 
@@ -56,20 +56,20 @@ class DecodePool:
         self._poison = Poison()
         self._dispatch = Dispatch(options, recorder)
         arenas = self._arenas
-        self._crew = WorkerSupervisor(
+        self._supervisor = WorkerSupervisor(
             options, self._dispatch, recorder, lambda: [self._arena_packet(number) for number in arenas]
         )
-        self._overseer = Autoscaler(options, self._dispatch, self._crew, recorder)
+        self._autoscaler = Autoscaler(options, self._dispatch, self._supervisor, recorder)
 
     async def __aenter__(self) -> Self:
-        await self._crew.start()
-        self._overseer.start()
+        await self._supervisor.start()
+        self._autoscaler.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._overseer.stop()
+        self._autoscaler.stop()
         try:
-            await self._crew.stop()
+            await self._supervisor.stop()
         finally:
             for arena_id in tuple(self._arenas):
                 self.detach(arena_id)

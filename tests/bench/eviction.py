@@ -71,12 +71,12 @@ def trace(shard_count: int, *, uneven: bool = False, window_shards: int = 4, epo
 def feedd(trace: Trace, size_bytes: int) -> float:
     """Hit rate of feedd: the future told as a session tells it, wishes served as far ahead as they may be."""
     cache = BooksCache(size_bytes)
-    outlook = PrefetchDriver("reader", trace.listing, trace.reader, cache.seam, ReaderGroups())
-    outlook.enter(Cursor())
+    prefetch_driver = PrefetchDriver("reader", trace.listing, trace.reader, cache.seam, ReaderGroups())
+    prefetch_driver.enter(Cursor())
     fetched = [0]
     for epoch, windows in enumerate(trace.epochs):
         for number, refs in enumerate(windows):
-            outlook.advance(Cursor(epoch), number, number)
+            prefetch_driver.advance(Cursor(epoch), number, number)
             cache.use(refs)
         fetched.append(cache.fetched_bytes)
     return 1 - (fetched[-2] - fetched[1]) / trace.counted_bytes

@@ -117,7 +117,7 @@ class Daemon:
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
         return totals
 
-    def crew(self) -> list[psutil.Process]:
+    def decode_workers(self) -> list[psutil.Process]:
         """Its decode workers that live."""
         assert self.process is not None
         return [child for child in psutil.Process(self.process.pid).children(recursive=True) if _is_worker(child)]

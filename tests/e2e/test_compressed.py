@@ -89,7 +89,7 @@ def test_kills_while_shards_are_made(s3: S3Server, daemons: Callable[..., Daemon
     for step, batch in enumerate(dataset):
         got.append(batch["cls"].tolist())
         if step == 2:
-            daemon.crew()[0].kill()
+            daemon.decode_workers()[0].kill()
     expected = [[shard * 1000 + n for n in range(at, at + 5)] for shard in range(8) for at in range(0, 20, 5)]
     assert got == expected
     del dataset, batch

@@ -158,7 +158,7 @@ def _daemon_dies(run: Run, moment: str) -> None:
 def _worker_dies(run: Run, moment: str) -> None:
     """Another one takes its place; in a daemon that drains, too, which goes when it has served the epoch."""
     before = _restarts(run)
-    (worker,) = run.daemon.crew()
+    (worker,) = run.daemon.decode_workers()
     if moment in {"first batch", "mid-epoch", "drain"}:  # at the others there is nothing to decode
         worker.suspend()
         run.trainer.run_until(lambda: run.daemon.metrics()["feedd_decode_tasks"] > 0)  # so it dies with work in hand
@@ -262,8 +262,10 @@ class Soak:
             self.run.kill_client()
             self.run.train()
         else:
-            wait_until(lambda: bool(self.run.daemon.crew()), "a decode worker")  # the last may just have been killed
-            self.run.kill_worker(self.rng.choice(self.run.daemon.crew()))
+            wait_until(
+                lambda: bool(self.run.daemon.decode_workers()), "a decode worker"
+            )  # the last may just have been killed
+            self.run.kill_worker(self.rng.choice(self.run.daemon.decode_workers()))
 
     def _status(self) -> int | None:
         return self.run.trainer.process.exitcode

@@ -83,7 +83,7 @@ def test_killed_worker(nothing_shared: None, data: None, daemons: Callable[..., 
     for step, batch in enumerate(_dataset(daemon)):
         got.append(batch["cls"].tolist())
         if step in {2, 20}:
-            daemon.crew()[0].kill()
+            daemon.decode_workers()[0].kill()
     assert got == expected
     del batch
     daemon.wait_idle()

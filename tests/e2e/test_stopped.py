@@ -142,7 +142,9 @@ def test_a_stopped_part_is_named_and_costs_no_sample(
     run.train()
     run.trainer.run_to("step", 4)
     assert daemon.process is not None
-    stopped = {"daemon": daemon.process.pid, "decode worker": daemon.crew()[0].pid, "store": store_pid}[victim]
+    stopped = {"daemon": daemon.process.pid, "decode worker": daemon.decode_workers()[0].pid, "store": store_pid}[
+        victim
+    ]
     stopped_at_s = time.monotonic()
     stack.callback(_let_go_on, stopped)
     os.kill(stopped, signal.SIGSTOP)

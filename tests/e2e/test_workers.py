@@ -27,7 +27,7 @@ def test_workers_keep_to_their_cores_and_are_renewed(s3: S3Server, daemons: Call
     core = max(os.sched_getaffinity(0))
     settings = (f"decode.cpus={core}", "decode.recycle_growth=2MiB")
     daemon = daemons(workers=2, settings=settings)
-    first = sorted(worker.pid for worker in daemon.crew())
+    first = sorted(worker.pid for worker in daemon.decode_workers())
     assert len(first) == 2
     dataset = FeedDataset(
         "s3://data/i/", batch_size=16, fields={"jpg": "image:32x32", "cls": "int"}, address=daemon.address, copy=True
@@ -39,7 +39,7 @@ def test_workers_keep_to_their_cores_and_are_renewed(s3: S3Server, daemons: Call
         assert batch["jpg"].equal(expected["jpg"])
         assert batch["cls"].equal(expected["cls"])
         assert time.monotonic() < deadline, daemon.log.read_text()[-3000:]
-    while len(now := sorted(worker.pid for worker in daemon.crew())) != 2 or set(now) & set(first):
+    while len(now := sorted(worker.pid for worker in daemon.decode_workers())) != 2 or set(now) & set(first):
         assert time.monotonic() < deadline, (first, now)
         time.sleep(0.05)
     assert all(os.sched_getaffinity(pid) == {core} for pid in now)

@@ -196,18 +196,18 @@ async def feeding(
         pool = await stack.enter_async_context(DecodePool(decode or DecodeOptions(), recorder))
         sources = await stack.enter_async_context(Sources(SourceOptions(hedge_share=0), recorder, clock))
         sources._stores[ROOT] = sources._wrapped(store)  # the one seam: everything above the bucket is the real thing
-        maker = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
-        cache = await stack.enter_async_context(DiskCache(cache_options, maker, recorder, clock))
+        converter = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
+        cache = await stack.enter_async_context(DiskCache(cache_options, converter, recorder, clock))
         front: AnyCache = cache
         if bypass_bytes:
             watch = DiskWatch(partial(try_directory, cache_options.directory), HealthOptions(), recorder, clock)
-            memory = MemoryCache(bypass_bytes, maker, recorder, clock)
+            memory = MemoryCache(bypass_bytes, converter, recorder, clock)
             await stack.enter_async_context(watch)
             await stack.enter_async_context(memory)
             front = TieredCache(memory, cache, watch, recorder, standby=True)  # all opened here, closed here
         group = await stack.enter_async_context(asyncio.TaskGroup())
         quarantine = Quarantine(directory / "quarantine.jsonl", quarantine_bytes, recorder)
-        made = await stack.enter_async_context(ConvertingCache(front, maker))
+        made = await stack.enter_async_context(ConvertingCache(front, converter))
         stages = Stages(sources, made, pool, recorder, clock, PackReads(sources, made, group))
         pipeline = Pipeline(stages, options or PipelineOptions(), group, quarantine=quarantine)
         stack.push_async_callback(pipeline.close)
@@ -219,7 +219,7 @@ async def feeding(
                 await session.close()
         assert (cache.stats.pin_count, cache.stats.waiting_count) == (0, 0)
         assert not pool._arenas
-        assert not pipeline._crowd._groups
-        assert not pipeline._crowd.horizon.stream_count
+        assert not pipeline._reader_groups._groups
+        assert not pipeline._reader_groups.timeline.stream_count
         assert pipeline._budget.reserved_bytes == 0
         assert (pipeline.windows.plan_count, pipeline.windows.kept_bytes) == (0, 0)

@@ -240,9 +240,9 @@ def run(
 
 def keep_no_listing() -> None:
     """Have a daemon list anew whenever it is asked, so that one test's objects are not another's."""
-    from feedd.catalog import dataset_catalog as shelf  # noqa: PLC0415 - in the daemon's process only
+    from feedd.catalog import dataset_catalog as catalog  # noqa: PLC0415 - in the daemon's process only
 
-    shelf._FRESH_S = -1.0
+    catalog._FRESH_S = -1.0
 
 
 def _feedd(

@@ -118,15 +118,18 @@ class MadeRig(CacheRig):
         self, capacity: float = 100, prefetch_fills: int = 4, deadline_s: float = 60.0
     ) -> AsyncIterator[ConvertingCache]:
         """Open; after it nothing is held."""
-        maker = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
+        converter = Converter(self.fetcher, make, self.facts, ConverterOptions(1 << 30, makings=4), self.recorder)
         options = self.options(capacity, prefetch_fills, deadline_s)
-        async with DiskCache(options, maker, self.recorder, self.clock) as disk, ConvertingCache(disk, maker) as cache:
+        async with (
+            DiskCache(options, converter, self.recorder, self.clock) as disk,
+            ConvertingCache(disk, converter) as cache,
+        ):
             yield cache
         for gauge in (CACHE_PINS, CACHE_RESERVED, CACHE_BYTES, CACHE_ENTRIES, PIPELINE_MAKING):
             assert self.recorder.total(gauge) == 0, gauge.name
         assert not self.temp_files()
         assert self.disk_bytes() <= int(capacity * SLOT_BYTES)
-        assert not maker.fresh_count
+        assert not converter.fresh_count
         assert not cache._awaited
 
     @contextlib.asynccontextmanager

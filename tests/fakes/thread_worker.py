@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from feedd.workers import supervisor as crew
+from feedd.workers import supervisor
 from feedd.workers.worker import serve
 from feedd.workers.worker_process import Child
 from tests.budget import nightly
@@ -77,5 +77,5 @@ def cheap_workers() -> Iterator[None]:
     if nightly():
         yield
     else:
-        with mock.patch.object(crew, "Child", ThreadChild):
+        with mock.patch.object(supervisor, "Child", ThreadChild):
             yield

@@ -277,17 +277,17 @@ async def test_case_46_dataset_a_little_larger_than_the_cache(tmp_path: Path) ->
     reader = Reader((Assignment(np.arange(48)),), options, listing.counts)
     fetched = []
     async with rig.open(capacity=40) as cache:
-        outlook = PrefetchDriver("reader", listing, reader, cache, ReaderGroups())
+        prefetch_driver = PrefetchDriver("reader", listing, reader, cache, ReaderGroups())
         for epoch in range(4):
             plan = reader.epoch_map(Cursor(epoch))
             before = rig.fetcher.calls.total()
             for window in range(plan.window_count):
-                outlook.advance(Cursor(epoch), window, window)
+                prefetch_driver.advance(Cursor(epoch), window, window)
                 wanted = [refs[shard] for shard in plan.shards(window).tolist()]
                 with await cache.acquire(wanted) as pins:
                     rig.check(pins, wanted)
             fetched.append(rig.fetcher.calls.total() - before)
-        outlook.close()
+        prefetch_driver.close()
         await until(lambda: cache.stats.reserved_bytes == 0)
     assert fetched[0] >= 48
     assert all(count <= 48 * (1 - 0.8 / 1.2) for count in fetched[1:]), fetched

@@ -14,7 +14,7 @@ import pytest
 from feedd import metrics
 from feedd.errors import BadSample, BadShard, WorkerLost
 from feedd.recipe.recipe import parse_field
-from feedd.workers import autoscaler as overseer
+from feedd.workers import autoscaler
 from feedd.workers import worker_count as autotune
 from feedd.workers.work import DecodeOptions, FieldWork
 from feedd.workers.worker_count import Load
@@ -40,7 +40,7 @@ until = partial(fetchers.until, limit_s=30.0)
 @pytest.fixture(autouse=True)
 def _unattended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nobody look after the crew but the test, unless it says how often."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 3600.0)
 
 
 def texts(path: Path, *values: bytes) -> ShardFile:
@@ -63,7 +63,7 @@ async def test_the_crew_grows_and_shrinks_without_losing_a_row(tmp_path: Path) -
     photos = shard_file(tmp_path / "a.tar", tar_bytes(image_samples(24, height=200, width=300) * 4))
     fields = {"jpg": "image:40x40:random", "cls": "int"}
     async with decoding([photos], DecodeOptions(workers=1, workers_max=3, chunk_rows=2)) as rig:
-        look = rig.pool._overseer
+        look = rig.pool._autoscaler
         _, expected = await rig.decode(fields)
         for size in (2, 3):
             look.resize(full(size - 1))
@@ -86,7 +86,7 @@ async def test_the_crew_grows_and_shrinks_without_losing_a_row(tmp_path: Path) -
 
 async def test_demand_that_is_measured_brings_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that wait make the crew grow to its bound and no further; once there is nothing to do it shrinks again."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 0.05)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 0.05)
     monkeypatch.setattr(autotune, "GROW_AFTER_S", 0.1)
     monkeypatch.setattr(autotune, "SHRINK_AFTER_S", 0.5)
     monkeypatch.setattr(autotune, "SHRINK_EVERY_S", 0.1)
@@ -103,7 +103,7 @@ async def test_demand_that_is_measured_brings_workers(tmp_path: Path, monkeypatc
 
 async def test_a_fixed_number_stays_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the operator named a number, no load changes it."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 0.02)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 0.02)
     monkeypatch.setattr(autotune, "GROW_AFTER_S", 0.05)
     async with decoding([texts(tmp_path, *[b"slow"] * 8)], weak(workers=1, chunk_rows=1)) as rig:
         await rig.decode({"x": "bytes"})
@@ -115,13 +115,13 @@ async def test_a_worker_let_go_that_hangs_is_killed_and_its_rows_come_again(tmp_
     """A worker that stops in the middle of what it holds while it is let go is replaced by the others."""
     values = [b"slow %d" % n for n in range(12)]
     async with decoding([texts(tmp_path, *values)], weak(workers=1, workers_max=2, task_deadline_s=1.5)) as rig:
-        rig.pool._overseer.resize(full(1))
+        rig.pool._autoscaler.resize(full(1))
         await until(lambda: len(rig.pool.worker_pids) == 2)
         async with asyncio.TaskGroup() as group:
             call = group.create_task(rig.decode({"x": "bytes"}))
             await asyncio.sleep(0.1)
             os.kill(rig.pool.worker_pids[1], signal.SIGSTOP)
-            rig.pool._overseer.resize(IDLE)
+            rig.pool._autoscaler.resize(IDLE)
         assert (call.result()[0].bad, call.result()[1]["x"]) == ((), values)
         assert rig.recorder.total(metrics.DECODE_RESTARTS) == 1
         await until(lambda: rig.recorder.total(metrics.DECODE_WORKERS) == 1)
@@ -129,7 +129,7 @@ async def test_a_worker_let_go_that_hangs_is_killed_and_its_rows_come_again(tmp_
 
 async def test_a_worker_that_grows_is_replaced_without_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leak ends with its worker: the next one is there before it goes, no row is lost and none dies of it."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 0.02)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 0.02)
     values = [b"leak %d" % n for n in range(16)]
     async with decoding([texts(tmp_path, *values)], weak(workers=1, recycle_growth_bytes=24 << 20)) as rig:
         first = rig.pool.worker_pids
@@ -147,7 +147,7 @@ async def test_a_worker_that_grows_is_replaced_without_a_pause(tmp_path: Path, m
 
 async def test_a_worker_that_does_not_grow_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory within the limit, and any growth where the limit is 0, replaces nobody."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 0.01)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 0.01)
     for values, growth_bytes in (([b"fine"] * 8, 24 << 20), ([b"leak"] * 32, 0)):
         async with decoding([texts(tmp_path, *values)], weak(recycle_growth_bytes=growth_bytes)) as rig:
             pids = rig.pool.worker_pids
@@ -164,7 +164,7 @@ async def test_a_worker_that_cannot_be_added_ends_nothing(tmp_path: Path) -> Non
     script = f'if [ -e {once} ]; then exit 1; fi; : > {once}; exec "$@"'
     command = ("sh", "-c", script, "worker", *poison_worker.COMMAND)
     async with decoding([texts(tmp_path, b"a", b"b")], weak(workers=1, workers_max=2, command=command)) as rig:
-        rig.pool._overseer.resize(full(1))
+        rig.pool._autoscaler.resize(full(1))
         assert rig.recorder.total(metrics.DECODE_WANTED) == 2
         await until(lambda: rig.recorder.total(metrics.DECODE_WANTED) == 1)
         assert (await rig.decode({"x": "bytes"}))[1]["x"] == [b"a", b"b"]

@@ -18,9 +18,7 @@ from structlog.testing import capture_logs
 from feedd import metrics
 from feedd.errors import Internal, ResourceExhausted
 from feedd.values import ByteRange
-from feedd.workers import autoscaler as overseer
-from feedd.workers import backoff
-from feedd.workers import supervisor as crew
+from feedd.workers import autoscaler, backoff, supervisor
 from feedd.workers.backoff import BackOff
 from feedd.workers.descriptors import copies
 from feedd.workers.messages import PROTOCOL, Detach, encode
@@ -47,7 +45,7 @@ until = partial(fetchers.until, limit_s=LIMIT_S)
 @pytest.fixture(autouse=True)
 def _unattended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nobody look after the crew but the test."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 3600.0)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 3600.0)
 
 
 def shard(path: Path) -> ShardFile:
@@ -198,7 +196,7 @@ async def test_a_worker_that_cannot_be_started_again_is_tried_ever_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon lives on without workers and says so; each wait is logged once; calls are done when one comes."""
-    monkeypatch.setattr(crew, "FIRST_WAIT_S", 0.05)
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 0.05)
     monkeypatch.setattr(backoff, "LONGEST_S", 0.1)
     command, allowed = flaky(tmp_path)
     async with decoding([shard(tmp_path)], DecodeOptions(command=command)) as rig:
@@ -220,7 +218,7 @@ async def test_a_worker_that_cannot_be_started_again_is_tried_ever_more_rarely(
 
 async def test_closing_does_not_wait_for_the_next_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool closes at once while a place waits half a minute to be filled."""
-    monkeypatch.setattr(crew, "FIRST_WAIT_S", 3600.0)
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_S", 3600.0)
     monkeypatch.setattr(backoff, "LONGEST_S", 3600.0)
     command, allowed = flaky(tmp_path)
     async with asyncio.timeout(LIMIT_S):
@@ -235,13 +233,13 @@ async def test_a_successor_that_cannot_be_started_is_tried_ever_more_rarely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that has grown too large stays while nobody can take its place, and is not asked about each second."""
-    monkeypatch.setattr(overseer, "PERIOD_S", 0.02)
+    monkeypatch.setattr(autoscaler, "PERIOD_S", 0.02)
     command, allowed = flaky(tmp_path)
     options = DecodeOptions(command=command, recycle_growth_bytes=1)
     recorder = TallyRecorder()
     async with DecodePool(options, recorder) as pool:
         allowed.unlink()
-        monkeypatch.setattr(overseer, "anonymous_bytes", lambda pid: 1 << 40)
+        monkeypatch.setattr(autoscaler, "anonymous_bytes", lambda pid: 1 << 40)
         await until(lambda: recorder.total(metrics.DECODE_START_FAILURES) >= 3)
         began = recorder.total(metrics.DECODE_START_FAILURES)
         await asyncio.sleep(0.3)  # 15 turns; the waits are 0.16 s and more by now

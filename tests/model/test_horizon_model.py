@@ -22,7 +22,7 @@ class HorizonMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.horizon = NextUseTimeline()
+        self.timeline = NextUseTimeline()
         self.at: dict[str, float] = {}
         self.positions: dict[str, dict[ObjectRef, float]] = {}
         self.told: dict[ObjectRef, float] = {}
@@ -34,27 +34,27 @@ class HorizonMachine(RuleBasedStateMachine):
     @rule(name=names, at=st.integers(0, 1000))
     def open(self, name: str, at: int) -> None:
         if name not in self.at:
-            self.horizon.open(name, float(at), SLACK)
+            self.timeline.open(name, float(at), SLACK)
             self.at[name], self.positions[name] = float(at), {}
 
     @rule(name=names, uses=st.lists(st.tuples(st.sampled_from(REFS), st.integers(0, 400)), max_size=6))
     def tell(self, name: str, uses: list[tuple[ObjectRef, int]]) -> None:
         if name in self.at:
             ahead = [(ref, self.at[name] + distance) for ref, distance in uses]
-            self.told.update(self.horizon.tell(name, ahead))
+            self.told.update(self.timeline.tell(name, ahead))
             self.positions[name].update(ahead)
 
     @rule(name=names, step=st.integers(-30, 120))
     def advance(self, name: str, step: int) -> None:
         if name in self.at:
-            self.told.update(self.horizon.advance(name, self.at[name] + step))
+            self.told.update(self.timeline.advance(name, self.at[name] + step))
             self.at[name] += max(step, 0)
 
     @rule(name=names)
     def close(self, name: str) -> None:
         if name in self.at:
             del self.at[name], self.positions[name]
-            self.told.update(self.horizon.close(name))
+            self.told.update(self.timeline.close(name))
 
     def distance(self, ref: ObjectRef) -> float:
         """How far off the nearest use is."""
@@ -62,7 +62,7 @@ class HorizonMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_nearest_use_decides(self) -> None:
-        assert self.horizon.stream_count == len(self.at)
+        assert self.timeline.stream_count == len(self.at)
         wanted = {ref for positions in self.positions.values() for ref in positions}
         assert {ref for ref, time in self.told.items() if time < math.inf} == wanted
         for one in wanted:

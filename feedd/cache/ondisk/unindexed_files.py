@@ -31,10 +31,10 @@ class Examination:
         limit_bytes: the index's limit when they all are.
     """
 
-    def __init__(self, place: EntryStorage, index: CacheIndex, tally: CacheMetrics, strays: Sequence[Stray]) -> None:
+    def __init__(self, place: EntryStorage, index: CacheIndex, metrics: CacheMetrics, strays: Sequence[Stray]) -> None:
         self._place = place
         self._index = index
-        self._tally = tally
+        self._cache_metrics = metrics
         self._strays = strays
         self._task: asyncio.Task[None] | None = None
         self.limit_bytes = index.limit_bytes
@@ -66,7 +66,7 @@ class Examination:
             try:
                 refs = await self._place.identify(batch)
             except CacheUnavailable as error:
-                self._tally.error("disk")
+                self._cache_metrics.error("disk")
                 _log.warning("cache files not examined", count=len(batch), error=str(error))
                 refs = []
             self._enter(batch, refs)
@@ -76,8 +76,8 @@ class Examination:
         batch_bytes = sum(stray.disk_bytes for stray in batch)
         self.left_bytes -= batch_bytes
         self._index.room.limit_bytes += batch_bytes
-        self._tally.error("broken", len(batch) - len(refs))
+        self._cache_metrics.error("broken", len(batch) - len(refs))
         unknown = [(ref, entry_layout.disk_bytes(ref)) for ref in refs if self._index.find(ref) is None]
         unwanted = self._index.adopt_all(unknown)
         self._place.remove(unwanted)
-        self._tally.count(CACHE_EVICTIONS, len(unwanted))
+        self._cache_metrics.count(CACHE_EVICTIONS, len(unwanted))

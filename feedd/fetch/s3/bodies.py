@@ -137,12 +137,12 @@ class MovedBody:
 
     def __init__(
         self,
-        mover: TransferThread,
+        transfer_thread: TransferThread,
         transport: Any,  # noqa: ANN401 - of whichever loop: uvloop's are no asyncio.Transport
         loop: asyncio.AbstractEventLoop,
         ended: Callable[[Exception | None], object],
     ) -> None:
-        self._mover = mover
+        self._transfer_thread = transfer_thread
         self._transport = transport
         self._loop = loop
         self._ended = ended
@@ -162,7 +162,7 @@ class MovedBody:
         move.first = bytes(first)
         self._transport.pause_reading()
         try:
-            self._mover.add(move)
+            self._transfer_thread.add(move)
         except OSError:
             self._transport.resume_reading()
             raise
@@ -180,7 +180,7 @@ class MovedBody:
         """End it here."""
         if self._move is not None:
             self._move.stop()
-            self._mover.look()
+            self._transfer_thread.look()
 
     @property
     def waits_for_file(self) -> bool:
@@ -214,9 +214,9 @@ class Files:
         movers: threads for bodies that go to files; None: all are received where they belong.
     """
 
-    def __init__(self, movers: TransferThreads | None) -> None:
-        self._movers = movers
-        self._memory = memoryview(bytearray(0 if movers is None else BUFFER_BYTES))
+    def __init__(self, transfer_threads: TransferThreads | None) -> None:
+        self._transfer_threads = transfer_threads
+        self._memory = memoryview(bytearray(0 if transfer_threads is None else BUFFER_BYTES))
         self._surplus = memoryview(bytearray(1024))
         self._spares: list[memoryview] = []
 
@@ -226,7 +226,7 @@ class Files:
         Anybody's again as soon as what was received is looked at. Against the head by itself: one ``recv`` and one
         ``pwrite`` instead of three and two. None: the body goes another way.
         """
-        small = self._movers is not None and 0 < target.nbytes < _WORTH_IT_BYTES
+        small = self._transfer_threads is not None and 0 < target.nbytes < _WORTH_IT_BYTES
         return self._memory if small and file_of(target) is not None else None
 
     def body(
@@ -244,8 +244,8 @@ class Files:
             CacheUnavailable: the target's file cannot be written, or there is no thread for that.
         """
         progress.filled_bytes = 0
-        place = file_of(target) if target.nbytes and self._movers is not None else None
-        if place is None or self._movers is None:
+        place = file_of(target) if target.nbytes and self._transfer_threads is not None else None
+        if place is None or self._transfer_threads is None:
             target[: len(first)] = first
             if first:
                 _count(progress, len(first))
@@ -254,19 +254,19 @@ class Files:
         if small and place.in_memory:
             return self._written(place, target.nbytes, progress, first)
         try:
-            mover = self._movers.for_file(place)
+            transfer_thread = self._transfer_threads.for_file(place)
             if not small:
-                moved = MovedBody(mover, transport, loop, ended)
+                moved = MovedBody(transfer_thread, transport, loop, ended)
                 moved.begin(place, target.nbytes, progress, first)
                 return moved
         except OSError as error:  # no descriptor or thread is left: memory needs none
             if place.in_memory:
                 return self._written(place, target.nbytes, progress, first)
-            if not self._movers.started(place):
+            if not self._transfer_threads.started(place):
                 raise unwritten(error) from error
-            mover = self._movers.for_file(place)
+            transfer_thread = self._transfer_threads.for_file(place)
         handed = HandedBody(
-            place, target.nbytes, progress, Via(mover, transport, loop, self._spares, self._surplus), ended
+            place, target.nbytes, progress, Via(transfer_thread, transport, loop, self._spares, self._surplus), ended
         )
         if first:
             handed.take(first)

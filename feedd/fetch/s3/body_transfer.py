@@ -101,19 +101,19 @@ class BodyTransfer(ABC):
                     self._sock.shutdown(socket.SHUT_RDWR)
             self.stopped = True
 
-    def prepare(self, gear: TransferBuffers) -> None:
+    def prepare(self, buffers: TransferBuffers) -> None:
         """Move what was received before, and have the socket count as readable only when it is worth it."""
         if self.first and not self.over:
             self._first_byte()
             self._write(memoryview(self.first))
         if not self.over:
-            self._begin(gear)
+            self._begin(buffers)
             self._set_low_water()
 
-    def step(self, gear: TransferBuffers) -> None:
+    def step(self, buffers: TransferBuffers) -> None:
         """Move what there is, at most a pipe's content."""
         if not self.over:
-            self._advance(gear)
+            self._advance(buffers)
             self._set_low_water()
 
     def fail(self, error: Exception) -> None:
@@ -133,11 +133,11 @@ class BodyTransfer(ABC):
         self._ended(self)
 
     @abstractmethod
-    def _begin(self, gear: TransferBuffers) -> None:
+    def _begin(self, buffers: TransferBuffers) -> None:
         """Move what is here already."""
 
     @abstractmethod
-    def _advance(self, gear: TransferBuffers) -> None:
+    def _advance(self, buffers: TransferBuffers) -> None:
         """Move what the socket has."""
 
     @abstractmethod
@@ -189,28 +189,28 @@ class BodyTransfer(ABC):
 class SplicedMove(BodyTransfer):
     """A body as it is on the wire."""
 
-    def _begin(self, gear: TransferBuffers) -> None:
+    def _begin(self, buffers: TransferBuffers) -> None:
         """There is nothing yet."""
 
     def _owed_bytes(self) -> int:
         return self._left_bytes
 
-    def _advance(self, gear: TransferBuffers) -> None:
-        count = self._from_socket(gear)
+    def _advance(self, buffers: TransferBuffers) -> None:
+        count = self._from_socket(buffers)
         if count:
             self._first_byte()
         while count:
             try:
                 self.writing = True
-                written = os.splice(gear.out, self.file, count, offset_dst=self._at, flags=_MOVE)
-                told = self._written(gear.buffer, written)
+                written = os.splice(buffers.out, self.file, count, offset_dst=self._at, flags=_MOVE)
+                told = self._written(buffers.buffer, written)
             except OSError as error:
                 self.file_error = error
                 told = False
             finally:
                 self.writing = False
             if not told:
-                gear.drain()  # what is still in it belongs to nobody
+                buffers.drain()  # what is still in it belongs to nobody
                 return
             count -= written
 
@@ -227,10 +227,10 @@ class SplicedMove(BodyTransfer):
             size_bytes -= count
         return True
 
-    def _from_socket(self, gear: TransferBuffers) -> int:
+    def _from_socket(self, buffers: TransferBuffers) -> int:
         wanted = min(_PIPE_BYTES, self._left_bytes)
         try:
-            count = os.splice(self.sock_fd, gear.into, wanted, flags=_MOVE | _NONBLOCK)
+            count = os.splice(self.sock_fd, buffers.into, wanted, flags=_MOVE | _NONBLOCK)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -256,15 +256,15 @@ class DecryptedMove(BodyTransfer):
         super().__init__(sock_fd, place, size_bytes, progress, ended)
         self._tls, self._incoming = cipher
 
-    def _begin(self, gear: TransferBuffers) -> None:
-        self._decrypt(gear)
+    def _begin(self, buffers: TransferBuffers) -> None:
+        self._decrypt(buffers)
 
     def _owed_bytes(self) -> int:
         return self._left_bytes - self._incoming.pending - _RECORD_BYTES
 
-    def _advance(self, gear: TransferBuffers) -> None:
+    def _advance(self, buffers: TransferBuffers) -> None:
         try:
-            count = self._sock.recv_into(gear.received)
+            count = self._sock.recv_into(buffers.received)
         except BlockingIOError:
             return
         except OSError as error:
@@ -273,17 +273,17 @@ class DecryptedMove(BodyTransfer):
         if not count:
             self.socket_error = ConnectionResetError("closed by the other side")
             return
-        self._incoming.write(gear.received[:count])
-        self._decrypt(gear)
+        self._incoming.write(buffers.received[:count])
+        self._decrypt(buffers)
 
-    def _decrypt(self, gear: TransferBuffers) -> None:
+    def _decrypt(self, buffers: TransferBuffers) -> None:
         """Write all that can be decrypted."""
         ready = True
         while ready and not self.over:
-            filled, limit = 0, min(gear.buffer.nbytes, self._left_bytes)
+            filled, limit = 0, min(buffers.buffer.nbytes, self._left_bytes)
             try:
                 while filled < limit:
-                    count = self._tls.read(limit - filled, gear.buffer[filled:limit])
+                    count = self._tls.read(limit - filled, buffers.buffer[filled:limit])
                     if not count:
                         self.socket_error = ConnectionResetError("closed by the other side")
                         ready = False
@@ -296,7 +296,7 @@ class DecryptedMove(BodyTransfer):
                 ready = False
             if filled:
                 self._first_byte()
-                self._write(gear.buffer[:filled])
+                self._write(buffers.buffer[:filled])
 
 
 class TransferBuffers:

@@ -267,15 +267,15 @@ class ConnectionPool:
             raise
         self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
-        tunnel = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
+        tls_transport = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
         try:
-            await self._loop.create_connection(lambda: tunnel or connection, sock=sock)
-            if tunnel:
-                await tunnel.shaken
+            await self._loop.create_connection(lambda: tls_transport or connection, sock=sock)
+            if tls_transport:
+                await tls_transport.shaken
         except BaseException:
             connection.drop()
-            if tunnel:
-                tunnel.abort()  # with the handshake under way, the connection knows no transport
+            if tls_transport:
+                tls_transport.abort()  # with the handshake under way, the connection knows no transport
             raise
         finally:
             self._closing = {one for one in self._closing if one.fileno() >= 0}

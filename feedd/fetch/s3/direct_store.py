@@ -67,7 +67,7 @@ class DirectStore:
         self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
         self._tls: Once[ssl.SSLContext] = Once(lambda: LOCAL_FILES.run(_tls_context, trusted_authorities(self._s3)))
-        self._movers: TransferThreads | None = None
+        self._transfer_threads: TransferThreads | None = None
         self._logged: set[str] = set()
 
     def __repr__(self) -> str:
@@ -124,8 +124,8 @@ class DirectStore:
         """Close connections; idempotent."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._sdk.close)
-            if self._movers is not None:
-                stack.push_async_callback(LOCAL_FILES.run, self._movers.close)
+            if self._transfer_threads is not None:
+                stack.push_async_callback(LOCAL_FILES.run, self._transfer_threads.close)
             for pool in self._pools.values():
                 stack.push_async_callback(pool.aclose)
 
@@ -192,9 +192,9 @@ class DirectStore:
         pool = self._pools.get(template.origin)
         if pool is None:
             endpoint = Endpoint(template.origin, template.host, template.port, tls)
-            if self._movers is None:
-                self._movers = TransferThreads(self._limits.transfer_threads)
-            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._movers))
+            if self._transfer_threads is None:
+                self._transfer_threads = TransferThreads(self._limits.transfer_threads)
+            pool = self._pools[template.origin] = ConnectionPool(endpoint, self._limits, Files(self._transfer_threads))
         return pool
 
     def _hand_over(self, reason: str) -> None:

@@ -199,16 +199,16 @@ class S3Clients:
                         return await ask(generation.client)
                     except FOREIGN as error:
                         elsewhere = "region" if region != self.facts.region.name and code_of(error) in MOVED else ""
-                        remedy = elsewhere or self._skewed(error, asked, used_s)
-                        remedy = remedy or self._outdated(error, asked, generation)
-                        if not remedy or remedy in tried:
+                        bad_sample_handler = elsewhere or self._skewed(error, asked, used_s)
+                        bad_sample_handler = bad_sample_handler or self._outdated(error, asked, generation)
+                        if not bad_sample_handler or bad_sample_handler in tried:
                             raise
                     finally:
                         generation.user_count -= 1
                         if generation.retired:
                             await self._close_unused(generation)
-                    tried.add(remedy)
-                    if remedy == "renew":
+                    tried.add(bad_sample_handler)
+                    if bad_sample_handler == "renew":
                         await self.renew(generation.client)
         except FOREIGN as error:
             raise translate(error, asked) from error

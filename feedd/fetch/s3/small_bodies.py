@@ -32,7 +32,7 @@ class Via(NamedTuple):
         surplus: room for what nobody asked for.
     """
 
-    mover: TransferThread
+    transfer_thread: TransferThread
     transport: Any  # see MovedBody
     loop: asyncio.AbstractEventLoop
     spares: list[memoryview]
@@ -91,7 +91,7 @@ class HandedBody:
         place, data = self._place._replace(at=at), self._memory[: self._held_bytes]
         write = Write(place, data, self._via.loop, self._over)
         try:
-            self._via.mover.write(write)
+            self._via.transfer_thread.write(write)
         except OSError as error:
             raise unwritten(error) from error
         self._write = write

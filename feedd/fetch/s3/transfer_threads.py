@@ -49,27 +49,29 @@ class TransferThreads:
         Raises:
             OSError: no descriptor or thread is left for a new one, and there is no other.
         """
-        movers = [mover for mover in self._all.get(place.in_memory, ()) if mover.alive]
+        transfer_threads = [
+            transfer_thread for transfer_thread in self._all.get(place.in_memory, ()) if transfer_thread.alive
+        ]
         try:
-            while len(movers) < self._count:
-                movers.append(TransferThread())
+            while len(transfer_threads) < self._count:
+                transfer_threads.append(TransferThread())
         except OSError:
-            if not movers:
+            if not transfer_threads:
                 raise
-        self._all[place.in_memory] = movers
-        return min(movers, key=lambda mover: mover.burden(place.fd))
+        self._all[place.in_memory] = transfer_threads
+        return min(transfer_threads, key=lambda transfer_thread: transfer_thread.burden(place.fd))
 
     def started(self, place: FilePlace) -> bool:
         """Whether there is a mover for files of that kind already."""
-        return any(mover.alive for mover in self._all.get(place.in_memory, ()))
+        return any(transfer_thread.alive for transfer_thread in self._all.get(place.in_memory, ()))
 
     def close(self) -> None:
         """Close all; see ``TransferThread.close``."""
-        movers = [mover for group in self._all.values() for mover in group]
-        for mover in movers:
-            mover.end()
-        for mover in movers:
-            mover.close()
+        transfer_threads = [transfer_thread for group in self._all.values() for transfer_thread in group]
+        for transfer_thread in transfer_threads:
+            transfer_thread.end()
+        for transfer_thread in transfer_threads:
+            transfer_thread.close()
 
 
 class TransferThread:
@@ -89,8 +91,8 @@ class TransferThread:
         self._closing = self._ended = False
         self._files: Counter[int] = Counter()  # bodies under way, by descriptor of their file
         with contextlib.ExitStack() as stack:
-            self._gear = TransferBuffers()
-            stack.callback(self._gear.close)
+            self._buffers = TransferBuffers()
+            stack.callback(self._buffers.close)
             self._epoll = select.epoll()
             stack.callback(self._epoll.close)
             self._wake_out, self._wake_into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -205,11 +207,11 @@ class TransferThread:
 
     def _advance(self, move: BodyTransfer, step: Callable[[TransferBuffers], None]) -> None:
         try:
-            step(self._gear)
+            step(self._buffers)
         except Exception as error:  # noqa: BLE001 - it ends this body, not the thread that all others need
             _log.exception("a transfer failed")
             move.fail(error)
-            self._gear.drain()
+            self._buffers.drain()
         if move.over:
             self._end(move)
 

@@ -52,15 +52,17 @@ def test_optimum_of_small_traces_is_that_of_trying_everything() -> None:
 def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
     """Two jobs in different orders, one twice as fast: each byte kept serves both, and neither fetches more for it."""
     listing = Listing.of([ObjectRef("s3://b", f"{n:03d}.tar", 1 << 20, "e") for n in range(120)], 0.0)
-    crowd = ReaderGroups()
+    reader_groups = ReaderGroups()
     cache = BooksCache(60 * ((1 << 20) + 4096))
     readers = []
     for seed in range(2):
         options = ReaderOptions(seed, shuffle=True, window_shards=4, batch_size=8, topology=Topology())
         readers.append(Reader((Assignment(np.arange(120)),), options, listing.counts))
-    outlooks = [PrefetchDriver(f"job-{n}", listing, reader, cache.seam, crowd) for n, reader in enumerate(readers)]
-    for outlook in outlooks:
-        outlook.enter(Cursor())
+    drivers = [
+        PrefetchDriver(f"job-{n}", listing, reader, cache.seam, reader_groups) for n, reader in enumerate(readers)
+    ]
+    for prefetch_driver in drivers:
+        prefetch_driver.enter(Cursor())
     read_bytes, begun = 0, 0
     for tick in range(30 * 8):
         if tick == 60:  # all is cold before
@@ -71,11 +73,11 @@ def test_two_jobs_over_one_dataset_share_what_is_kept() -> None:
             epoch, window = divmod(step, 30)
             plan = readers[job].epoch_map(Cursor(epoch))
             refs = [listing.refs[shard] for shard in plan.shards(window).tolist()]
-            outlooks[job].advance(Cursor(epoch), window, window)
+            drivers[job].advance(Cursor(epoch), window, window)
             cache.use(refs)
             read_bytes += sum(ref.size_bytes for ref in refs)
-    for outlook in outlooks:
-        outlook.close()
+    for prefetch_driver in drivers:
+        prefetch_driver.close()
     assert 1 - (cache.fetched_bytes - begun) / read_bytes > 0.5  # as much as one alone would find, and more
-    assert crowd.horizon.stream_count == 0
+    assert reader_groups.timeline.stream_count == 0
     assert not cache.index._next_uses

@@ -90,7 +90,7 @@ async def test_what_comes_first_is_asked_for_first(tmp_path: Path) -> None:
     order = await _order(tmp_path / "before")
     async with feeding(tmp_path) as rig:
         line = rig.pipeline.stages.sources._fetcher._plain._line
-        book = rig.pipeline.stages.sources.packs.arriving
+        book = rig.pipeline.stages.sources.packs.inflight
         line._places_max = 1  # eight objects: these are up to chance
         gate = _gate(rig, set())
         session = await _opened(rig)

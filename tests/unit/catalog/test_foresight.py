@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def _known(rig: Feeding, session: Session) -> list[int]:
     listing = session._parts.filling.listing
-    return [shard for shard in range(len(listing.refs)) if rig.pipeline.shelf.readings.held(listing, shard)]
+    return [shard for shard in range(len(listing.refs)) if rig.pipeline.catalog.readings.held(listing, shard)]
 
 
 class _Readings:
@@ -39,7 +39,7 @@ class _Readings:
         self.gate = asyncio.Event()
         self.read: list[int] = []
 
-    def foresight(self) -> IndexPrefetcher:
+    def index_prefetcher(self) -> IndexPrefetcher:
         """Return what reads them ahead."""
         listing = SimpleNamespace(refs=range(99))
         cache = SimpleNamespace(holds=lambda _: True)
@@ -68,19 +68,19 @@ async def test_few_are_read_at_once_and_none_before_the_first_batches() -> None:
     """Two workers, at most, do what nobody asked for yet; when one is done the next begins."""
     async with asyncio.TaskGroup() as group:
         readings = _Readings(group)
-        foresight = readings.foresight()
-        foresight.enter([5, 3, 5, 8, 1])
+        index_prefetcher = readings.index_prefetcher()
+        index_prefetcher.enter([5, 3, 5, 8, 1])
         for _ in range(8):
-            foresight.look()
+            index_prefetcher.look()
         assert not len(readings.runs)
-        foresight.look()
-        foresight.look()
+        index_prefetcher.look()
+        index_prefetcher.look()
         assert len(readings.runs) == 2
         readings.gate.set()
         await until(lambda: len(readings.read) == 4)
         assert readings.read == [5, 3, 8, 1]
-        foresight.enter([7])  # another stream: its first batches come first, too
-        foresight.look()
+        index_prefetcher.enter([7])  # another stream: its first batches come first, too
+        index_prefetcher.look()
         await asyncio.sleep(0)
         assert not len(readings.runs)
 
@@ -89,14 +89,14 @@ async def test_what_two_windows_need_is_given_up_once_and_for_all() -> None:
     """A shard that is asked for again while its index is being read counts once: nobody holds it after ``close``."""
     async with asyncio.TaskGroup() as group:
         readings = _Readings(group)
-        foresight = readings.foresight()
-        foresight.enter([1, 2])
+        index_prefetcher = readings.index_prefetcher()
+        index_prefetcher.enter([1, 2])
         for _ in range(9):
-            foresight.look()
-        foresight.expect([2, 1])
-        foresight.look()
-        foresight.close()
-        await asyncio.wait_for(foresight.ended(), 5)
+            index_prefetcher.look()
+        index_prefetcher.expect([2, 1])
+        index_prefetcher.look()
+        index_prefetcher.close()
+        await asyncio.wait_for(index_prefetcher.ended(), 5)
         assert not len(readings.runs)
 
 
@@ -105,7 +105,7 @@ async def test_an_open_asks_for_no_more_than_it_must_know(tmp_path: Path) -> Non
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[4] * 6)
         session = await rig.open(shuffle=True)
-        assert not len(rig.pipeline.shelf.readings._runs)
+        assert not len(rig.pipeline.catalog.readings._runs)
         assert len(_known(rig, session)) <= 1
         assert len(await batches(session)) > 0
 
@@ -115,7 +115,7 @@ async def test_the_rest_of_a_window_is_indexed_behind_its_first_batches(tmp_path
     async with feeding(tmp_path) as rig:
         for shard in range(16):
             ref = rig.store.shard(shard, [{"cls": b"1"}] * 12)
-            rig.pipeline.shelf._learned.note(ref, 12)
+            rig.pipeline.catalog._learned.note(ref, 12)
         session = await rig.open(batch_size=1, shuffle=True, window_shards=16)
         assert len(_known(rig, session)) <= 1  # the one it looks at
         refs = session._parts.filling.listing.refs
@@ -148,7 +148,7 @@ async def test_counts_of_what_was_read_ahead_are_learned_for_later_daemons(tmp_p
         session = await rig.open(batch_size=1)
         refs = session._parts.filling.listing.refs
         await batches(session)
-        assert rig.pipeline.shelf._learned.known(refs) == {0: 12, 1: 12, 2: 12}
+        assert rig.pipeline.catalog._learned.known(refs) == {0: 12, 1: 12, 2: 12}
 
 
 async def test_what_is_not_here_is_not_fetched_to_be_indexed(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_what_is_not_here_is_not_fetched_to_be_indexed(tmp_path: Path) -> 
         for step in range(12):
             await take(session, Cursor(0, step))
         assert _known(rig, session) == [0]
-        assert not len(rig.pipeline.shelf.readings._runs)
+        assert not len(rig.pipeline.catalog.readings._runs)
         gate.set()
         assert len(await batches(session, Cursor(1))) == 24
 
@@ -180,9 +180,9 @@ async def test_a_session_that_closes_gives_up_what_it_began(tmp_path: Path, monk
 
         monkeypatch.setattr(rig.pipeline.stages.pool, "index", index)
         await take(session, Cursor(0, 8))
-        assert len(rig.pipeline.shelf.readings._runs) == 1
+        assert len(rig.pipeline.catalog.readings._runs) == 1
         await rig.close(session)
-        assert not len(rig.pipeline.shelf.readings._runs)
+        assert not len(rig.pipeline.catalog.readings._runs)
 
 
 async def test_a_shard_that_cannot_be_indexed_ahead_is_an_error_only_where_it_is_read(tmp_path: Path) -> None:
@@ -193,6 +193,6 @@ async def test_a_shard_that_cannot_be_indexed_ahead_is_an_error_only_where_it_is
         session = await rig.open(batch_size=1)
         for step in range(12):
             await take(session, Cursor(0, step))
-        await until(lambda: not len(rig.pipeline.shelf.readings._runs))
+        await until(lambda: not len(rig.pipeline.catalog.readings._runs))
         with pytest.raises(BadShard):
             await take(session, Cursor(0, 12))

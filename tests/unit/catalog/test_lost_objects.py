@@ -32,7 +32,7 @@ def _store(rig: Feeding) -> None:
 
 async def _lose(rig: Feeding) -> None:
     """Have one object vanish, once it was listed."""
-    await rig.pipeline.shelf.listing((URL,), lambda _: False)
+    await rig.pipeline.catalog.listing((URL,), lambda _: False)
     del rig.store._objects[KEY]
 
 

@@ -29,9 +29,9 @@ async def test_what_index_json_says_is_known_without_believing_its_counts(tmp_pa
     """A count of one's own reads LitData's chunks, which say nothing of themselves."""
     async with feeding(tmp_path) as rig:
         _put_chunks(rig)
-        listing = await rig.pipeline.shelf.fresh((URL,))
+        listing = await rig.pipeline.catalog.fresh((URL,))
         assert listing.counts == {}
-        assert [(await rig.pipeline.shelf.index(listing, shard)).sample_count for shard in range(2)] == [3, 2]
+        assert [(await rig.pipeline.catalog.index(listing, shard)).sample_count for shard in range(2)] == [3, 2]
 
 
 async def test_the_url_goes_before_the_name(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ async def test_pictures_may_be_named_shards(tmp_path: Path) -> None:
     """Objects whose names say that they are samples are shards where the URL says so."""
     async with feeding(tmp_path) as rig:
         rig.store.put("train/a.jpg", LINES)
-        listing = await rig.pipeline.shelf.listing((f"jsonl+{URL}",), lambda _: False)
+        listing = await rig.pipeline.catalog.listing((f"jsonl+{URL}",), lambda _: False)
         assert [ref.key for ref in listing.refs] == ["train/a.jpg"]
-        assert (await rig.pipeline.shelf.index(listing, 0)).sample_count == 3
+        assert (await rig.pipeline.catalog.index(listing, 0)).sample_count == 3
 
 
 async def test_formats_that_nobody_has(tmp_path: Path) -> None:

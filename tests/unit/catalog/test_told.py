@@ -31,9 +31,9 @@ def _sizes(rig: Feeding, *counts: int) -> None:
 
 
 async def _listing(rig: Feeding) -> Listing:
-    for listing in rig.pipeline.shelf._listings.values():
+    for listing in rig.pipeline.catalog._listings.values():
         listing.listed_s -= 3600
-    return await rig.pipeline.shelf.listing((URL,), lambda _: False)
+    return await rig.pipeline.catalog.listing((URL,), lambda _: False)
 
 
 async def _passed_over(rig: Feeding) -> list[str]:
@@ -180,7 +180,7 @@ async def test_counting_believes_only_its_own(tmp_path: Path) -> None:
         _sizes(rig, 5, 6)
         ref = (await _listing(rig)).refs[1]
         _write(rig, "_feedd_index.json", render([Row("01.tar", ref.size_bytes, ref.etag, 6)]))
-        fresh = await rig.pipeline.shelf.fresh((URL,))
+        fresh = await rig.pipeline.catalog.fresh((URL,))
         assert (fresh.counts, fresh.indexed) == ({1: 6}, False)
 
 
@@ -254,7 +254,7 @@ async def test_counting_again_tells_no_counts_that_it_replaces(tmp_path: Path) -
         rig.store.numbers(5)
         _write(rig, "_feedd_index.json", render([Row("00.tar", 1, "other", 5)]))
         _write(rig, "sizes.json", b"no json")
-        fresh = await rig.pipeline.shelf.fresh((URL,))
+        fresh = await rig.pipeline.catalog.fresh((URL,))
         assert {kind.value: amount.count for kind, amount in fresh.passed_over.reasons.items()} == {
             "unused-sidecars": 1
         }

@@ -170,7 +170,7 @@ async def test_only_the_start_of_a_large_shard_is_fetched_to_tell_types(tmp_path
     async with feeding(tmp_path, cache_bytes=512 << 20) as rig:
         first = rig.store.put("train/0.csv", b"a,n\n" + rows)
         rig.store.put("train/1.csv", INTS)
-        listing = await rig.pipeline.shelf.listing(("s3://memory/train/",), lambda _: False)
+        listing = await rig.pipeline.catalog.listing(("s3://memory/train/",), lambda _: False)
         assert listing.refs[0].size_bytes == first.size_bytes > 9 << 20
         recipe = (parse_field("n", "int"),)
         view = await typed(rig.pipeline.cache, narrowed(listing, [recipe]), [recipe])

@@ -182,13 +182,13 @@ async def test_more_wishes_than_room_hold_little_memory(rig: MadeRig) -> None:
         cache.note_next_use([(ref, float(number)) for number, ref in enumerate(refs)])
         cache.prefetch(refs, "me")
         await until(lambda: len(cache.entries()) == 3 and not cache._wishes._running)
-        assert cache._maker.fresh_count == 4
-        assert rig.recorder.total(PIPELINE_MAKING) == cache._maker.fresh_count * SHARD_BYTES
+        assert cache._converter.fresh_count == 4
+        assert rig.recorder.total(PIPELINE_MAKING) == cache._converter.fresh_count * SHARD_BYTES
         for ref in refs:
             with await cache.acquire([ref]) as pins:
                 rig.check(pins, [ref])
         cache.prefetch([], "me")
-        assert not cache._maker.fresh_count
+        assert not cache._converter.fresh_count
 
 
 async def test_a_shard_larger_than_the_cache_is_told(rig: MadeRig) -> None:
@@ -239,14 +239,14 @@ async def test_no_memory_is_an_error(rig: MadeRig) -> None:
     for left, fetched in ((1 << 20, 0), ((256 << 20) + 2 * SHARD_BYTES, 1)):
         recorder = TallyRecorder()
         options = ConverterOptions(1 << 30, makings=1, available=partial(int, left))
-        maker = Converter(rig.fetcher, make, ConversionLog(), options, recorder)
+        converter = Converter(rig.fetcher, make, ConversionLog(), options, recorder)
         if not fetched:
             with pytest.raises(ResourceExhausted, match="memory"):
-                await maker.bring(ref, lambda: 0.0)
+                await converter.bring(ref, lambda: 0.0)
         else:
-            await maker.bring(ref, lambda: 0.0)
+            await converter.bring(ref, lambda: 0.0)
             assert recorder.total(PIPELINE_MAKING) == SHARD_BYTES
-            maker.keep_only(lambda _: False)
+            converter.keep_only(lambda _: False)
         assert recorder.total(PIPELINE_MAKING) == 0
         assert rig.fetcher.calls[ref.key] == fetched
 
@@ -255,9 +255,9 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
     """A making whose object never comes ends, and holds nothing."""
     ref = rig.shard("a")
     rig.fetcher.hold(ref)
-    maker = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
     with pytest.raises(StoreUnavailable, match="made within"):
-        await maker.bring(ref, lambda: 0.0)
+        await converter.bring(ref, lambda: 0.0)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
     assert not rig.fetcher.running
 
@@ -265,9 +265,12 @@ async def test_a_making_has_a_deadline(rig: MadeRig) -> None:
 async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
     """Made shards count against the quota of their prefix, with the bytes they have there; others have their room."""
     refs = [rig.shard(f"{folder}/{n}") for folder in ("a", "b") for n in range(3)]
-    maker = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30), rig.recorder)
+    converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30), rig.recorder)
     options = replace(rig.options(), quotas={f"{ROOT}/a/": 2 * disk_bytes(refs[0])})
-    async with DiskCache(options, maker, rig.recorder, rig.clock) as disk, ConvertingCache(disk, maker) as cache:
+    async with (
+        DiskCache(options, converter, rig.recorder, rig.clock) as disk,
+        ConvertingCache(disk, converter) as cache,
+    ):
         with pytest.raises(CacheTooSmall, match="quota"):
             await cache.acquire(refs[:3])
         with await cache.acquire(refs[:2]):
@@ -283,9 +286,9 @@ async def test_a_quota_bounds_what_is_made(rig: MadeRig) -> None:
 
 async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
     """An entry nobody has listed cannot be made again; that says so instead of guessing."""
-    maker = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30), rig.recorder)
+    converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30), rig.recorder)
     with pytest.raises(CacheUnavailable):
-        await maker.fetch(rig.shard("a"), memoryview(bytearray(SHARD_BYTES)))
+        await converter.fetch(rig.shard("a"), memoryview(bytearray(SHARD_BYTES)))
 
 
 async def test_the_form_is_part_of_the_entry(rig: MadeRig) -> None:
@@ -354,9 +357,9 @@ async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
     ref = rig.shard("a")
     rig.facts.note(ref, MadeFact(ref.size_bytes, ref.size_bytes, "tar"))
     rig.fetcher.hold(ref)
-    maker = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
+    converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
     with pytest.raises(StoreUnavailable, match="made within"):
-        await asyncio.wait_for(maker.fetch(ref, memoryview(bytearray(ref.size_bytes))), 5)
+        await asyncio.wait_for(converter.fetch(ref, memoryview(bytearray(ref.size_bytes))), 5)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
     assert not rig.fetcher.running
 

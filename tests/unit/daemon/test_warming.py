@@ -85,8 +85,13 @@ async def warming(
         sources._stores[ROOT] = sources._wrapped(store)
         with cheap_workers():
             async with DecodePool(DecodeOptions(), recorder) as pool:
-                maker = Converter(sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder)
-                async with DiskCache(options, maker, recorder, clock) as cache, ConvertingCache(cache, maker) as front:
+                converter = Converter(
+                    sources.fetcher, pool.make, ConversionLog(), ConverterOptions(cache_bytes), recorder
+                )
+                async with (
+                    DiskCache(options, converter, recorder, clock) as cache,
+                    ConvertingCache(cache, converter) as front,
+                ):
                     yield Rig(store, cache, Warmer(sources, front, bounds or WarmBounds()))
             stats = cache.stats
             assert (stats.pin_count, stats.reserved_bytes, stats.waiting_count) == (0, 0, 0)

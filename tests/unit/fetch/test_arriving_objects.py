@@ -68,7 +68,7 @@ def _read(awaited: PartialWait, found: Resolved, number: int) -> bytes:
     (file,) = awaited.files().values()
     (packs,) = found.packs
     edges = packs.table(0).starts().tolist()
-    assert file.arriving
+    assert file.inflight
     return _bytes(file)[edges[number] : edges[number + 1]]
 
 
@@ -163,7 +163,7 @@ async def test_nothing_is_kept(sources: Sources) -> None:
         await fetch
         assert Path(file.path).exists()  # noqa: ASYNC240 - of /proc
     assert not Path(file.path).exists()  # noqa: ASYNC240 - of /proc
-    book = sources.packs.arriving
+    book = sources.packs.inflight
     assert not book._coming
     assert not book._waiting
 

@@ -18,7 +18,7 @@ import pytest
 from feedd.errors import CacheUnavailable
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3 import body_transfer as move
-from feedd.fetch.s3 import transfer_threads as mover
+from feedd.fetch.s3 import transfer_threads as transfer_thread
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
@@ -95,9 +95,9 @@ def in_memory() -> Iterator[FileMapping]:
 @pytest.fixture
 async def files() -> AsyncIterator[Files]:
     """Movers, closed behind the test."""
-    movers = TransferThreads(1)
-    yield Files(movers)
-    movers.close()
+    transfer_threads = TransferThreads(1)
+    yield Files(transfer_threads)
+    transfer_threads.close()
 
 
 def _pool(server: RawServer, files: Files, read_timeout_s: float = 30.0) -> ConnectionPool:
@@ -246,8 +246,8 @@ async def test_a_thread_that_ends_fails_its_bodies_and_is_replaced(
 
 
 def _movers_of(files: Files) -> list[TransferThread]:
-    assert files._movers is not None
-    return files._movers._all.get(False, [])
+    assert files._transfer_threads is not None
+    return files._transfer_threads._all.get(False, [])
 
 
 def _moves_of(files: Files) -> list[move.BodyTransfer]:
@@ -280,7 +280,7 @@ async def test_what_fails_with_one_body_ends_that_body(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no checksum")
 
-    monkeypatch.setattr(mover, "select", Select)
+    monkeypatch.setattr(transfer_thread, "select", Select)
     if fault == "landed":
         on_good_disk.landed = broken
     async with RawServer(_answer(LARGE), _answer(LARGE)) as server:
@@ -310,16 +310,16 @@ async def test_a_failed_thread_start_leaves_nothing_open(monkeypatch: pytest.Mon
 
 async def test_a_pipe_is_emptied_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a failed write leaves in the pipe is thrown away even where no descriptor is left."""
-    gear = move.TransferBuffers()
+    buffers = move.TransferBuffers()
     near, far = socket.socketpair()
     with near, far:
         far.send(b"left behind")
-        os.splice(near.fileno(), gear.into, 100)
+        os.splice(near.fileno(), buffers.into, 100)
     monkeypatch.setattr(os, "pipe2", lambda _: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
-    gear.drain()
+    buffers.drain()
     with pytest.raises(BlockingIOError):
-        os.read(gear.out, 1)
-    gear.close()
+        os.read(buffers.out, 1)
+    buffers.close()
 
 
 def test_files_in_memory_are_told_from_others(in_memory: FileMapping) -> None:

@@ -42,7 +42,7 @@ class Rig:
         self.near.setblocking(False)
         self.file = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(self.file, 0, SIZE + 8192)
-        self.mover = TransferThread()
+        self.transfer_thread = TransferThread()
         self.progress = ReadProgress()
         self.over = threading.Event()
 
@@ -54,7 +54,7 @@ class Rig:
             self.progress,
             lambda _: self.over.set(),
         )
-        self.mover.add(move)
+        self.transfer_thread.add(move)
         return move
 
     def send(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ class Rig:
         return self.over.wait(20)
 
     def close(self) -> None:
-        self.mover.close()
+        self.transfer_thread.close()
         for sock in (self.near, self.far):
             sock.close()
         os.close(self.file)
@@ -112,7 +112,7 @@ def test_stopped_writes_no_more(rig: Rig) -> None:
     filled = rig.progress.filled_bytes
     with contextlib.suppress(BrokenPipeError):  # the sender hears of it at once
         rig.far.sendall(DATA[:100_000])
-    rig.mover.look()
+    rig.transfer_thread.look()
     assert rig.ended()
     assert rig.progress.filled_bytes == filled == 0
     assert os.pread(rig.file, SIZE, 4096) == bytes(SIZE)
@@ -129,7 +129,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
         ReadProgress(),
         lambda _: failed.set(),
     )
-    rig.mover.add(bad)
+    rig.transfer_thread.add(bad)
     rig.send(DATA[:300_000])
     assert failed.wait(20)
     os.close(readonly)
@@ -137,7 +137,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        rig.mover.add(
+        rig.transfer_thread.add(
             SplicedMove(
                 near.fileno(),
                 place(rig.file, 0),
@@ -156,7 +156,7 @@ def test_closing_ends_all(rig: Rig) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     moves = [rig.move() for _ in range(3)]
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 3
-    rig.mover.close()
+    rig.transfer_thread.close()
     assert rig.over.is_set()
     assert all(move.stopped for move in moves)
     assert len(list(Path("/proc/self/fd").iterdir())) == before - 5  # the mover's own, too
@@ -166,11 +166,11 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
     """Bodies of several sockets, sent in small pieces side by side, all arrive whole."""
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     pairs = [socket.socketpair() for _ in range(8)]
-    mover, done = TransferThread(), threading.Semaphore(0)
+    transfer_thread, done = TransferThread(), threading.Semaphore(0)
     for index, (near, far) in enumerate(pairs):
         near.setblocking(False)
         far.setblocking(False)
-        mover.add(
+        transfer_thread.add(
             SplicedMove(
                 near.fileno(),
                 place(file, index * SIZE),
@@ -185,7 +185,7 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
         for _ in pairs:
             await asyncio.to_thread(done.acquire)
     assert os.pread(file, SIZE * 8 + 1, 0) == DATA * 8
-    mover.close()
+    transfer_thread.close()
     os.close(file)
     for pair in pairs:
         for sock in pair:
@@ -202,7 +202,7 @@ async def test_without_descriptors_through_memory(
     mapping = FileMapping(file, SIZE)
     near, far = socket.socketpair()
     transport, protocol = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
-    movers = TransferThreads(2)
+    transfer_threads = TransferThreads(2)
     refusal = OSError(errno.EMFILE, "too many open files")
     monkeypatch.setattr(os, "dup", lambda _: (_ for _ in ()).throw(refusal))
     target, progress = memoryview(mapping), ReadProgress()
@@ -211,7 +211,9 @@ async def test_without_descriptors_through_memory(
     def end(error: Exception | None) -> None:
         ended.set_result(error)
 
-    body = Files(movers).body(transport, asyncio.get_running_loop(), target, progress, end, memoryview(DATA[:1000]))
+    body = Files(transfer_threads).body(
+        transport, asyncio.get_running_loop(), target, progress, end, memoryview(DATA[:1000])
+    )
     monkeypatch.undo()
     assert isinstance(body, WrittenBody if in_memory else HandedBody)
     assert transport.is_reading()
@@ -228,7 +230,7 @@ async def test_without_descriptors_through_memory(
     assert in_memory or await ended is None
     assert progress.filled_bytes == SIZE
     assert os.pread(file, SIZE, 0) == DATA
-    movers.close()
+    transfer_threads.close()
     target.release()
     transport.abort()
     far.close()

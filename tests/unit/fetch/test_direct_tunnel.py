@@ -101,17 +101,17 @@ def mapping(tmp_path: Path) -> Iterator[FileMapping]:
 async def pool_to(server: Server, authority: Authority) -> AsyncIterator[ConnectionPool]:
     """A pool of connections to it, with movers."""
     trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    movers = TransferThreads(2)
+    transfer_threads = TransferThreads(2)
     pool = ConnectionPool(
         Endpoint(f"https://127.0.0.1:{server.port}", "127.0.0.1", server.port, trusted),
         SourceOptions(read_timeout_s=10.0, connect_timeout_s=10.0),
-        Files(movers),
+        Files(transfer_threads),
     )
     try:
         yield pool
     finally:
         await pool.aclose()
-        movers.close()
+        transfer_threads.close()
 
 
 async def body_of(pool: ConnectionPool, mapping: FileMapping) -> bytes:
@@ -272,7 +272,7 @@ class Above:
     """
 
     def __init__(self, room_bytes: int) -> None:
-        self.tunnel: TlsTransport | None = None
+        self.tls_transport: TlsTransport | None = None
         self.memory = memoryview(bytearray(room_bytes))
         self.pieces: list[bytes] = []
         self.lost: list[Exception | None] = []
@@ -287,8 +287,8 @@ class Above:
     def buffer_updated(self, nbytes: int) -> None:
         """Keep a piece."""
         self.pieces.append(bytes(self.memory[:nbytes]))
-        if self.tunnel is not None:
-            self.tunnel.pause_reading()
+        if self.tls_transport is not None:
+            self.tls_transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Note why."""
@@ -325,23 +325,23 @@ class Wire:
         """Whether either was called."""
         return bool(self.closed)
 
-    def deliver(self, tunnel: TlsTransport) -> None:
+    def deliver(self, tls_transport: TlsTransport) -> None:
         """Hand all that the server said to the tunnel, in one piece."""
         data = self.out.read()
-        tunnel.get_buffer(-1)[: len(data)] = data
-        tunnel.buffer_updated(len(data))
+        tls_transport.get_buffer(-1)[: len(data)] = data
+        tls_transport.buffer_updated(len(data))
 
 
 def connected(above: Above, wire: Wire, authority: Authority) -> TlsTransport:
     """Return a tunnel whose handshake is done."""
     trusted = ssl.create_default_context(cafile=str(authority.ca_path))
-    tunnel = TlsTransport(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
-    tunnel.connection_made(wire)  # type: ignore[arg-type]  # likewise
-    while not tunnel.shaken.done() or wire.into.pending:
+    tls_transport = TlsTransport(trusted, "127.0.0.1", above, memoryview(bytearray(1 << 17)))  # type: ignore[arg-type]  # as far as it is used
+    tls_transport.connection_made(wire)  # type: ignore[arg-type]  # likewise
+    while not tls_transport.shaken.done() or wire.into.pending:
         with contextlib.suppress(ssl.SSLWantReadError):
             wire.server.do_handshake()
-        wire.deliver(tunnel)
-    return tunnel
+        wire.deliver(tls_transport)
+    return tls_transport
 
 
 @pytest.mark.parametrize(("room_bytes", "count"), [(100_000, 1), (30_000, 2), (1_000, 41)])
@@ -351,7 +351,7 @@ async def test_records_are_handed_up_together(
 ) -> None:
     """What came in one piece is handed up in as few as there is room for, and its end behind it."""
     above, wire = Above(room_bytes), Wire(context)
-    tunnel = connected(above, wire, authority)
+    tls_transport = connected(above, wire, authority)
     sent = [os.urandom(size) for size in (16_000, 9_000, 16_000)]
     for record in sent:
         wire.server.write(record)
@@ -360,11 +360,11 @@ async def test_records_are_handed_up_together(
             wire.server.unwrap()
     elif ending == "aborted":
         wire.out.write(b"no record at all")
-    wire.deliver(tunnel)
+    wire.deliver(tls_transport)
     assert b"".join(above.pieces) == b"".join(sent)
     assert len(above.pieces) == count
     assert wire.closed == ("" if ending == "goes on" else ending)
-    tunnel.connection_lost(None)
+    tls_transport.connection_lost(None)
     (why,) = above.lost
     assert isinstance(why, ConnectionResetError) == (ending == "aborted")
 
@@ -372,25 +372,25 @@ async def test_records_are_handed_up_together(
 async def test_what_is_behind_a_pause_is_left_for_others(context: ssl.SSLContext, authority: Authority) -> None:
     """Where no more than a record has room, the record behind it is theirs who paused, and so is what ends it all."""
     above, wire = Above(16 << 10), Wire(context)
-    above.tunnel = tunnel = connected(above, wire, authority)
+    above.tls_transport = tls_transport = connected(above, wire, authority)
     wire.server.write(b"head")
     wire.server.write(b"body")
     wire.out.write(b"no record at all")
-    wire.deliver(tunnel)
+    wire.deliver(tls_transport)
     assert above.pieces == [b"head"]
     assert not wire.is_closing()
-    assert tunnel.cipher.tls.read(100) == b"body"
-    above.tunnel = None
-    tunnel.resume_reading()
+    assert tls_transport.cipher.tls.read(100) == b"body"
+    above.tls_transport = None
+    tls_transport.resume_reading()
     assert wire.is_closing()
 
 
 async def test_an_end_behind_what_pauses(context: ssl.SSLContext, authority: Authority) -> None:
     """What was decrypted together with the end is handed up, and the connection ends though somebody has paused it."""
     above, wire = Above(100_000), Wire(context)
-    above.tunnel = tunnel = connected(above, wire, authority)
+    above.tls_transport = tls_transport = connected(above, wire, authority)
     wire.server.write(b"head and body")
     wire.out.write(b"no record at all")
-    wire.deliver(tunnel)
+    wire.deliver(tls_transport)
     assert above.pieces == [b"head and body"]
     assert wire.is_closing()

@@ -61,9 +61,9 @@ def mapping(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileMapp
 @pytest.fixture
 async def files() -> AsyncIterator[Files]:
     """What chooses the way of bodies, with threads for large ones."""
-    movers = TransferThreads(2)
-    yield Files(movers)
-    movers.close()
+    transfer_threads = TransferThreads(2)
+    yield Files(transfer_threads)
+    transfer_threads.close()
 
 
 @pytest.mark.parametrize("sent", CUTS.values(), ids=CUTS.keys())

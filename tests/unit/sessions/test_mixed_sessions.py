@@ -333,7 +333,7 @@ async def test_a_run_keeps_its_mixture(tmp_path: Path) -> None:
         with pytest.raises(ObjectChanged):
             await rig.open(**others[0], expect_fingerprint=mark)
         fill(rig, "b", numbered(1000, *[5] * 4))
-        for listing in rig.pipeline.shelf._listings.values():
+        for listing in rig.pipeline.catalog._listings.values():
             listing.listed_s -= 3600
         grown = await rig.open(**asked(source("a", 2), source("b", 1)))
         assert grown.info.shard_count == 8

@@ -83,14 +83,14 @@ async def test_a_table_is_read_while_objects_are_listed_and_once(
         for name in ("a", "b"):
             rig.store.put(f"train/{name}.jpg", name.encode())
         rig.store.put("train/labels.csv", b"file_name,value\na.jpg,4\nb.jpg,5\n")
-        shelf = rig.pipeline.shelf
-        mixed_before = shelf.mixed
+        catalog = rig.pipeline.catalog
+        mixed_before = catalog.mixed
 
         async def mixed(*args: Any) -> Any:
             await until(lambda: "train/labels.csv" in rig.store.reads)
             return await mixed_before(*args)
 
-        monkeypatch.setattr(shelf, "mixed", mixed)
+        monkeypatch.setattr(catalog, "mixed", mixed)
         fields = (("jpg", "bytes"), ("value", "table:labels.csv"))
         for _ in range(2):
             session = await rig.open(fields=fields, batch_size=2)
@@ -171,7 +171,7 @@ async def test_a_first_shard_that_changed_is_listed_anew(tmp_path: Path) -> None
     """A listing that turns out stale while opening is not used for the next open."""
     async with feeding(tmp_path) as rig:
         rig.store.numbers(4, 4)
-        await rig.pipeline.shelf.listing(("s3://memory/train/",), lambda _: False)
+        await rig.pipeline.catalog.listing(("s3://memory/train/",), lambda _: False)
         rig.store.numbers(3)
         with pytest.raises(ObjectChanged):
             await rig.open()
@@ -184,7 +184,7 @@ async def test_a_running_run_keeps_its_listing(tmp_path: Path) -> None:
         rig.store.numbers(4, 4)
         before = await rig.open()
         rig.store.numbers(4, 4, 4)
-        for listing in rig.pipeline.shelf._listings.values():
+        for listing in rig.pipeline.catalog._listings.values():
             listing.listed_s -= 3600
         grown = await rig.open()
         assert grown.info.shard_count == 3

@@ -123,7 +123,7 @@ async def test_one_listing_told_twice_is_one_crowd(tmp_path: Path) -> None:
     async with feeding(tmp_path) as rig:
         rig.store.numbers(*[4] * 6)
         one = await rig.open(topology=rank(0, 2))
-        rig.pipeline.shelf.forget(one._parts.filling.listing)
+        rig.pipeline.catalog.forget(one._parts.filling.listing)
         await rig.open(topology=rank(1, 2))
         await batches(one)
         assert _next_uses(rig) == {f"{n:02d}": float(n) for n in range(6)}

@@ -54,7 +54,7 @@ async def test_auto_drops_where_counts_are_known(tmp_path: Path) -> None:
         assert again.info.steps == 2  # of its own: the last one is short
     async with feeding(tmp_path / "counted") as rig:
         rig.store.numbers(5, 6, 7)
-        listing = await rig.pipeline.shelf.listing((URL,), lambda _: True)
+        listing = await rig.pipeline.catalog.listing((URL,), lambda _: True)
         listing.tell({0: 5, 1: 6, 2: 7}, {}, ())
         session = await rig.open(uneven="auto", topology=rank(1, 2))
         assert (session.info.uneven, session.info.steps) == ("drop", 2)
