@@ -5,6 +5,7 @@ The data is built of bytes that no library's version changes, so that versions o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -152,33 +153,49 @@ RUNS: dict[str, Run] = {
 }
 
 
-def fill(s3: S3Server) -> None:
-    """Store the data of all runs."""
-    for folder, offset, counts in (("tars", 0, COUNTS), ("counted", 0, COUNTS), ("others", 100_000, COUNTS[3:7])):
+def fill(s3: S3Server, run: Run) -> None:
+    """Store the data that a run reads."""
+    urls = [run.url] if isinstance(run.url, str) else [source.url for source in run.url]
+    for folder in {url.removeprefix("s3://data/").partition("/")[0] for url in urls}:
         rows = []
-        for shard, count in enumerate(counts):
-            data = _tar(offset + shard * 1000, count)
-            rows.append(Row(f"{shard:03}.tar", len(data), s3.put("data", f"{folder}/{shard:03}.tar", data), count))
-        if folder != "tars":
+        for key, data in _objects().items():
+            if key.startswith(f"{folder}/"):
+                version = s3.put("data", key, data)
+                rows.append(Row(key.removeprefix(f"{folder}/"), len(data), version, _tar_count(key)))
+        assert rows, folder
+        if folder in {"counted", "others"}:
             s3.put("data", f"{folder}/{INDEX_NAME}", render(rows))
+
+
+def _tar_count(key: str) -> int:
+    folder, _, name = key.partition("/")
+    counts = {"counted": COUNTS, "others": COUNTS[3:7]}.get(folder)
+    return counts[int(name.removesuffix(".tar"))] if counts else 0
+
+
+@functools.cache
+def _objects() -> dict[str, bytes]:
+    """Return the data of all runs by key."""
+    found: dict[str, bytes] = {}
+    for folder, offset, counts in (("tars", 0, COUNTS), ("counted", 0, COUNTS), ("others", 100_000, COUNTS[3:7])):
+        for shard, count in enumerate(counts):
+            found[f"{folder}/{shard:03}.tar"] = _tar(offset + shard * 1000, count)
     for shard in range(3):
-        s3.put("data", f"tokens/{shard}.bin", (np.arange(500 + 70 * shard) + 1000 * shard).astype("<u2").tobytes())
-    index, ids = megatron([range(100), range(100, 250), range(250, 330)], "uint16")
-    s3.put("data", "megatron/0.idx", index)
-    s3.put("data", "megatron/0.bin", ids)
+        found[f"tokens/{shard}.bin"] = (np.arange(500 + 70 * shard) + 1000 * shard).astype("<u2").tobytes()
+    found["megatron/0.idx"], found["megatron/0.bin"] = megatron(
+        [range(100), range(100, 250), range(250, 330)], "uint16"
+    )
     for number in range(23):
         picture = (STORED / "pictures" / f"{number % 8}.jpg").read_bytes()
-        s3.put("data", f"objects/{'cab'[number % 3]}/{number:03}.jpg", picture)
-    _pictures(s3)
-    _tables(s3)
+        found[f"objects/{'cab'[number % 3]}/{number:03}.jpg"] = picture
+    found |= _pictures() | _tables()
     for name in ("webdataset", "mds", "litdata", "litdata_tokens", "tfrecord", "tfrecord_sequences"):
-        _folder(s3, FOLDER / name / "data", name)
-    _folder(s3, FOLDER / "mds_packed" / "zstd", "mds-zstd")
+        found |= _folder(FOLDER / name / "data", name)
+    return found | _folder(FOLDER / "mds_packed" / "zstd", "mds-zstd")
 
 
-def _folder(s3: S3Server, folder: Path, name: str) -> None:
-    for path in sorted(folder.iterdir()):
-        s3.put("data", f"{name}/{path.name}", path.read_bytes())
+def _folder(folder: Path, name: str) -> dict[str, bytes]:
+    return {f"{name}/{path.name}": path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def _tar(first: int, count: int) -> bytes:
@@ -201,35 +218,36 @@ def _tar(first: int, count: int) -> bytes:
     return tar_bytes(samples)
 
 
-def _pictures(s3: S3Server) -> None:
+def _pictures() -> dict[str, bytes]:
     pictures = STORED / "pictures"
     names = [*(f"{number}.jpg" for number in range(8)), "turned.jpg", "gray.jpg"]
     samples = [(f"{n:02}", {"jpg": (pictures / name).read_bytes(), "cls": b"%d" % n}) for n, name in enumerate(names)]
-    for shard in range(2):
-        s3.put("data", f"pictures/{shard}.tar", tar_bytes(samples[shard::2]))
     others = ("plain.png", "alpha.png", "palette.png", "plain.webp", "plain.tif", "plain.bmp")
     kinds = [
         (f"{n:02}", {name.rpartition(".")[2]: (pictures / name).read_bytes(), "cls": b"%d" % n})
         for n, name in enumerate(others)
     ]
-    s3.put("data", "kinds/0.tar", tar_bytes(kinds))
+    shards = {f"pictures/{shard}.tar": tar_bytes(samples[shard::2]) for shard in range(2)}
+    return {**shards, "kinds/0.tar": tar_bytes(kinds)}
 
 
-def _tables(s3: S3Server) -> None:
+def _tables() -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
     for shard in range(2):
         numbers = range(shard * 10, shard * 10 + 7)
         rows = [f"{n},{n / 4},name {n}\n" for n in numbers]
-        s3.put("data", f"csv/{shard}.csv", b"id,weight,name\n" + "".join(rows).encode())
+        found[f"csv/{shard}.csv"] = b"id,weight,name\n" + "".join(rows).encode()
         lines = [json.dumps({"id": n, "tags": ["x"] * (n % 3)}) + "\n" for n in numbers]
-        s3.put("data", f"jsonl/{shard}.jsonl", "".join(lines).encode())
-        s3.put("data", f"recordio/{shard}.rec", recordio(*(b"record %d" % n for n in numbers)))
+        found[f"jsonl/{shard}.jsonl"] = "".join(lines).encode()
+        found[f"recordio/{shard}.rec"] = recordio(*(b"record %d" % n for n in numbers))
         sink = io.BytesIO()
         table = {"id": [*numbers], "weight": [n / 4 for n in numbers], "name": [f"name {n}" for n in numbers]}
         pq.write_table(pa.table(table), sink)
-        s3.put("data", f"parquet/{shard}.parquet", sink.getvalue())
+        found[f"parquet/{shard}.parquet"] = sink.getvalue()
         file = io.BytesIO()
         np.save(file, np.arange(7 * 6, dtype=np.float32).reshape(7, 2, 3) + 100 * shard)
-        s3.put("data", f"npy/{shard}.npy", file.getvalue())
+        found[f"npy/{shard}.npy"] = file.getvalue()
+    return found
 
 
 def read(dataset: FeedDataset, run: Run) -> tuple[list[list[dict[str, Any]]], dict[str, Any] | None]:

@@ -60,7 +60,7 @@ def _read(dataset: FeedDataset, run: Run) -> tuple[Any, dict[str, Any]]:
 def test_a_run_reads_what_it_read(s3: S3Server, daemons: Callable[..., Daemon], name: str) -> None:
     """Batches of whole epochs, and what follows a state that was stored then."""
     run, address = RUNS[name], daemons().address
-    fill(s3)
+    fill(s3, run)
     found, pictures = _read(FeedDataset(run.url, address=address, **run.options), run)
     path = STORED / (name.replace(": ", "-").replace(" ", "-") + ".json")
     if _STORE:

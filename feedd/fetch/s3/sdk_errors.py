@@ -182,7 +182,7 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
     if code in MOVED:
         region = region_of(error.response)
         name = region or "its region"
-        told = f"set AWS_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
+        told = f"set AWS_DEFAULT_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
         return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)
     if code in EXPIRED:
         hint = "the credentials ran out and their source gave no fresh ones; renew them"

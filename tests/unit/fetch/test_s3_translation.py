@@ -69,7 +69,7 @@ def test_listing_names_its_own_permission() -> None:
 def test_region_is_named() -> None:
     """The region the store told of is in the hint."""
     hint = _answer(301, "PermanentRedirect", **{"x-amz-bucket-region": "eu-west-3"}).hint
-    assert hint == "set AWS_REGION to eu-west-3, or region = 'eu-west-3' under [s3.\"b\"] in feedd.toml"
+    assert hint == "set AWS_DEFAULT_REGION to eu-west-3, or region = 'eu-west-3' under [s3.\"b\"] in feedd.toml"
     assert "eu-west-3" in _answer(301, "PermanentRedirect", **{"x-amz-bucket-region": "eu-west-3"}).hint
 
 
