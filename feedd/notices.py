@@ -1,7 +1,7 @@
 """What a user is told of data that is left out or changed: one table of kinds, and the notices that Open answers with.
 
 Every place that leaves out or changes what a user may take for data has a kind here. A kind has a text, a level, a
-label of the metric, and a row in ``feedd/RECIPES.md``; a test holds all of them together.
+label of the metric, and a row in ``docs/guides/bad-samples.md``; a test holds all of them together.
 """
 
 from __future__ import annotations

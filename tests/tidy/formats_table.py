@@ -1,4 +1,4 @@
-"""The table of formats in README, made of the registries of formats and forms.
+"""The table of formats in docs/guides/formats.md, made of the registries of formats and forms.
 
 To renew it there: ``python -m tests.tidy.formats_table``.
 """
@@ -23,7 +23,7 @@ from tests.tidy.tree import ROOT
 if TYPE_CHECKING:
     from feedd.values import ByteRange
 
-README: Final = ROOT / "README.md"
+PAGE: Final = ROOT / "docs" / "guides" / "formats.md"
 BEGIN: Final = "<!-- formats: made by python -m tests.tidy.formats_table -->"
 END: Final = "<!-- end of formats -->"
 _HEAD: Final = ("format", "names", "fields", "read", "fetched", "also compressed", "counts known by", "needs")
@@ -81,13 +81,6 @@ class _Nothing:
         return memoryview(b"")
 
 
-_PACKED_TOO = (
-    "What is compressed with Brotli or Snappy has no mark: only its ending tells (but `text+s3://.../wiki.br` is text"
-    " in Breton), or its name before the URL, `br+` or `snappy+`. Of Snappy one raw block is read, as MosaicML writes"
-    " it, not its frames and not Hadoop's. Zstandard, Brotli and Snappy need `feedd[compressed]`."
-)
-
-
 def rows() -> list[tuple[str, ...]]:
     """Return the table, without its head."""
     packing = frozenset(endings())
@@ -99,7 +92,7 @@ def rows() -> list[tuple[str, ...]]:
     for name, names in forms.names().items():
         if name not in packing:
             compressed = "yes" if _is_made_packed(name, names) else "no"
-            found.append(_row(name, names, "made once per node", _fetched(name), compressed, "", _extra(name)))
+            found.append(_row(name, names, "converted once per node", _fetched(name), compressed, "", _extra(name)))
     return found
 
 
@@ -161,22 +154,22 @@ def _extra(form: str) -> str:
 
 
 def table() -> str:
-    """Return the table with what stands around it in README."""
+    """Return the table with what stands around it on the page."""
     lines = [_HEAD, tuple("---" for _ in _HEAD), *rows()]
     packed = ", ".join(f"`{ending}`" for found in endings().values() for ending in found)
     refused = ", ".join(refusal.what for refusal in REFUSED if refusal.extensions)
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return (
-        f"{BEGIN}\n{text}\n\nCompressed: {packed}. {_PACKED_TOO} Recognised and refused, with what to do instead: "
-        f"{refused}.\n{END}"
+        f"{BEGIN}\n{text}\n\nCompressed: {packed}.\n\n"
+        f"Recognised and refused, with what to do instead: {refused}.\n{END}"
     )
 
 
 def shown() -> str:
-    """Return what README has."""
-    text = README.read_text(encoding="utf-8")
+    """Return what the page has."""
+    text = PAGE.read_text(encoding="utf-8")
     return BEGIN + text.partition(BEGIN)[2].partition(END)[0] + END
 
 
 if __name__ == "__main__":
-    README.write_text(README.read_text(encoding="utf-8").replace(shown(), table()), encoding="utf-8")
+    PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(shown(), table()), encoding="utf-8")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from feedd.config import Option
 
 CONFIG_EXAMPLE = ROOT / "deploy" / "feedd.toml"
-DEPLOY_README = ROOT / "deploy" / "README.md"
+METRICS_PAGE = ROOT / "docs" / "operate" / "metrics.md"
 
 
 def _load(path: str) -> ModuleType:
@@ -179,12 +179,12 @@ def test_every_metric_is_asked_for_by_a_test() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    """The table of metrics in deploy/README.md is the one the code gives, row by row."""
-    text = DEPLOY_README.read_text(encoding="utf-8")
+    """The table of metrics in docs/operate/metrics.md is the one the code gives, row by row."""
+    text = METRICS_PAGE.read_text(encoding="utf-8")
     rows = [
         f"| `{m.name}` | {m.kind.value} | {m.unit or '-'} | {', '.join(m.labels) or '-'} | {m.help} |" for m in TABLE
     ]
-    assert "\n".join(rows) in text, "deploy/README.md: replace the rows of the metrics table by:\n" + "\n".join(rows)
+    assert "\n".join(rows) in text, "docs/operate/metrics.md: replace the rows of the table by:\n" + "\n".join(rows)
 
 
 def test_nothing_measures_outside_the_table() -> None:

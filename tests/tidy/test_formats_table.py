@@ -1,4 +1,4 @@
-"""README says what formats there are as the code has them."""
+"""The documents say what formats there are as the code has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tidy.formats_table import _SAME_AS, rows, shown, table
 pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good when it is first used
 
 
-def test_readme_has_the_table_as_it_is() -> None:
+def test_the_page_has_the_table_as_it_is() -> None:
     """Renew it with ``python -m tests.tidy.formats_table``."""
     assert shown() == table()
 

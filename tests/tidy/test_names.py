@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from feedd.config.models import Config
 from feedd.config.option_list import dotted, options
 from feedd.recipe.plugins import CODECS, TRANSFORMS
-from tests.tidy.tree import ROOT, sources
+from tests.tidy.tree import ROOT, Function, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 DOTTED = re.compile(r"``([a-z_]\w*(?:\.\w+)+)``")
-FILE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+FILE = re.compile(r"`((?:\w+/)+\w+\.py)(?::\s(\w+)(?:\.(\w+))?)?`")
 ROOTS = ("feedd", "client", ".")
 NOT_MODULES = {CODECS, TRANSFORMS, *(dotted(option.path) for option in options(Config))}
 
@@ -78,8 +78,18 @@ def test_modules_that_are_named_exist() -> None:
     assert not found
 
 
+def _methods(tree: ast.Module, name: str) -> set[str]:
+    bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {item.name for body in bodies for item in body if isinstance(item, Function)}
+
+
 def test_files_that_the_architecture_names_exist() -> None:
-    """Every path of a Python file in ARCHITECTURE.md is one, from the daemon's, the client's or the tree's root."""
+    """A path in ARCHITECTURE.md is a file, from the daemon's or the tree's root, that defines what stands behind it."""
+    trees = {str(source.path): source.tree for source in sources()}
     named = FILE.findall((ROOT / "feedd/ARCHITECTURE.md").read_text(encoding="utf-8"))
-    assert named
-    assert not [name for name in named if not any((ROOT / root / name).is_file() for root in ROOTS)]
+    assert len(named) > 20
+    for path, name, member in named:
+        tree = next((trees[where] for root in ROOTS if (where := f"{root}/{path}".removeprefix("./")) in trees), None)
+        assert tree is not None, path
+        assert not name or name in set(_defined(tree.body)), f"{path}: {name}"
+        assert not member or member in _methods(tree, name), f"{path}: {name}.{member}"

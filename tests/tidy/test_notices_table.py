@@ -9,17 +9,17 @@ import pytest
 from feedd.notices import ABOUT, NoticeKind
 from tests.tidy.tree import ROOT, sources
 
-RECIPES = ROOT / "feedd" / "RECIPES.md"
+PAGE = ROOT / "docs" / "guides" / "bad-samples.md"
 
 
 def test_the_documents_have_a_row_for_every_kind() -> None:
-    """The table in feedd/RECIPES.md is the one that feedd/notices.py gives, row by row."""
+    """The table in docs/guides/bad-samples.md is the one that feedd/notices.py gives, row by row."""
     rows = [
         f"| `{kind.value}` | {'warning' if ABOUT[kind].warns else 'stats only'} | {ABOUT[kind].what} |"
         for kind in NoticeKind
     ]
-    text = RECIPES.read_text(encoding="utf-8")
-    assert "\n".join(rows) in text, "feedd/RECIPES.md: replace the rows of the table by:\n" + "\n".join(rows)
+    text = PAGE.read_text(encoding="utf-8")
+    assert "\n".join(rows) in text, "docs/guides/bad-samples.md: replace the rows of the table by:\n" + "\n".join(rows)
     assert set(ABOUT) == set(NoticeKind)
 
 

@@ -25,7 +25,7 @@ _LINK = re.compile(r"\[[^\]]+\]\((?P<target>[^)#\s]+)(?:#[^)]*)?\)")
 
 
 _OPTION = re.compile(r"`([a-z]+\.[a-z_]+)(?: = [^`]*)?`")
-_NO_OPTIONS = {"feedd.toml", "feedd.service"}
+_NO_OPTIONS = {"feedd.toml", "feedd.service", "quarantine.jsonl"}
 
 
 def _blocks(path: Path, language: str) -> Iterator[str]:

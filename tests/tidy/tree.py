@@ -26,7 +26,7 @@ def tracked() -> tuple[Path, ...]:
         listed = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout.decode()
         names = [Path(name) for name in listed.split("\0") if name]
     except (OSError, subprocess.CalledProcessError):
-        top = ("feedd", "client", "proto", "tests", "deploy")
+        top = ("feedd", "client", "proto", "tests", "deploy", "docs")
         names = [path.relative_to(ROOT) for folder in top for path in (ROOT / folder).rglob("*") if path.is_file()]
         names += [path.relative_to(ROOT) for path in ROOT.iterdir() if path.is_file()]
         names = [name for name in names if "__pycache__" not in name.parts]

@@ -14,7 +14,7 @@ from feedd.recipe.text_params import TokenizeParams
 from feedd.recipe.transform_params import FOR_IMAGES, FOR_NUMBERS
 from tests.tidy.tree import ROOT
 
-PAGE: Final = (ROOT / "feedd" / "RECIPES.md").read_text(encoding="utf-8")
+PAGE: Final = (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
 EXAMPLES: Final = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
