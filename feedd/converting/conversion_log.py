@@ -61,7 +61,7 @@ class ConversionLog:
         self._by_shard: dict[_Key, MadeFact] = {}
 
     def __repr__(self) -> str:
-        return f"MadeFacts({len(self._facts)} shards)"
+        return f"ConversionLog({len(self._facts)} shards)"
 
     def known(self, ref: ObjectRef) -> MadeFact | None:
         """Return what is known of an object as listed, with a form."""

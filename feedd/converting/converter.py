@@ -117,7 +117,7 @@ class Converter:
         self._fresh: dict[ObjectRef, _Fresh] = {}
 
     def __repr__(self) -> str:
-        return f"Maker({self._fetcher!r})"
+        return f"Converter({self._fetcher!r})"
 
     @property
     def fresh_count(self) -> int:

@@ -47,7 +47,7 @@ class ConvertingCache:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"MadeCache({self._inner!r})"
+        return f"ConvertingCache({self._inner!r})"
 
     async def __aenter__(self) -> Self:
         """Read what is known of shards made before."""

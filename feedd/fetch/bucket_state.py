@@ -31,4 +31,4 @@ class BucketState:
         self.hedger = Hedger(policy) if options.hedge_share else None
 
     def __repr__(self) -> str:
-        return f"Tempo({self.quota!r}, {self.pace!r})"
+        return f"BucketState({self.quota!r}, {self.pace!r})"

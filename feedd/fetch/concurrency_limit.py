@@ -40,7 +40,7 @@ class ConcurrencyLimit:
         self._begin_period()
 
     def __repr__(self) -> str:
-        return f"Pace({self._limit} of {self._limit_max})"
+        return f"ConcurrencyLimit({self._limit} of {self._limit_max})"
 
     @property
     def limit(self) -> int:

@@ -165,7 +165,7 @@ class FetchScheduler(Generic[_S]):
         self._portions_sum = 0
 
     def __repr__(self) -> str:
-        return f"Line({len(self._waiting)} waiting, {self._in_flight_count}/{self._places_max} in flight)"
+        return f"FetchScheduler({len(self._waiting)} waiting, {self._in_flight_count}/{self._places_max} in flight)"
 
     @property
     def turns(self) -> Iterator[int]:

@@ -219,7 +219,7 @@ class SharedLeases:
         self._taken: dict[SlotRef, Kept | None] = {}
 
     def __repr__(self) -> str:
-        return f"Tickets({len(self._taken)}/{len(self._generations)})"
+        return f"SharedLeases({len(self._taken)}/{len(self._generations)})"
 
     def enter(self, group: SharedBatches) -> bool:
         """Lease from a group that was joined; False: it has not slots enough."""

@@ -43,7 +43,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self.shaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
-        return f"Tunnel({self._tls.version()})"
+        return f"TlsTransport({self._tls.version()})"
 
     @property
     def cipher(self) -> Cipher:

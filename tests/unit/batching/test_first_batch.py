@@ -15,7 +15,7 @@ import numpy as np
 from feedd.batching.gather import gather
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
-from feedd.dataset.assignment import Share
+from feedd.dataset.assignment import Assignment
 from feedd.values import Cursor, FieldRecipe, ObjectRef, OpenSpec, ShardIndex, Topology
 
 before = set(sys.modules)

@@ -24,7 +24,7 @@ def test_as_many_facts_are_kept_as_were_used_last(tmp_path: Path) -> None:
         assert facts.note(ref, fact)
         facts.keep(ref, fact)
         assert facts.known(first) is not None
-    assert repr(facts) == "MadeFacts(10 shards)"
+    assert repr(facts) == "ConversionLog(10 shards)"
     assert len(path.read_bytes().splitlines()) <= 20
     again = ConversionLog(path, rows_max=10)
     again.load()
