@@ -7,7 +7,6 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from typer.main import get_command
 
 from feedd.cli.app import COMMANDS, app, load
@@ -41,11 +40,11 @@ def _commands(path: Path) -> Iterator[list[str]]:
                 yield shlex.split(line.removeprefix("$ "), comments=True)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
-def test_python_blocks_compile(path: Path) -> None:
+def test_python_blocks_compile() -> None:
     """Every Python block of a document is valid Python."""
-    for body in _blocks(path, "python"):
-        compile(body, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for path in DOCUMENTS:
+        for body in _blocks(path, "python"):
+            compile(body, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def _check_feedd(words: list[str]) -> None:
@@ -63,11 +62,10 @@ def _check_feedd(words: list[str]) -> None:
             assert word.partition("=")[0] in {*flags, "--help"}, f"{context} has no flag {word}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
-def test_commands_exist(path: Path) -> None:
+def test_commands_exist() -> None:
     """Every feedd command with its flags, and every make target, that a document shows can be typed."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for words in _commands(path):
+    for words in (words for path in DOCUMENTS for words in _commands(path)):
         if words[:1] == ["feedd"]:
             _check_feedd(words)
         elif words[:1] == ["make"]:
@@ -75,22 +73,24 @@ def test_commands_exist(path: Path) -> None:
                 assert "=" in target or re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_lead_somewhere() -> None:
     """Every relative link of a document names a file of the tree."""
-    for match in _LINK.finditer((ROOT / path).read_text(encoding="utf-8")):
-        target = match["target"]
-        if "://" not in target and not target.startswith("mailto:"):
-            assert (ROOT / path.parent / target).exists(), target
+    found = []
+    for path in DOCUMENTS:
+        targets = [match["target"] for match in _LINK.finditer((ROOT / path).read_text(encoding="utf-8"))]
+        own = [one for one in targets if "://" not in one and not one.startswith("mailto:")]
+        found += [f"{path}: {target}" for target in own if not (ROOT / path.parent / target).exists()]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=str)
-def test_options_exist(path: Path) -> None:
+def test_options_exist() -> None:
     """A name that begins with a section of the configuration is an option; in ARCHITECTURE.md it may be a module."""
     known = {dotted(option.path) for option in options()}
     sections = {name.partition(".")[0] for name in known}
-    modules = set()
-    if path.name == "ARCHITECTURE.md":
-        modules = {".".join(source.path.with_suffix("").parts[1:]) for source in sources() if source.is_product}
-    named = set(_OPTION.findall((ROOT / path).read_text(encoding="utf-8"))) - _NO_OPTIONS
-    assert {name for name in named if name.partition(".")[0] in sections and name not in known | modules} == set()
+    modules = {".".join(source.path.with_suffix("").parts[1:]) for source in sources() if source.is_product}
+    found = []
+    for path in DOCUMENTS:
+        named = set(_OPTION.findall((ROOT / path).read_text(encoding="utf-8"))) - _NO_OPTIONS - known
+        own = modules if path.name == "ARCHITECTURE.md" else set()
+        found += [f"{path}: {name}" for name in named - own if name.partition(".")[0] in sections]
+    assert found == []
