@@ -18,7 +18,8 @@ _FOREIGN_THREADS = (
     "channel_spin",  # grpc channels of the synchronous API
     "process_request_thread",  # a request of an in-process HTTP server
     "asyncio_",  # a loop's default executor, ended by the loop
-    "feedd-pool-",  # of a process, bounded; they end by themselves when there was no work for a while
+    # Pools of the process, bounded; their threads end when there was no work for a while.
+    *(f"feedd-pool-{name}-" for name in ("cpu", "cache-disk", "local-files", "files", "files-to-disk", "dns", "test")),
     "pytest_timeout",
     "pytest-timeout",
     "QueueFeederThread",

@@ -40,6 +40,8 @@ class Pool:
         self._jobs: deque[tuple[Future[Any], Callable[[], object]]] = deque()
         self._ready = threading.Condition()
         self._thread_count = self._idle_count = 0
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"Pool({self.name}, {self._thread_count}/{self.threads_max} threads, {len(self._jobs)} jobs waiting)"
@@ -56,6 +58,20 @@ class Pool:
         """As ``run``, for those who have to wait for its end even if cancelled; see ``to_its_end``."""
         job = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
         return asyncio.wrap_future(self._submit(job), loop=asyncio.get_running_loop())
+
+    def close(self, wait_s: float) -> None:
+        """End the threads once the work that was handed over is done; work that comes later starts threads anew.
+
+        Args:
+            wait_s: waits so long for the end of each thread; 0: for none.
+        """
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+            threads = [*self._threads]
+        if wait_s:
+            for thread in threads:
+                thread.join(wait_s)
 
     def _submit(self, job: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
@@ -80,6 +96,7 @@ class Pool:
                 raise
         else:
             self._thread_count += 1
+            self._threads.add(thread)
 
     def _serve(self) -> None:
         while (taken := self._take()) is not None:
@@ -99,8 +116,9 @@ class Pool:
             self._idle_count += 1
             try:
                 while not self._jobs:
-                    if not self._ready.wait(_IDLE_S) and not self._jobs:
+                    if self._closed or (not self._ready.wait(_IDLE_S) and not self._jobs):
                         self._thread_count -= 1
+                        self._threads.discard(threading.current_thread())
                         return None
                 return self._jobs.popleft()
             finally:

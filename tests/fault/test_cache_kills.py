@@ -27,6 +27,7 @@ OPERATIONS = (
     "open close mkdir unlink rename posix_fallocate ftruncate truncate write pwrite fsync scandir".split()  # noqa: SIM905 - readable
 )
 ENOUGH = 10_000  # steps: more than any life has
+_THREADS = tuple(f"feedd-pool-cache-{name}" for name in ("changes", "looks", "probe"))
 
 
 class Fuse:
@@ -47,7 +48,7 @@ class Fuse:
         real: Callable[..., object] = getattr(os, name)
 
         def counted(*args: object, **kwargs: object) -> object:
-            if threading.current_thread().name.startswith("feedd-cache"):
+            if threading.current_thread().name.startswith(_THREADS):
                 self.step()
             return real(*args, **kwargs)
 

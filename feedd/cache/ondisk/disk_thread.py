@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+from feedd.flow.pools import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_END_S: Final = 1.0  # an idle thread ends within microseconds
 
 
 class DiskThread:
@@ -18,18 +20,19 @@ class DiskThread:
 
     The single changing thread is what keeps the disk in step with the index without a lock: an evicted file is
     unlinked before any space decided on later is allocated, and before a later fill of the same object is renamed
-    into its place. A job once handed over always runs, whatever becomes of the task that waits for it.
+    into its place. A job once handed over always runs, whatever becomes of the task that waits for it. The threads are
+    daemon threads: a disk that hangs does not keep the process from ending.
     """
 
     def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 4) -> None:
         self._failed = failed
-        self._changes = ThreadPoolExecutor(1, thread_name_prefix="feedd-cache")
-        self._looks = ThreadPoolExecutor(look_threads, thread_name_prefix="feedd-cache-look")
+        self._changes = Pool("cache-changes", 1)
+        self._looks = Pool("cache-looks", look_threads)
         self._closed = False
 
     async def change(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``job`` after all changes handed over before; cancelling the wait does not cancel the job."""
-        return await asyncio.shield(asyncio.wrap_future(self._changes.submit(job, *args, **kwargs)))
+        return await asyncio.shield(self._changes.begin(job, *args, **kwargs))
 
     def post(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Hand a change over without waiting for it; an exception goes to ``failed`` on the loop.
@@ -38,18 +41,17 @@ class DiskThread:
         """
         if self._closed:
             return
-        loop = asyncio.get_running_loop()
 
-        def report(done: Future[object]) -> None:
+        def report(done: asyncio.Future[object]) -> None:
             error = done.exception()
             if error is not None:
-                loop.call_soon_threadsafe(self._failed, error)
+                self._failed(error)
 
-        self._changes.submit(job, *args, **kwargs).add_done_callback(report)
+        self._changes.begin(job, *args, **kwargs).add_done_callback(report)
 
     async def look(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``job``, which changes nothing, without waiting for changes."""
-        return await asyncio.shield(asyncio.wrap_future(self._looks.submit(job, *args, **kwargs)))
+        return await asyncio.shield(self._looks.begin(job, *args, **kwargs))
 
     async def close(self, deadline_s: float) -> None:
         """Let all changes handed over finish, then end the threads; those stuck for longer are left to themselves."""
@@ -65,6 +67,6 @@ class DiskThread:
         except TimeoutError:
             self._failed(TimeoutError("expected the disk to finish its work, got nothing from it"))
         finally:
-            # idle threads exit within microseconds; when we are cancelled, busy ones end by themselves
-            self._changes.shutdown(wait=idle)
-            self._looks.shutdown(wait=idle)
+            # Busy threads end by themselves: the disk hangs, or we are cancelled.
+            self._changes.close(_END_S if idle else 0.0)
+            self._looks.close(_END_S if idle else 0.0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from feedd.flow.pools import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 PROBE_NAME = "probe"
 _PATTERN = bytes(range(256)) * 16
+_END_S: Final = 1.0  # an idle thread ends within microseconds
 
 
 def try_directory(directory: Path) -> None:
@@ -39,15 +41,14 @@ class Prober:
 
     def __init__(self, probe: Callable[[], None]) -> None:
         self._probe = probe
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feedd-cache-probe")
-        self._last: Future[None] | None = None
+        self._thread = Pool("cache-probe", 1)
+        self._last: asyncio.Future[None] | None = None
 
     async def run(self, deadline_s: float) -> bool:
         """Return whether a probe went well within the deadline."""
         if self._last is not None and not self._last.done():
             return False
-        self._last = self._thread.submit(self._probe)
-        waiting = asyncio.wrap_future(self._last)
+        waiting = self._last = self._thread.begin(self._probe)
         try:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(waiting)
@@ -58,4 +59,4 @@ class Prober:
 
     def close(self) -> None:
         """End the thread; one that hangs is left to itself."""
-        self._thread.shutdown(wait=self._last is None or self._last.done())
+        self._thread.close(_END_S if self._last is None or self._last.done() else 0.0)

@@ -166,7 +166,7 @@ async def test_file_in_the_way(tmp_path: Path, where: str) -> None:
             await cache.acquire([ref])
     assert str(directory) in caught.value.object
     assert blocker.read_text() == "I was here first"
-    assert not [thread for thread in threading.enumerate() if "feedd-cache" in thread.name]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feedd-pool-cache-changes")]
 
 
 async def test_directory_of_somebody_else(short_dir: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -78,7 +80,8 @@ async def test_close_finishes_what_was_handed_over() -> None:
     assert seen == list(range(50))
     disk.post(seen.append, 99)
     assert len(seen) == 50
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feedd-cache")]
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("feedd-pool-cache-changes", "feedd-pool-cache-looks"))]
 
 
 async def test_close_does_not_wait_for_a_stuck_disk() -> None:
@@ -90,3 +93,26 @@ async def test_close_does_not_wait_for_a_stuck_disk() -> None:
     await disk.close(0.01)
     assert [type(error) for error in errors] == [TimeoutError]
     go.set()
+
+
+_ENDS = """
+import asyncio, os, sys, time
+from feedd.cache.ondisk.disk_thread import DiskThread
+from feedd.cache.ondisk.probe import Prober
+
+async def main():
+    disk, probe = DiskThread(lambda error: None), Prober(lambda: time.sleep(600))
+    disk.post(time.sleep, 600)
+    assert not await probe.run(0.01)
+    await disk.close(0.01)
+    probe.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_process_ends_whose_disk_hangs() -> None:
+    """The interpreter does not wait for threads that a disk holds up."""
+    done = subprocess.run([sys.executable, "-c", _ENDS], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
