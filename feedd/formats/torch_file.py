@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
 import zlib
 from typing import TYPE_CHECKING, Final
 
@@ -15,16 +14,18 @@ from feedd.recipe.low_precision import item_bytes
 from feedd.recipe.params import DIMS_MAX
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Iterator
 
     from feedd.values import ShardIndex
 
 _PICKLE: Final = "/data.pkl"
 _LOCAL_HEAD_BYTES: Final = 30
+_AS_IT_IS: Final = 0  # ``zipfile.ZIP_STORED``
 _MEMBERS_MAX: Final = 65536
 _HINT: Final = "save a dict of plain tensors with as many rows by torch.save, or by safetensors.torch.save_file"
 _BROKEN: Final = (
-    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, zlib.error),
+    *(NotImplementedError, RuntimeError, EOFError, OSError, zlib.error),
     *(ValueError, KeyError, IndexError, OverflowError, MemoryError),
 )
 
@@ -58,6 +59,8 @@ class TorchFormat:
 class _Reader(StridedReader):
     def read(self) -> ShardIndex:
         """Read the archive's directory and its pickle."""
+        import zipfile  # noqa: PLC0415 - takes each worker 20 ms, and few read such files
+
         try:
             with zipfile.ZipFile(ViewFile(self._data)) as archive:
                 members = {info.filename: info for info in archive.infolist()[: _MEMBERS_MAX + 1]}
@@ -72,7 +75,7 @@ class _Reader(StridedReader):
             raise BadShard(
                 f"expected plain tensors, got {error}", object=self._url, hint=_HINT, stage="decode"
             ) from error
-        except _BROKEN as error:
+        except (zipfile.BadZipFile, *_BROKEN) as error:
             self.fail(0, "a file as torch.save writes it since 1.6", f"{type(error).__name__} {error}")
         return self._rows(root, members, dict(_tensors(held)), _others(held))
 
@@ -94,7 +97,7 @@ class _Reader(StridedReader):
         head = bytes(self._data[at : at + _LOCAL_HEAD_BYTES]) if at >= 0 else b""
         if len(head) < _LOCAL_HEAD_BYTES or head[:4] != b"PK\x03\x04":
             self.fail(max(at, 0), f"the head of {info.filename!r}", repr(head[:4]))
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+        if info.compress_type != _AS_IT_IS or info.flag_bits & 1:
             self.fail(at, f"{info.filename!r} as it is", "packed or encrypted")
         start = at + _LOCAL_HEAD_BYTES + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
         if info.file_size != info.compress_size or start + info.file_size > len(self._data):

@@ -62,13 +62,17 @@ class Source:
         """Lines of the file."""
         return self.text.count("\n")
 
+    @functools.cached_property
+    def _definitions(self) -> list[Function | ast.ClassDef]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, Function | ast.ClassDef)]
+
     def functions(self) -> Iterator[Function]:
         """All functions and methods."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+        return (node for node in self._definitions if isinstance(node, Function))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """All classes."""
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self._definitions if isinstance(node, ast.ClassDef))
 
 
 @functools.cache
