@@ -127,9 +127,8 @@ class BatchGroup:
             bad = [one for one in result.bad if 0 <= one.row - first < layout.rows]
             failures = self._failures(several, drawn, indexes, files, bad, first, lost) if bad else []
             if not early:
-                await self._bad_sample_handler.charge(
-                    drawn.cursor, failures
-                )  # none too: a step may be made again, without any
+                # An empty list is charged, too: a step may be made again without a failure.
+                await self._bad_sample_handler.charge(drawn.cursor, failures)
             elif failures:
                 raise failures[0].error("it is met again when the batch is asked for")
             if failures:

@@ -54,9 +54,8 @@ class LocalStore:
 
     def __init__(self, thread_count: int = 8) -> None:
         self._pool = Pool("files", thread_count)
-        self._to_disk = Pool(
-            "files-to-disk", thread_count
-        )  # a cache's disk that hangs holds up nobody who goes past it
+        # A cache disk that hangs holds up nobody who goes past it.
+        self._to_disk = Pool("files-to-disk", thread_count)
 
     def __repr__(self) -> str:
         return f"LocalStore({self.root})"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _IDLE_S: Final = 10.0
+_END_S: Final = 1.0  # an idle thread ends within microseconds
 _CANCELLED_MAX: Final = 256  # jobs nobody waits for any more are thrown out of a queue that is longer
 
 
@@ -39,12 +40,12 @@ class Pool:
         self.threads_max = threads_max
         self._jobs: deque[tuple[Future[Any], Callable[[], object]]] = deque()
         self._ready = threading.Condition()
-        self._thread_count = self._idle_count = 0
         self._threads: set[threading.Thread] = set()
+        self._idle_count = 0
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"Pool({self.name}, {self._thread_count}/{self.threads_max} threads, {len(self._jobs)} jobs waiting)"
+        return f"Pool({self.name}, {len(self._threads)}/{self.threads_max} threads, {len(self._jobs)} jobs waiting)"
 
     async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what ``work`` returns, done in a thread; cancelled, work that has not begun is dropped.
@@ -59,19 +60,18 @@ class Pool:
         job = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
         return asyncio.wrap_future(self._submit(job), loop=asyncio.get_running_loop())
 
-    def close(self, wait_s: float) -> None:
+    def close(self, *, wait: bool) -> None:
         """End the threads once the work that was handed over is done; work that comes later starts threads anew.
 
         Args:
-            wait_s: waits so long for the end of each thread; 0: for none.
+            wait: for the threads to end, a second each at most: where none is at work, they end at once.
         """
         with self._ready:
             self._closed = True
             self._ready.notify_all()
             threads = [*self._threads]
-        if wait_s:
-            for thread in threads:
-                thread.join(wait_s)
+        for thread in threads if wait else ():
+            thread.join(_END_S)
 
     def _submit(self, job: Callable[[], _T]) -> Future[_T]:
         future: Future[_T] = Future()
@@ -81,12 +81,12 @@ class Pool:
             self._jobs.append((future, job))
             if len(self._jobs) <= self._idle_count:
                 self._ready.notify()
-            elif self._thread_count < self.threads_max:
+            elif len(self._threads) < self.threads_max:
                 self._start()
         return future
 
     def _start(self) -> None:
-        number = self._thread_count
+        number = len(self._threads)
         thread = threading.Thread(target=self._serve, name=f"feedd-pool-{self.name}-{number}", daemon=True)
         try:
             thread.start()
@@ -95,7 +95,6 @@ class Pool:
                 self._jobs.pop()
                 raise
         else:
-            self._thread_count += 1
             self._threads.add(thread)
 
     def _serve(self) -> None:
@@ -117,7 +116,6 @@ class Pool:
             try:
                 while not self._jobs:
                     if self._closed or (not self._ready.wait(_IDLE_S) and not self._jobs):
-                        self._thread_count -= 1
                         self._threads.discard(threading.current_thread())
                         return None
                 return self._jobs.popleft()

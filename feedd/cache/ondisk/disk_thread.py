@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from feedd.flow.pools import Pool
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_END_S: Final = 1.0  # an idle thread ends within microseconds
 
 
 class DiskThread:
@@ -68,5 +67,5 @@ class DiskThread:
             self._failed(TimeoutError("expected the disk to finish its work, got nothing from it"))
         finally:
             # Busy threads end by themselves: the disk hangs, or we are cancelled.
-            self._changes.close(_END_S if idle else 0.0)
-            self._looks.close(_END_S if idle else 0.0)
+            self._changes.close(wait=idle)
+            self._looks.close(wait=idle)

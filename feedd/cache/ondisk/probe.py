@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from feedd.flow.pools import Pool
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 PROBE_NAME = "probe"
 _PATTERN = bytes(range(256)) * 16
-_END_S: Final = 1.0  # an idle thread ends within microseconds
 
 
 def try_directory(directory: Path) -> None:
@@ -59,4 +58,4 @@ class Prober:
 
     def close(self) -> None:
         """End the thread; one that hangs is left to itself."""
-        self._thread.close(_END_S if self._last is None or self._last.done() else 0.0)
+        self._thread.close(wait=self._last is None or self._last.done())

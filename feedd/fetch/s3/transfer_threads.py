@@ -49,21 +49,19 @@ class TransferThreads:
         Raises:
             OSError: no descriptor or thread is left for a new one, and there is no other.
         """
-        transfer_threads = [
-            transfer_thread for transfer_thread in self._all.get(place.in_memory, ()) if transfer_thread.alive
-        ]
+        threads = [thread for thread in self._all.get(place.in_memory, ()) if thread.alive]
         try:
-            while len(transfer_threads) < self._count:
-                transfer_threads.append(TransferThread())
+            while len(threads) < self._count:
+                threads.append(TransferThread())
         except OSError:
-            if not transfer_threads:
+            if not threads:
                 raise
-        self._all[place.in_memory] = transfer_threads
-        return min(transfer_threads, key=lambda transfer_thread: transfer_thread.burden(place.fd))
+        self._all[place.in_memory] = threads
+        return min(threads, key=lambda thread: thread.burden(place.fd))
 
     def started(self, place: FilePlace) -> bool:
-        """Whether there is a mover for files of that kind already."""
-        return any(transfer_thread.alive for transfer_thread in self._all.get(place.in_memory, ()))
+        """Whether there is a transfer thread for files of that kind already."""
+        return any(thread.alive for thread in self._all.get(place.in_memory, ()))
 
     def close(self) -> None:
         """Close all; see ``TransferThread.close``."""
