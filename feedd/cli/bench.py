@@ -1,71 +1,59 @@
-"""``feedd bench``: measure a stage of the daemon on this machine, alone and beside other clients."""
+"""``feedd bench ingest URL``: measure how fast objects reach the cache on this machine, with the settings in force."""
 
 from __future__ import annotations
 
 import json
-import re
-import signal
-import sys
+import shutil
+import statistics
+import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from feedd.bench.ingest.contenders import how_to_install, line_up
-from feedd.bench.ingest.options import IngestOptions
-from feedd.bench.ingest.run import IngestRun
-from feedd.bench.ingest.tables import results
-from feedd.bench.machine import facts
-from feedd.bench.report import show
-from feedd.units import parse_duration_s, parse_size
+from feedd.cli.flags import ConfigFlag, Flags, SetFlag
+from feedd.errors import BadConfig, BadRequest
+from feedd.metrics import SOURCE_RETRIES, SOURCE_SECONDS
+from feedd.units import MIB, format_size, parse_size
 
 if TYPE_CHECKING:
-    from feedd.bench.ingest.contenders import Lineup
-    from feedd.bench.ingest.run import Section
-    from feedd.bench.report import Result
+    from collections.abc import Sequence
 
-_FILE_WIDTH = 170
-_SHARE = re.compile(r"(?P<percent>\d+(?:\.\d+)?)%(?:x(?P<factor>\d+(?:\.\d+)?))?")
-_EXAMPLES = """Example: feedd bench ingest --peers --tls --json ingest.json
+    from feedd.catalog.sources import Sources
+    from feedd.config import Config
+    from feedd.observe.recorder import PrometheusRecorder
+    from feedd.values import ObjectRef
 
-Example: feedd bench ingest s3://bucket/train/ --size 8GiB --peers
-
-Example: feedd bench ingest --delayed 2%x50 --errors 5%"""
-
-UrlArgument = Annotated[str, typer.Argument(help="Your objects: s3://bucket/prefix/. Left out: a server of ours.")]
-PeersFlag = Annotated[bool, typer.Option("--peers", help="Other S3 clients too, in turns with feedd.")]
-RoundsOption = Annotated[int, typer.Option(min=1, max=100, help="Counted rounds; one more comes first.")]
-TlsFlag = Annotated[bool, typer.Option("--tls", help="Over TLS too.")]
-SizeOption = Annotated[str, typer.Option(help="Bytes of all objects.")]
-ShardSizeOption = Annotated[str, typer.Option(help="Bytes of one object.")]
-PartSizeOption = Annotated[str, typer.Option(help="Bytes of one ranged GET.")]
-PartsOption = Annotated[int, typer.Option(min=1, max=1024, help="Ranged GETs at one time.")]
-DelayedOption = Annotated[str, typer.Option(help="Share of GETs that wait longer, and how many times: 2%x50.")]
-ErrorsOption = Annotated[str, typer.Option(help="Share of GETs answered 503: 5%.")]
-ReceiversFlag = Annotated[
-    bool, typer.Option("--receivers", help="Bare sockets too: threads with MSG_WAITALL, BufferedProtocol on uvloop.")
-]
-RecycledFlag = Annotated[bool, typer.Option("--recycled", help="Into a full cache and over old files, too.")]
-RateOption = Annotated[
-    str, typer.Option(help="With --delayed or --errors: bytes per second that one connection is sent; 0: no limit.")
-]
-LatencyOption = Annotated[str, typer.Option(help="With --delayed or --errors: before every first byte.")]
-SeedOption = Annotated[int, typer.Option(help="Draws which GETs are delayed or refused.")]
-PeersPythonOption = Annotated[Path | None, typer.Option(help="Interpreter that has the peers.", exists=True)]
-FolderOption = Annotated[
-    Path,
-    typer.Option("--dir", help="Folder on tmpfs for objects and caches; mounted with huge=within_size it costs half."),
-]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write every round to this file.")]
+_MARGIN_BYTES = 64 * MIB  # the cache's own files
 
 bench = typer.Typer(
-    help="Measure a stage of the daemon on this machine. Only [bold]ingest[/] so far: S3 to whole files of the cache.",
+    help="Measure a stage of the daemon on this machine. There is one so far: [bold]ingest[/], store to cache.",
     no_args_is_help=True,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Figures of one round.
+
+    Attributes:
+        wall_s: from the first request to the last byte in its file.
+        cpu_s: CPU time of this process meanwhile, all threads.
+        request_count: requests, sent again or not.
+        retry_count: requests that were sent again.
+        request_s: mean time of one request, body included.
+    """
+
+    size_bytes: int
+    wall_s: float
+    cpu_s: float
+    request_count: int
+    retry_count: int
+    request_s: float
 
 
 @bench.callback()
@@ -73,134 +61,146 @@ def _stages() -> None:
     """Keep ``ingest`` a command of its own while it is the only one."""
 
 
-def _duration_s(text: str) -> float:
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+@bench.command(epilog="Example: feedd bench ingest s3://bucket/train/ --size 8GiB --set fetch.parts_in_flight=64")
+def ingest(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://bucket/prefix/, objects, or a folder.")],
+    size: Annotated[str, typer.Option(help="Fetch whole objects until this many bytes are reached.")] = "2GiB",
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="How many times.")] = 3,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder for a cache that is deleted afterwards.")] = Path(
+        "/dev/shm"  # noqa: S108 - the tmpfs that every Linux has; a new folder is made in it
+    ),
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,  # noqa: FBT002 - a flag is a flag
+    config: ConfigFlag = None,
+    set_: SetFlag = None,
+) -> None:
+    """Fetch objects into an empty cache, and print GB/s, CPU seconds per GB and the time of a request."""
+    size_bytes = _size_bytes(size)
+    loaded = Flags(config=config, set=set_).load().config
+    found = _run(url, size_bytes, rounds, folder, loaded)
+    if json_:
+        typer.echo(json.dumps({"url": url, "rounds": [asdict(one) for one in found]}, indent=2))
+    else:
+        Console().print(_table(url, found, loaded))
 
 
-def _size(text: str, *, zero: bool = False) -> int:
+def _size_bytes(text: str) -> int:
     try:
         size_bytes = parse_size(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if not size_bytes and not zero:
-        raise typer.BadParameter("expected a size above 0")
+        raise typer.BadParameter(str(error), param_hint="--size") from error
+    if not size_bytes:
+        raise typer.BadParameter("expected a size above 0, got 0", param_hint="--size")
     return size_bytes
 
 
-def parse_share(text: str, *, factor: bool) -> tuple[float, float]:
-    """Return share (0 to 1) and factor of ``2%x50`` or ``5%``; 50 where no factor is given.
+def _run(url: str, size_bytes: int, round_count: int, folder: Path, config: Config) -> list[Round]:
+    # The SDK takes most of a second to import, which --help and most other commands do not need.
+    import uvloop  # noqa: PLC0415 - see above
+
+    from feedd.catalog.sources import Sources  # noqa: PLC0415 - see above
+    from feedd.clock import SystemClock  # noqa: PLC0415 - see above
+    from feedd.daemon.failures import single  # noqa: PLC0415 - see above
+    from feedd.daemon.wiring import source_options  # noqa: PLC0415 - see above
+    from feedd.observe.recorder import PrometheusRecorder  # noqa: PLC0415 - see above
+
+    async def run() -> list[Round]:
+        recorder = PrometheusRecorder()
+        async with Sources(source_options(config), recorder, SystemClock()) as sources:
+            refs = _first(await sources.resolve([url]), size_bytes, url)
+            _check_space(folder, sum(ref.size_bytes for ref in refs))
+            return [await _one_round(sources, refs, folder, recorder) for _ in range(round_count)]
+
+    try:
+        return uvloop.run(run())
+    except BaseExceptionGroup as group:
+        raise single(group) from group
+
+
+def _first(refs: Sequence[ObjectRef], size_bytes: int, url: str) -> list[ObjectRef]:
+    """Return the first objects that together have ``size_bytes``, or all.
 
     Raises:
-        typer.BadParameter: neither.
+        BadRequest: none has a byte.
     """
-    match = _SHARE.fullmatch(text)
-    if match is None or (match["factor"] and not factor) or float(match["percent"]) > 100:
-        raise typer.BadParameter(f"expected {'2%x50' if factor else '5%'}, or the like, got {text!r}")
-    return float(match["percent"]) / 100, float(match["factor"] or 50)
+    found, total_bytes = [], 0
+    for ref in refs:
+        if total_bytes >= size_bytes:
+            break
+        found.append(ref)
+        total_bytes += ref.size_bytes
+    if not total_bytes:
+        raise BadRequest(f"expected objects with at least one byte below {url}, got none", stage="bench")
+    return found
 
 
-@bench.command(epilog=_EXAMPLES)
-def ingest(
-    url: UrlArgument = "",
-    peers: PeersFlag = False,  # noqa: FBT002 - a flag is a flag
-    rounds: RoundsOption = 5,
-    tls: TlsFlag = False,  # noqa: FBT002 - a flag is a flag
-    size: SizeOption = "2GiB",
-    shard_size: ShardSizeOption = "256MiB",
-    part_size: PartSizeOption = "8MiB",
-    parts_in_flight: PartsOption = 16,
-    delayed: DelayedOption = "",
-    errors: ErrorsOption = "",
-    receivers: ReceiversFlag = False,  # noqa: FBT002 - a flag is a flag
-    recycled: RecycledFlag = False,  # noqa: FBT002 - a flag is a flag
-    latency: LatencyOption = "20ms",
-    connection_rate: RateOption = "40MB",
-    seed: SeedOption = 0,
-    peers_python: PeersPythonOption = None,
-    folder: FolderOption = Path("/dev/shm"),  # noqa: S108 - the tmpfs that every Linux has; a new folder is made in it
-    json_: JsonOption = None,
-) -> None:
-    """Fetch objects into the cache and tell CPU seconds per GB, GB/s and memory; nothing is left behind."""
-    if url and (tls or delayed or errors):
-        raise typer.BadParameter("--tls, --delayed and --errors are of our own server; leave them or the URL out")
-    if tls and (delayed or errors):
-        raise typer.BadParameter("--delayed and --errors are runs of their own, over plain HTTP; leave out --tls")
-    delayed_share, delay_factor = parse_share(delayed, factor=True) if delayed else (0.0, 50.0)
-    options = IngestOptions(
-        folder=folder,
-        url=url,
-        round_count=rounds,
-        peers=peers,
-        peers_python=peers_python,
-        receivers=receivers,
-        recycled=recycled,
-        tls=tls,
-        size_bytes=_size(size),
-        shard_bytes=_size(shard_size),
-        part_bytes=_size(part_size),
-        parts_in_flight=parts_in_flight,
-        delayed_share=delayed_share,
-        delay_factor=delay_factor,
-        error_share=parse_share(errors, factor=False)[0] if errors else 0.0,
-        latency_s=_duration_s(latency),
-        connection_bytes_s=_size(connection_rate, zero=True),
-        seed=seed,
-    )
-    raise typer.Exit(run_ingest(options, json_))
+def _check_space(folder: Path, size_bytes: int) -> None:
+    """Refuse a folder that is missing or too full.
 
-
-def run_ingest(options: IngestOptions, json_path: Path | None) -> int:
-    """Run, show, write; return the exit status: 1 where a contender failed, whatever the figures."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)  # tables are for reading, also where output goes to a file
-    lineup = line_up(options)
-    if lineup.missing:
-        console.print(how_to_install(lineup), style="yellow", highlight=False)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # unwinds: servers end, files go
-    begin_s = time.monotonic()
-    sections = _with_bar(options, lineup, console)
-    tables = results(sections)
-    for table in tables:
-        show(table, console, targets=False)
-    console.print(f"\n{_facts(options)}; {time.monotonic() - begin_s:.0f} s", highlight=False)
-    if json_path is not None:
-        json_path.write_text(json.dumps(_document(options, lineup, tables), indent=1, default=str) + "\n")
-    return 1 if any(outcome.failure for section in sections for outcome in section.outcomes) else 0
-
-
-def _with_bar(options: IngestOptions, lineup: Lineup, console: Console) -> list[Section]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        section_count = (
-            1 + options.tls if not options.faulty else 1 + bool(options.delayed_share) + bool(options.error_share)
+    Raises:
+        BadConfig: it is.
+    """
+    if not folder.is_dir():
+        raise BadConfig(f"expected a folder, got {folder}", hint="specify one with --dir", stage="bench")
+    needed, free = size_bytes + _MARGIN_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise BadConfig(
+            f"expected {format_size(needed)} free in {folder}, got {format_size(free)}",
+            hint="choose a smaller --size, or another --dir",
+            stage="bench",
         )
-        turn_count = section_count * len(lineup.contenders) * (options.round_count + 1)
-        task = progress.add_task("ingest", total=turn_count)
-        run = IngestRun(options, lineup, lambda text: console.print(text, style="dim", highlight=False))
-        return run.run(lambda: progress.advance(task))
 
 
-def _facts(options: IngestOptions) -> str:
-    machine = facts()
-    return (
-        f"{options.round_count} rounds in turns, medians with lowest and highest; {options.parts_in_flight} parts in"
-        f" flight; pages of all files fresh unless called recycled; {machine['cores']} cores, {machine['cpu']},"
-        f" kernel {machine['kernel']}, python {machine['python']}, load {machine['load_average']:.1f}"
+async def _one_round(sources: Sources, refs: list[ObjectRef], folder: Path, recorder: PrometheusRecorder) -> Round:
+    from feedd.cache.cache_options import CacheOptions  # noqa: PLC0415 - as above
+    from feedd.cache.caches import DiskCache  # noqa: PLC0415 - as above
+    from feedd.clock import SystemClock  # noqa: PLC0415 - as above
+
+    size_bytes = sum(ref.size_bytes for ref in refs)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="feedd-bench-") as home:
+        options = CacheOptions(Path(home), size_bytes=2 * size_bytes + _MARGIN_BYTES, free_reserve_bytes=0)
+        async with DiskCache(options, sources.fetcher, recorder, SystemClock()) as cache:
+            before, cpu_s, begin_s = _requests(recorder), time.process_time(), time.perf_counter()
+            pins = await cache.acquire(refs)
+            wall_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
+            pins.release()
+    count, retries, seconds = (new - old for new, old in zip(_requests(recorder), before, strict=True))
+    return Round(size_bytes, wall_s, cpu_s, int(count), int(retries), seconds / max(count, 1))
+
+
+def _requests(recorder: PrometheusRecorder) -> tuple[float, float, float]:
+    """Return how many requests for bytes were answered, how many were sent again, and the seconds of all of them."""
+    count = retries = seconds = 0.0
+    for sample in recorder.samples():
+        if sample.name == f"{SOURCE_SECONDS.name}_count" and sample.labels["op"] == "read":
+            count += sample.value
+        elif sample.name == f"{SOURCE_SECONDS.name}_sum" and sample.labels["op"] == "read":
+            seconds += sample.value
+        elif sample.name == SOURCE_RETRIES.name:
+            retries += sample.value
+    return count, retries, seconds
+
+
+def _table(url: str, rounds: Sequence[Round], config: Config) -> Table:
+    fetch = config.fetch
+    part_size = fetch.part_size if isinstance(fetch.part_size, str) else format_size(fetch.part_size)
+    table = Table(
+        title=f"{url} to the cache: {format_size(rounds[0].size_bytes)} a round",
+        caption=f"fetch.parts_in_flight {fetch.parts_in_flight}, fetch.part_size {part_size}",
+        title_justify="left",
+        caption_justify="left",
     )
-
-
-def _document(options: IngestOptions, lineup: Lineup, tables: list[Result]) -> dict[str, Any]:
-    return {
-        "options": asdict(options),
-        "machine": facts(),
-        "peers": lineup.versions,
-        "missing": lineup.missing,
-        "tables": {table.name: table.as_json() for table in tables},
-    }
+    for heading in ("round", "GB/s", "CPU s/GB", "requests", "sent again", "mean request"):
+        table.add_column(heading, justify="right")
+    rows = [
+        (one.size_bytes / 1e9 / one.wall_s, one.cpu_s / (one.size_bytes / 1e9), one.request_s * 1e3) for one in rounds
+    ]
+    for index, (one, (rate, cpu, request_ms)) in enumerate(zip(rounds, rows, strict=True)):
+        counts = str(one.request_count), str(one.retry_count)
+        table.add_row(str(index + 1), f"{rate:.2f}", f"{cpu:.2f}", *counts, f"{request_ms:.0f} ms")
+    rate, cpu, request_ms = (statistics.median(column) for column in zip(*rows, strict=True))
+    table.add_section()
+    table.add_row("median", f"{rate:.2f}", f"{cpu:.2f}", "", "", f"{request_ms:.0f} ms")
+    return table
 
 
 def register(app: typer.Typer) -> None:

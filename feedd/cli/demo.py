@@ -14,19 +14,20 @@ def demo(
     url: Annotated[str | None, typer.Option("--url", help="Your data: s3://bucket/prefix/. Left out: made up.")] = None,
     nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many nodes to play.")] = 1,
     epochs: Annotated[int, typer.Option("--epochs", min=1, max=100, help="How often through the data.")] = 2,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the made-up shards in ./feedd-demo/train.")] = False,  # noqa: FBT002 - a flag is a flag
 ) -> None:
     """Train a small model end to end: S3 server, daemons and trainers as real processes on this machine."""
-    needed = ("feedd_client", "torch")
+    needed = ("feedd_client", "torch", *(() if url else ("moto", "flask", "flask_cors")))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise BadConfig(
-            f"the demo needs {', '.join(missing)}, which is not installed",
-            hint="run make demo in a checkout, or pip install 'feedd[demo]' feedd-client",
+            f"the demo needs {', '.join(missing)}, not installed here",
+            hint="run make demo in a checkout, or pip install 'feedd[demo]'",
             stage="demo",
         )
-    from feedd.demo.demo_run import run  # noqa: PLC0415 - the other commands do not need torch
+    from feedd.demo.demo_run import KEPT, DemoOptions, run  # noqa: PLC0415 - other commands need no OpenCV
 
-    raise typer.Exit(run(url=url, nodes=nodes, epochs=epochs))
+    raise typer.Exit(run(DemoOptions(url or None, nodes, epochs, KEPT.absolute() if keep else None)))
 
 
 def register(app: typer.Typer) -> None:

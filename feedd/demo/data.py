@@ -14,6 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -66,17 +67,38 @@ def shard(index: int, options: DataOptions) -> bytes:
     return buffer.getvalue()
 
 
-def upload(
-    endpoint: str, bucket: str, options: DataOptions, progress: Callable[[int], None], stop: threading.Event
-) -> int:
-    """Write shards to a local S3 server with plain PUTs, until ``stop`` is set; return the bytes written."""
-    _put(f"{endpoint}/{bucket}", b"")
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where shards go.
+
+    Attributes:
+        endpoint: URL of a local S3 server that checks no signatures.
+        folder: gets the same files; None: nothing but the server does.
+    """
+
+    endpoint: str
+    bucket: str
+    prefix: str
+    folder: Path | None = None
+
+
+def upload(target: Target, options: DataOptions, progress: Callable[[int], None], stop: threading.Event) -> int:
+    """Write shards to ``target``, until ``stop`` is set; return the bytes of all shards written.
+
+    Raises:
+        OSError: the server or the folder refused a shard.
+    """
+    _put(f"{target.endpoint}/{target.bucket}", b"")
+    if target.folder is not None:
+        target.folder.mkdir(parents=True, exist_ok=True)
     total = 0
     for index in range(options.shard_count):
         if stop.is_set():
             break
-        payload = shard(index, options)
-        _put(f"{endpoint}/{bucket}/train/shard-{index:05d}.tar", payload)
+        name, payload = f"shard-{index:05d}.tar", shard(index, options)
+        _put(f"{target.endpoint}/{target.bucket}/{target.prefix}{name}", payload)
+        if target.folder is not None:
+            (target.folder / name).write_bytes(payload)
         total += len(payload)
         progress(1)
     return total

@@ -29,28 +29,35 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 RANKS_WITH_NODES = 2  # ranks per node when several nodes are shown
-_BUCKET = "feedd-demo"
+_BUCKET, _PREFIX = "feedd-demo", "train/"
+KEPT = Path("feedd-demo", "train")  # below the current directory
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What to run."""
+    """What to run.
+
+    Attributes:
+        url: of the user's data; None: made-up data on an embedded server.
+        keep: absolute path of a folder that gets the made-up shards too; None: they are gone with the server.
+    """
 
     url: str | None = None
     node_count: int = 1
     epochs: int = 2
+    keep: Path | None = None
     data: data.DataOptions = field(default_factory=data.DataOptions)
 
 
-def run(url: str | None = None, nodes: int = 1, epochs: int = 2) -> int:
+def run(options: DemoOptions) -> int:
     """Run the demo in this terminal; return the process's exit code.
 
-    Everything lives in one temporary directory and in child processes that end with this one.
+    Everything lives in one temporary directory and in child processes that end with this one. Only ``keep`` leaves
+    anything behind.
 
     Raises:
         feedd.errors.FeeddError: the user's data or environment does not allow it.
     """
-    options = DemoOptions(url or None, nodes, epochs)
     console = Console(stderr=False)
     try:
         facts = asyncio.run(_interruptible(options, console))
@@ -58,7 +65,26 @@ def run(url: str | None = None, nodes: int = 1, epochs: int = 2) -> int:
         console.print("[yellow]interrupted; everything was taken down")
         return 130
     show(console, facts, options.node_count, own_data=options.url is not None)
+    console.print(_next_steps(options), highlight=False, soft_wrap=True)
     return 0 if options.url or len(facts) == 1 or facts[-1].loss < facts[0].loss else 1
+
+
+def _next_steps(options: DemoOptions) -> str:
+    """Return commands to go on with, one a line, each with what it does."""
+    steps = []
+    if options.url is None and options.keep is not None:
+        train = f"python -m feedd_client.demo --url {options.keep}/ --classes {data.CLASS_COUNT}"
+        steps += [(f"feedd plan {KEPT}/ --nodes 4", "which node gets which shards")]
+        steps += [(f"feedd index {KEPT}/", "count samples, so that len(dataset) works")]
+        steps += [(train, "train on the same shards; starts a daemon by itself")]
+    elif options.url is None:
+        steps += [("feedd demo --keep", f"the same, and keep the shards in {KEPT}")]
+    if options.node_count == 1:
+        steps += [("feedd demo --nodes 2", "two daemons as two nodes, two ranks each")]
+    if options.url is None:
+        steps += [("feedd demo --url s3://my-bucket/train/", "your own data")]
+    steps += [("feedd check", "what this machine has, and what feedd makes of it")]
+    return "\ntry next:\n" + "\n".join(f"  {command}  [dim]# {what}[/]" for command, what in steps)
 
 
 async def _interruptible(options: DemoOptions, console: Console) -> list[EpochFacts]:
@@ -80,8 +106,9 @@ async def _stage(options: DemoOptions, console: Console, stack: AsyncExitStack) 
     if url is None:
         endpoint = await start_server(stack, home)
         env |= _embedded_env(endpoint)
-        url = f"s3://{_BUCKET}/train/"
-        size = await _write_data(options.data, endpoint, console)
+        url = f"s3://{_BUCKET}/{_PREFIX}"
+        target = data.Target(endpoint, _BUCKET, _PREFIX, options.keep)
+        size = await _write_data(options.data, target, console)
         console.print(f"[dim]{options.data.shard_count} shards, {size / 1e6:.1f} MB at {url} on {endpoint}")
     nodes = [await start_node(stack, home, index, env) for index in range(options.node_count)]
     ranks = RANKS_WITH_NODES if options.node_count > 1 else 1
@@ -99,13 +126,13 @@ def _embedded_env(endpoint: str) -> dict[str, str]:
     }
 
 
-async def _write_data(options: data.DataOptions, endpoint: str, console: Console) -> int:
+async def _write_data(options: data.DataOptions, target: data.Target, console: Console) -> int:
     with _progress(console) as progress:
         task = progress.add_task("writing shards", total=options.shard_count)
         stop = threading.Event()
         advance = partial(progress.advance, task)
         # A thread that is inside OpenCV when the process exits would end it by abort(): it is waited for.
-        return await to_its_end(CPU.begin(data.upload, endpoint, _BUCKET, options, advance, stop), stop)
+        return await to_its_end(CPU.begin(data.upload, target, options, advance, stop), stop)
 
 
 async def _start_trainers(

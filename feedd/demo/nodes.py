@@ -66,13 +66,11 @@ class Node:
 
 
 async def start_server(stack: AsyncExitStack, home: Path) -> str:
-    """Start the S3 server of the benches as a process of its own, over a folder in ``home``; return its endpoint."""
-    port, log, root = free_port(), home / "s3.log", home / "s3"
-    root.mkdir()
-    arguments = ["--root", str(root), "--port", str(port)]
-    process = await start(stack, "feedd.bench.server.server", arguments, dict(os.environ), log)
+    """Start moto's S3 server as a process of its own; return its endpoint. It keeps its objects in memory."""
+    port, log = free_port(), home / "s3.log"
+    process = await start(stack, "moto.server", ["-H", "127.0.0.1", "-p", str(port)], dict(os.environ), log)
     endpoint = f"http://127.0.0.1:{port}"
-    await _wait_for(f"{endpoint}/__stats", process, log, "the embedded S3 server")
+    await _wait_for(f"{endpoint}/moto-api/data.json", process, log, "the embedded S3 server")
     return endpoint
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from feedd.bench.report import Result, show
 from tests.bench import (
     boot_scan,
     boundary,
@@ -22,7 +21,7 @@ from tests.bench import (
     first_batch,
     handoff,
     held,
-    ingest,
+    ingest_rows,
     jpeg,
     lag,
     machine,
@@ -36,6 +35,7 @@ from tests.bench import (
 )
 from tests.bench.peers import HOW_TO_INSTALL, ROOT, Peers, find_peers
 from tests.bench.plan import Plan
+from tests.bench.report import Result, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ BENCHES: dict[str, Callable[[Plan], Result | list[Result]]] = {
     "boot_scan": boot_scan.run,
     "eviction": eviction.run,
     "faults": fault_table.run,
-    "ingest": ingest.run,
+    "ingest": ingest_rows.run,
     "plan_speed": plan_speed.run,
     "objects": objects.run,
     "boundary": boundary.run,

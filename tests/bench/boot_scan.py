@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result
 from feedd.cache import entry_layout
 from feedd.cache.ondisk.durability import boot_id
 from feedd.cache.ondisk.journal import Journal, Record, record_of
 from feedd.values import ObjectRef
+from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.report import Column, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.harness import Arm, Row, interleave
-from feedd.bench.report import Column, Result, Verdict
+from tests.bench.harness import Arm, Row, interleave
 from tests.bench.plan import WORKERS, Plan
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
 from tests.bench.arms.columns import ROW
 from tests.bench.dataset import BUCKET
+from tests.bench.harness import Arm, Row, interleave, run_arm
 from tests.bench.peers import ROOT
 from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
+from tests.bench.report import Column, Result, Verdict
 from tests.bench.s3 import BenchServer
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave
-from feedd.bench.report import Column, Result, Verdict
+from tests.bench.harness import Arm, Row, interleave
 from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
     from tests.bench.plan import Plan

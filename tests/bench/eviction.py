@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.bench.harness import Outcome
-from feedd.bench.report import Column, Result, Verdict
 from feedd.cache import entry_layout
 from feedd.dataset.assignment import Assignment
 from feedd.dataset.listing import Listing
 from feedd.ordering.rank_reader import Reader, ReaderOptions
 from feedd.sessions.prefetch_driver import PrefetchDriver, ReaderGroups
 from feedd.values import Cursor, ObjectRef, Topology
+from tests.bench.harness import Outcome
+from tests.bench.report import Column, Result, Verdict
 from tests.fakes.books import BooksCache
 
 if TYPE_CHECKING:

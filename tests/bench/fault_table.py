@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.harness import Arm, ArmFailed, Outcome, run_arm
-from feedd.bench.report import Column, Result, Verdict
-from feedd.bench.server import faults
-from feedd.bench.server.checksums import Kept
-from feedd.bench.server.server import S3Server
 from tests.bench.arms.faults import BUCKET, MIB
+from tests.bench.harness import Arm, ArmFailed, Outcome, run_arm
+from tests.bench.report import Column, Result, Verdict
+from tests.fakes.s3 import faults
+from tests.fakes.s3.checksums import Kept
+from tests.fakes.s3.server import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from feedd.bench.server.answers import Reply, Request
-    from feedd.bench.server.faults import Fault
     from tests.bench.plan import Plan
+    from tests.fakes.s3.answers import Reply, Request
+    from tests.fakes.s3.faults import Fault
 
 _TIMEOUT_S = 300.0
 _SIZE_BYTES = 12 * MIB

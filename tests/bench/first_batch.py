@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave
-from feedd.bench.report import Column, Result
+from tests.bench.harness import Arm, Row, interleave
+from tests.bench.report import Column, Result
 
 if TYPE_CHECKING:
     from tests.bench.plan import Plan

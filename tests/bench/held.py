@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
 from tests.bench.arms.held import NAMES
+from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
     from tests.bench.plan import Plan

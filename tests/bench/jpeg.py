@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
 from tests.bench.dataset import BUCKET, LONG
+from tests.bench.harness import Arm, Row, interleave, run_arm
 from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS, Plan
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from feedd.bench.harness import Outcome
+    from tests.bench.harness import Outcome
 
 _TIMEOUT_S = 600.0
 _TOUCHED_BYTES = 3 << 30  # more than any arm writes into memory that is new

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
+from tests.bench.harness import Arm, Row, interleave, run_arm
 from tests.bench.objects_data import LABELS, ObjectsData, prepare
 from tests.bench.plan import BATCH_SIZE, PICTURES, PREFETCH_FACTOR, WORKERS
+from tests.bench.report import Column, Result, Verdict
 from tests.bench.s3 import BenchServer
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
 from feedd.units import MIB
 from tests.bench.dataset import BUCKET
+from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.report import Column, Result, Verdict
 from tests.bench.s3 import BenchServer
 
 if TYPE_CHECKING:

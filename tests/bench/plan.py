@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.harness import Arm, Row, run_arm
 from tests.bench.dataset import BUCKET, FULL, QUICK, Data, Shape, prepare
+from tests.bench.harness import Arm, Row, run_arm
 from tests.bench.s3 import BenchServer
 
 if TYPE_CHECKING:

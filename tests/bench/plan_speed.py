@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
+from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
-    from feedd.bench.harness import Outcome
+    from tests.bench.harness import Outcome
     from tests.bench.plan import Plan
 
 _TIMEOUT_S = 300.0

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
+from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
     from tests.bench.plan import Plan

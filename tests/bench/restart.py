@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
+from tests.bench.harness import Arm, Row, interleave, run_arm
+from tests.bench.report import Column, Result, Verdict
 from tests.e2e.shards import numbered
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from feedd.bench.ingest.authority import make_certificate
+from tests.bench.ingest.authority import make_certificate
 from tests.bench.peers import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.bench.ingest.authority import Certificate
+    from tests.bench.ingest.authority import Certificate
 
 _RECEIVE_BYTES = 1 << 20
 _TRUSTED = ("AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")  # botocore; curl; obstore and whoever asks OpenSSL
@@ -46,7 +46,7 @@ class Sent:
 
 
 class BenchServer:
-    """Runs ``feedd.bench.server.server`` over ``root``; a context manager.
+    """Runs ``tests.fakes.s3.server`` over ``root``; a context manager.
 
     Args:
         root: its buckets.
@@ -69,7 +69,7 @@ class BenchServer:
             self._folder = tempfile.TemporaryDirectory(prefix="feedd-bench-")
             self._certificate = made = make_certificate(Path(self._folder.name))
             words += ["--tls", str(made.cert), str(made.key)]
-        command = [sys.executable, "-m", "feedd.bench.server.server", *words]
+        command = [sys.executable, "-m", "tests.fakes.s3.server", *words]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().strip()

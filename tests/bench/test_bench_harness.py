@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from feedd.bench.harness import Arm, ArmFailed, Outcome, Row, Spread, interleave, run_arm
-from feedd.bench.procs import memory_of, tree_cpu_s
-from feedd.bench.report import Column, Verdict
+from tests.bench.harness import Arm, ArmFailed, Outcome, Row, Spread, interleave, run_arm
 from tests.bench.pictures import HEIGHT, WIDTH, jpeg
 from tests.bench.plan import Plan
+from tests.bench.procs import memory_of, tree_cpu_s
+from tests.bench.report import Column, Verdict
 
 _BURN = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
 

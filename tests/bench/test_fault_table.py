@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from feedd.bench.harness import Outcome
-from feedd.bench.report import Result
 from tests.bench.fault_table import CASES, Cell, _judge
+from tests.bench.harness import Outcome
+from tests.bench.report import Result
 
 _EXACT = {"outcome": "exact", "gets": 4, "seconds": 0.5}
 _OWN_ERROR = {"outcome": "error", "error": "feedd.errors.BadResponse", "gets": 4, "seconds": 0.5}

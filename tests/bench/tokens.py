@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.bench.harness import Arm, Row, interleave, run_arm
-from feedd.bench.report import Column, Result, Verdict
 from tests.bench.arms.tokens import TOKENS
+from tests.bench.harness import Arm, Row, interleave, run_arm
 from tests.bench.peers import ROOT
 from tests.bench.plan import BATCH_SIZE, PREFETCH_FACTOR, WORKERS
+from tests.bench.report import Column, Result, Verdict
 
 if TYPE_CHECKING:
     from tests.bench.peers import Peers

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server.checksums import Kept
-from feedd.bench.server.server import S3Server
 from feedd.errors import NotFound
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.hedge_policy import HedgePolicy, Hedger
@@ -25,6 +23,8 @@ from feedd.fetch.s3.sdk_store import S3Store
 from feedd.values import ObjectRef
 from tests.conformance.object_store_suite import *  # noqa: F403 - its tests run here, against the bed below
 from tests.conformance.object_store_suite import Bed, collect, read
+from tests.fakes.s3.checksums import Kept
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 from tests.unit.serve.certs import Authority

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server.server import S3Server
 from tests.conftest import FAILED
 from tests.e2e.daemon import Daemon
 from tests.e2e.leftovers import shared_memory
 from tests.fakes.cuda.fixture import devices
 from tests.fakes.forks import keep_no_listing
+from tests.fakes.s3.server import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

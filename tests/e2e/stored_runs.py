@@ -28,8 +28,8 @@ from tests.fakes.tars import tar_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from feedd.bench.server.server import S3Server
     from feedd_client import FeedDataset
+    from tests.fakes.s3.server import S3Server
 
 FOLDER = Path(tests.fixtures.__file__).parent
 STORED = FOLDER / "runs"

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server import faults
 from feedd_client import FeedDataset, FeedError, StoreError
 from tests.e2e.shards import jpeg, numbered, tar
+from tests.fakes.s3 import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 STANDING = {"settings": ("fetch.attempts=2",)}
 

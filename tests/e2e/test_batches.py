@@ -15,8 +15,8 @@ from tests.fakes.tars import tar_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 URL = "s3://data/d/"

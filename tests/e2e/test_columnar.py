@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(180)]
 

@@ -13,8 +13,8 @@ from tests.e2e.shards import jpeg, numbered, tar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

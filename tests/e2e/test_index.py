@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd_client import FeedDataset, FeedError, Topology
 from tests.e2e.shards import numbered
 from tests.fakes import forks
+from tests.fakes.s3 import faults as fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 

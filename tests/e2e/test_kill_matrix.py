@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server.faults import Fault
 from tests.e2e.daemon import Daemon
 from tests.e2e.runs import Run, wait_until
 from tests.e2e.shards import numbered
 from tests.e2e.trainer import BATCH_SIZE, UNREACHABLE, Job, Step, Trainer, epochs
+from tests.fakes.s3.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from feedd.bench.server.server import S3Server
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -50,7 +50,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for key, data in _objects().items():
         (root / "data" / key).parent.mkdir(parents=True, exist_ok=True)
         (root / "data" / key).write_bytes(data)
-    command = [sys.executable, "-m", "feedd.bench.server.server", "--root", str(root), "--port", "0"]
+    command = [sys.executable, "-m", "tests.fakes.s3.server", "--root", str(root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
     from tests.fakes.lightning import Seen
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [
     pytest.mark.slow,

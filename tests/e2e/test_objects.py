@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feedd.bench.server import faults as fault
 from feedd_client import BadRequestError, FeedDataset, FeedError, Source
+from tests.fakes.s3 import faults as fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_daemon"), pytest.mark.timeout(120)]
 

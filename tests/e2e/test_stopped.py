@@ -83,7 +83,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]
 @contextmanager
 def _served(root: Path) -> Iterator[tuple[str, int]]:
     """Serve a folder; the server ends with the block, however that ends, and even if the server is stopped."""
-    command = [sys.executable, "-m", "feedd.bench.server.server", "--root", str(root), "--port", "0"]
+    command = [sys.executable, "-m", "tests.fakes.s3.server", "--root", str(root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

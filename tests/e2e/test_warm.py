@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server import faults
 from feedd.cache.ondisk.inspection import scan
 from tests.fakes import forks
+from tests.fakes.s3 import faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

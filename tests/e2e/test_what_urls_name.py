@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 
 def parquet(values: list[int]) -> bytes:

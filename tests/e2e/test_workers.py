@@ -14,8 +14,8 @@ from tests.fakes.tars import image_samples, tar_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.bench.server.server import S3Server
     from tests.e2e.daemon import Daemon
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 LIMIT_S = 60.0

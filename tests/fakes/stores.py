@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.server.server import S3Server
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:

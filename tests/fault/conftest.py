@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server.server import S3Server
+from tests.fakes.s3.server import S3Server
 from tests.fault.s3_rig import DATA, Rig, opened
 from tests.unit.serve.certs import Authority
 

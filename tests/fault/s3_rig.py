@@ -18,8 +18,8 @@ from tests.fakes.timeless import TimelessClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from feedd.bench.server.server import S3Server
     from feedd.values import ObjectRef
+    from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
 WAYS: Final = ("direct", "direct-tls", "aiobotocore")

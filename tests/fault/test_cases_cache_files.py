@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server.server import S3Server
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache, MemoryCache
 from feedd.cache.ondisk import inspection as inspect
@@ -26,6 +25,7 @@ from feedd.values import ShardFile
 from tests.fakes.caches import PAGE, SHARD_BYTES, CacheRig, read
 from tests.fakes.damage import ROOMY, filled, flip, path_of, served
 from tests.fakes.fetchers import until
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 

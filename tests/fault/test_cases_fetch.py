@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.checksums import Kept
-from feedd.bench.server.server import S3Server
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from tests.budget import budget
 from tests.fakes.backend import FakeScript
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.checksums import Kept
+from tests.fakes.s3.server import S3Server
 from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, Rig, asked, opened
 from tests.unit.serve.raw_client import attach, release, serving
 

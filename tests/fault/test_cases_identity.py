@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.bench.server import faults as fault
 from feedd.errors import PermissionDenied
 from feedd.fetch.s3.credential_chain import _ASK_AGAIN_S
 from feedd.metrics import SOURCE_REQUESTS, SOURCE_RETRIES
 from feedd.values import ObjectRef
 from tests.fakes.raw_server import RawServer
+from tests.fakes.s3 import faults as fault
 from tests.fault.s3_rig import DATA, EVERY_WAY, SIGNED, Rig, asked, opened
 
 if TYPE_CHECKING:
-    from feedd.bench.server.server import S3Server
+    from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
 FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.checksums import Kept
 from feedd.cache.cache_options import CacheOptions
 from feedd.cache.caches import DiskCache
 from feedd.errors import BadResponse, ObjectChanged
@@ -18,11 +16,13 @@ from feedd.fetch.object_checksums import ALGORITHMS
 from feedd.metrics import FETCH_DAMAGED
 from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.checksums import Kept
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig, asked
 
 if TYPE_CHECKING:
-    from feedd.bench.server.server import S3Server
     from feedd.values import ByteRange, ObjectRef, ShardFile
+    from tests.fakes.s3.server import S3Server
 
 OTHER = random.Random(19).randbytes(len(DATA))
 UPLOADED = (2 * PART_BYTES, 2 * PART_BYTES, len(DATA) - 4 * PART_BYTES)  # parts of a composite checksum

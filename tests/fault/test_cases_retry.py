@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd.errors import NotFound, StoreUnavailable, Throttled
 from feedd.metrics import SOURCE_RETRIES, SOURCE_RETRY_WAIT
+from tests.fakes.s3 import faults as fault
 from tests.fault.jumping_clock import READS
 from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, asked, opened
 from tests.tidy.tree import ROOT
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
+    from tests.fakes.s3.server import S3Server
     from tests.fault.s3_rig import Rig
     from tests.unit.serve.certs import Authority
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.objects import endless_bytes
 from feedd.errors import BadConfig, BadResponse, NotFound, ObjectChanged, PermissionDenied
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.metrics import SOURCE_RETRIES
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.objects import endless_bytes
 from tests.fault.s3_rig import ANONYMOUS, DATA, EVERY_WAY, PART_BYTES, SIGNED, Rig, asked, opened
 
 if TYPE_CHECKING:
-    from feedd.bench.server.server import S3Server
     from feedd.fetch.fetch_options import AddressingStyle
+    from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
 FAST = pytest.mark.parametrize("way", ["direct", "aiobotocore"])

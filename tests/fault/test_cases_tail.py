@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES, SOURCE_REQUESTS, SOURCE_RETRIES
+from tests.fakes.s3 import faults as fault
 from tests.fault.s3_rig import DATA, EVERY_WAY, PART_BYTES, asked, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from feedd.bench.server.faults import Fault
-    from feedd.bench.server.server import S3Server
     from feedd.values import ObjectRef
+    from tests.fakes.s3.faults import Fault
+    from tests.fakes.s3.server import S3Server
     from tests.fault.s3_rig import Rig
     from tests.unit.serve.certs import Authority
 

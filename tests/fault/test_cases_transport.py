@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
 from feedd.errors import BadResponse, ResourceExhausted, StoreUnavailable
 from feedd.fetch.s3 import addresses as direct_addresses
 from feedd.fetch.s3 import connection_pool as direct_pool
@@ -22,12 +20,14 @@ from feedd.fetch.s3.direct_store import DirectStore
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.metrics import SOURCE_BYTES, SOURCE_RETRIES
 from feedd.values import ByteRange, ReadProgress
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.server import S3Server
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, asked, opened
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from feedd.bench.server.faults import Fault
+    from tests.fakes.s3.faults import Fault
     from tests.fault.s3_rig import Rig
     from tests.unit.serve.certs import Authority
 
@@ -335,7 +335,7 @@ async def outside(tmp_path: Path) -> AsyncIterator[str]:
     """Start the server in a process of its own: the limit of open files is ours, not its."""
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / "key").write_bytes(DATA)
-    command = [sys.executable, "-m", "feedd.bench.server.server", "--root", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-m", "tests.fakes.s3.server", "--root", str(tmp_path), "--port", "0"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from feedd.fetch.fetch_options import Transport
     from tests.fakes.disks import FrozenDisk
+    from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
 SIZES = (3 << 20, 100 << 10)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd.errors import (
     BadResponse,
     FeeddError,
@@ -22,11 +21,12 @@ from feedd.errors import (
 )
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
 from tests.fakes.fetchers import until
+from tests.fakes.s3 import faults as fault
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig
 
 if TYPE_CHECKING:
-    from feedd.bench.server.faults import Fault
-    from feedd.bench.server.server import S3Server
+    from tests.fakes.s3.faults import Fault
+    from tests.fakes.s3.server import S3Server
     from tests.unit.serve.certs import Authority
 
 TRANSIENT = {

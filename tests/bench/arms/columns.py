@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.procs import tree_cpu_s
+from tests.bench.procs import tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

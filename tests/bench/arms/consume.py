@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.procs import stolen_s, tree_cpu_s
+from tests.bench.procs import stolen_s, tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -18,11 +18,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feedd.bench.ingest.arms.job import Job
-from feedd.bench.ingest.arms.splice_arm import take
-from feedd.bench.procs import stolen_s, tree_cpu_s
 from tests.bench.arms.consume import read_settings, touch
 from tests.bench.arms.decoder import decoder
+from tests.bench.ingest.arms.job import Job
+from tests.bench.ingest.arms.splice_arm import take
+from tests.bench.procs import stolen_s, tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

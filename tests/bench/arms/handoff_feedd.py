@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from feedd.bench.procs import tree_cpu_s
 from feedd_client import FeedDataset
+from tests.bench.procs import tree_cpu_s
 
 _WARM_UP_BATCHES = 32  # twice the most slots a daemon chooses by itself
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from feedd.bench.procs import tree_cpu_s
+from tests.bench.procs import tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

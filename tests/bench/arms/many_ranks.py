@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from feedd.bench.procs import descendants
 from tests.bench.arms import daemon
+from tests.bench.procs import descendants
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WARM_S = 2.0

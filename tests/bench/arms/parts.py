@@ -21,7 +21,7 @@ from feedd.values import ByteRange
 from tests.bench.arms.consume import read_settings
 
 if TYPE_CHECKING:
-    from feedd.bench.harness import Row
+    from tests.bench.harness import Row
 
 
 async def _run(settings: dict[str, Any]) -> Row:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
-from feedd.bench.procs import tree_cpu_s
 from tests.bench.arms.consume import GO, READY, touch
+from tests.bench.procs import tree_cpu_s
 
 _TIMEOUT_S = 600.0
 

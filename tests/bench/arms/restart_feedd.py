@@ -70,7 +70,7 @@ def _train(settings: dict[str, Any], daemons: list[subprocess.Popen[bytes]]) -> 
 def main() -> None:
     """Run; the last line is the figures."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    command = [sys.executable, "-m", "feedd.bench.server.server", "--root", settings["store"], "--port", "0"]
+    command = [sys.executable, "-m", "tests.fakes.s3.server", "--root", settings["store"], "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         os.environ |= {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feedd.bench.procs import tree_cpu_s
+from tests.bench.procs import tree_cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

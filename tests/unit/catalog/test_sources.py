@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadRequest, NotFound, PermissionDenied, Unsupported
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS
+from tests.fakes.s3 import faults as fault
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = pytest.mark.slow  # over a real server
 

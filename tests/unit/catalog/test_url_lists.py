@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from feedd.catalog.sources import Sources
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = pytest.mark.slow  # over a real server
 

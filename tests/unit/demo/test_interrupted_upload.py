@@ -12,11 +12,13 @@ from feedd.demo import data
 from feedd.demo.demo_run import _write_data
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
     from numpy.random import Generator
 
 
-async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No thread is inside OpenCV when the process exits: it would end by abort(), with exit code -6."""
     drawing, go_on = threading.Event(), threading.Event()
     shards: list[int] = []
@@ -30,8 +32,9 @@ async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(data, "draw", slow)
     monkeypatch.setattr(data, "_put", lambda url, payload: shards.append(len(payload)))
     options = data.DataOptions(shard_count=1000, samples_per_shard=2)
+    target = data.Target("http://127.0.0.1:1", "bucket", "train/", tmp_path / "kept")
     async with asyncio.TaskGroup() as group:
-        writing = group.create_task(_write_data(options, "http://127.0.0.1:1", Console(quiet=True)))
+        writing = group.create_task(_write_data(options, target, Console(quiet=True)))
         assert await asyncio.to_thread(drawing.wait, 30)
         writing.cancel()
         await asyncio.sleep(0.05)
@@ -39,3 +42,4 @@ async def test_an_interrupted_upload_has_ended(monkeypatch: pytest.MonkeyPatch) 
         go_on.set()
     assert writing.cancelled()
     assert len(shards) == 2  # the bucket, and the shard that was being written
+    assert [path.stat().st_size for path in (tmp_path / "kept").iterdir()] == shards[1:]  # --keep: the same shard

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd.errors import FeeddError
 from feedd.flow.mapping import FileMapping
+from tests.fakes.s3 import faults as fault
 from tests.fakes.stores import serving, sources_over
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from feedd.bench.server.server import S3Server
     from feedd.catalog.sources import Resolved, Sources
     from feedd.fetch.inflight_packs import PartialWait
     from feedd.values import ShardFile
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = pytest.mark.slow  # over a real server
 

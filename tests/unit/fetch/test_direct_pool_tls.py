@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server.server import S3Server
 from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.connection import Connection
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
+from tests.fakes.s3.server import S3Server
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.bench.server.server import S3Server
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.errors import BadConfig, BadResponse, StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 from tests.unit.serve.certs import Authority
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
 from feedd.errors import StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.server import S3Server
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from feedd.bench.server import faults as fault
 from feedd.dataset.pack_layout import is_pack, parse
 from feedd.errors import FeeddError, NotFound, ObjectChanged, PermissionDenied
 from feedd.formats.packed_objects import index_of
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ByteRange
+from tests.fakes.s3 import faults as fault
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from feedd.bench.server.server import S3Server
     from feedd.catalog.sources import Resolved, Sources
+    from tests.fakes.s3.server import S3Server
 
 pytestmark = pytest.mark.slow  # over a real server
 

@@ -11,10 +11,10 @@ import pytest
 from botocore.handlers import decode_list_object_v2
 from botocore.parsers import RestXMLParser
 
-from feedd.bench.server.answers import Answers, parse_head
-from feedd.bench.server.faults import Fault
-from feedd.bench.server.objects import MemoryObjects
 from feedd.fetch.s3.listing_contents import objects_of, take
+from tests.fakes.s3.answers import Answers, parse_head
+from tests.fakes.s3.faults import Fault
+from tests.fakes.s3.objects import MemoryObjects
 from tests.fixtures.make_listings import FOLDER
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from feedd.bench.server.server import S3Server
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.errors import PermissionDenied
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from tests.fakes.s3.server import S3Server
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:

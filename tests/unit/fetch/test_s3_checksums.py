@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.checksums import Kept
-from feedd.bench.server.server import S3Server
 from feedd.errors import BadResponse, NotFound, ObjectChanged, PermissionDenied, StoreUnavailable, Throttled
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.sdk_store import S3Store
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.checksums import Kept
+from tests.fakes.s3.server import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from feedd.bench.server.faults import Fault
     from feedd.errors import FeeddError
+    from tests.fakes.s3.faults import Fault
 
 pytestmark = pytest.mark.slow  # over a real server
 

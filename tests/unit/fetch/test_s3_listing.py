@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedd.bench.server.server import S3Server
 from feedd.errors import BadResponse
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3 import bucket_listing as listing
 from feedd.fetch.s3.sdk_store import S3Store
 from tests.fakes.raw_server import RawServer
+from tests.fakes.s3.server import S3Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
 from feedd.errors import StoreUnavailable
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.sdk_client import warm
 from feedd.fetch.s3.sdk_store import S3Store
 from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.server import S3Server
 from tests.unit.serve.certs import Authority
 
 DATA = bytes(range(256)) * 4000

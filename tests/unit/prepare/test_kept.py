@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from feedd.bench.server import faults as fault
-from feedd.bench.server.server import S3Server
 from feedd.dataset.index_file import Row, merged, parse, render
 from feedd.errors import NotFound
 from feedd.prepare.index_writer import KeptIndex
+from tests.fakes.s3 import faults as fault
+from tests.fakes.s3.server import S3Server
 from tests.fakes.stores import sources_over
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Measuring: ``feedd bench``, each stage alone and beside its peers."""

@@ -1,0 +1,1 @@
+"""``python -m tests.bench.ingest``: from the socket to whole files of the cache, beside other clients of S3."""
