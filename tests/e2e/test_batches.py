@@ -121,9 +121,8 @@ def test_policies(s3: S3Server, daemons: Callable[..., Daemon]) -> None:
     assert [n for batch in named for n in batch["cls"].tolist()] == good
     lines = [json.loads(line) for line in (daemon.home / "cache" / "bad.jsonl").read_text().splitlines()]
     first = [one for one in lines if one["epoch"] == 0]
-    assert [(one["url"], one["ordinal"], one["key"], one["field"]) for one in first] == [
-        (f"s3://data/d/{n // 10}.tar", n % 10, f"{n:05}", "cls") for n in bad
-    ]
+    found = sorted((one["url"], one["ordinal"], one["key"], one["field"]) for one in first)  # batches end in any order
+    assert found == [(f"s3://data/d/{n // 10}.tar", n % 10, f"{n:05}", "cls") for n in bad]
     assert all(one["offset"] > 0 and "integer" in one["reason"] for one in first)
     daemon.wait_idle(sessions=3)
 
