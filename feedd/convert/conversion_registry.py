@@ -63,8 +63,6 @@ HEAD_BYTES: Final = (4 << 20, 32 << 20)
 has no need of it."""
 
 _OWN: Final = {READY: ("feedd.convert.predecode", "ROWS_FORM"), HEAD: ("feedd.convert.first_samples", "HEAD_FORM")}
-_RECORDIO: Final = ("recordio", "recordio-image", "recordio-raw", "recordio-protobuf")
-_WITH_HEADS: Final = frozenset(("auto", "tar", "tfrecord", "text", "jsonl", "mds", "litdata", "npy", *_RECORDIO))
 _PARAMS_BYTES_MAX: Final = 4096
 
 _BY_FORMAT: Final = {
@@ -225,9 +223,15 @@ def head_form(form: str, format_name: str) -> str:
         format_name: of the object, where it has no form.
     """
     name, params = split(form)
-    if not form and format_name.partition(":")[0] in _WITH_HEADS and len(format_name.encode()) <= _PARAMS_BYTES_MAX:
+    if not form and _has_first_samples(format_name) and len(format_name.encode()) <= _PARAMS_BYTES_MAX:
         return f"{HEAD}:{format_name}"
     return f"{name}:{head_params(params)}" if name in _OUTLINED else ""
+
+
+def _has_first_samples(format_name: str) -> bool:
+    kind = format_name.partition(":")[0]
+    spec = formats.find(kind)
+    return kind == formats.AUTO or (spec is not None and spec.first_samples is not None)
 
 
 def only_unpacks(form: str) -> bool:
@@ -273,8 +277,3 @@ def names() -> dict[str, tuple[str, ...]]:
     for name, form in _BY_FORMAT.items():
         found[split(form)[0]] = (*found[split(form)[0]], f"{name}+")
     return found | endings()
-
-
-def module_of(name: str) -> str:
-    """Return the module of a form."""
-    return _FORMS[name][0]

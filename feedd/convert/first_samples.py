@@ -8,24 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from feedd.convert.conversion_registry import HEAD, HEAD_BYTES
 from feedd.convert.table_writer import TableWriter
 from feedd.convert.wanted_ranges import lacking
-from feedd.formats import recordio, rows, strided, tar, tfrecord
-from feedd.formats.sniffed import sniff
+from feedd.formats import format_registry
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
+    from feedd.formats.format_spec import Parts
     from feedd.protocols import PartialObject, ShardWriter
-
-    Parts: TypeAlias = Sequence[memoryview | bytes]
-
-_LF: Final = 10
 
 
 class HeadForm:
@@ -62,44 +53,10 @@ class HeadForm:
 def _start(data: memoryview, format_name: str) -> tuple[str, Parts]:
     """Return the format, and the shard of whole samples; no parts: there are none."""
     kind, colon, params = format_name.partition(":")
-    kind = sniff(data) if kind == "auto" else kind
-    cut = _CUTS.get(kind)
+    kind = format_registry.sniff(data) if kind == format_registry.AUTO else kind
+    spec = format_registry.find(kind)
+    cut = None if spec is None else spec.first_samples
     return f"{kind}{colon}{params}", () if cut is None else cut(data)
 
-
-def _until(end_of: Callable[[memoryview], int], tail: bytes = b"") -> Callable[[memoryview], Parts]:
-    def cut(data: memoryview) -> Parts:
-        end = end_of(data)
-        return (data[:end], tail) if end else ()
-
-    return cut
-
-
-def _lines_end(data: memoryview) -> int:
-    feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == _LF)
-    return int(feeds[-1]) + 1 if len(feeds) else 0
-
-
-def _rows(first_rows: Callable[[memoryview], tuple[bytes, memoryview]]) -> Callable[[memoryview], Parts]:
-    def cut(data: memoryview) -> Parts:
-        head, found = first_rows(data)
-        return (head, found) if head else ()
-
-    return cut
-
-
-_CUTS: Final[dict[str, Callable[[memoryview], Parts]]] = {
-    "tar": _until(tar.samples_end, tar.END),
-    "tfrecord": _until(tfrecord.records_end),
-    "recordio": _until(recordio.records_end),
-    "recordio-image": _until(recordio.records_end),
-    "recordio-raw": _until(recordio.records_end),
-    "recordio-protobuf": _until(recordio.records_end),
-    "text": _until(_lines_end),
-    "jsonl": _until(_lines_end),
-    "mds": _rows(rows.first_rows),
-    "litdata": _rows(rows.first_rows),
-    "npy": _rows(strided.first_rows),
-}
 
 HEAD_FORM: Final = HeadForm()

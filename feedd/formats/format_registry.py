@@ -1,104 +1,100 @@
-"""Which framing a shard has, and the reader of each framing."""
+"""Which format a shard has, and the reader of each format: those of this folder, and those that are installed."""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 import re
 from typing import TYPE_CHECKING, Final
 
+from feedd import formats
 from feedd.errors import Unsupported
-from feedd.formats.lines import LinesFormat
-from feedd.formats.litdata import LitDataFormat
-from feedd.formats.lmdb import LmdbFormat
-from feedd.formats.mds import MdsFormat
-from feedd.formats.megatron import MEGATRON, MegatronFormat
-from feedd.formats.packed_objects import FilesFormat
-from feedd.formats.recordio import RecordIoFormat
-from feedd.formats.recordio_protobuf import RecordIoProtobufFormat
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.refused import refuse_name
 from feedd.formats.sniffed import SniffedFormat
-from feedd.formats.strided import NpyFormat, SafetensorsFormat
 from feedd.formats.suffixes import MADE, is_refused, uncompressed
-from feedd.formats.table import TableFormat
-from feedd.formats.tar import TarFormat
-from feedd.formats.tfrecord import TfRecordFormat
-from feedd.formats.tokens import LLMC, NPY, RAW, TokensFormat
-from feedd.formats.torch_file import TorchFormat
+from feedd.recipe import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from feedd.protocols import ShardFormat
 
-_ALL: Final[tuple[ShardFormat, ...]] = (
-    TarFormat(),
-    TfRecordFormat(),
-    MdsFormat(),
-    LitDataFormat(),
-    RecordIoFormat("recordio"),
-    RecordIoFormat("recordio-image", images=True),
-    RecordIoFormat("recordio-raw", images=False),
-    RecordIoProtobufFormat(),
-    LinesFormat("text", "text", "text"),
-    LinesFormat("jsonl", "json", "json"),
-    *(TokensFormat(kind) for kind in (RAW, LLMC, NPY)),
-    MegatronFormat(),
-    TableFormat(),
-    FilesFormat(),
-    LmdbFormat(),
-    NpyFormat(),
-    SafetensorsFormat(),
-    TorchFormat(),
-)
 AUTO: Final = "auto"
 """In the place of a format: the first bytes must tell."""
 
-_FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
-_BY_EXTENSION: Final = {
-    ".tar": "tar",
-    ".tfrecord": "tfrecord",
-    ".tfrecords": "tfrecord",
-    ".mds": "mds",
-    ".rec": "recordio",
-    ".recordio": "recordio",
-    ".pbr": "recordio-protobuf",
-    ".protobuf": "recordio-protobuf",
-    ".txt": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".lmdb": "lmdb",
-    ".mdb": "lmdb",
-    ".npy": "npy",
-    ".safetensors": "safetensors",
-    ".pt": "torch",
-    ".pth": "torch",
-}
-_WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {
-    "mds": MdsFormat,
-    "litdata": LitDataFormat,
-    MEGATRON: MegatronFormat,
-    **{kind: functools.partial(TokensFormat, kind) for kind in (RAW, LLMC, NPY)},
-}
-"""Formats that take what lies beside a shard: ``NAME:JSON``."""
-_CHUNK: Final = re.compile(r"chunk-\d+-\d+\.bin")  # how LitData names its shards
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]+")  # what a URL may name before its ``+``
+_EXTENSION: Final = re.compile(r"\.[a-z0-9_]+(\.[a-z0-9_]+)*")
+
+
+@functools.cache
+def built_in() -> dict[str, FormatSpec]:
+    """Return the formats that the modules of this folder list as ``FORMATS``, by name."""
+    found: dict[str, FormatSpec] = {}
+    for module in pkgutil.iter_modules(formats.__path__, f"{formats.__name__}."):
+        for spec in getattr(importlib.import_module(module.name), "FORMATS", ()):
+            assert spec.name not in found, f"two formats are called {spec.name}"
+            found[spec.name] = spec
+    return found
+
+
+@functools.cache
+def installed() -> dict[str, FormatSpec]:
+    """Return the formats that the operator installed, by name; those that cannot be used are logged and left out.
+
+    A format of this folder keeps its name and its extensions.
+    """
+    found: dict[str, FormatSpec] = {}
+    taken = {extension for spec in built_in().values() for extension in spec.extensions} | set(MADE)
+    for point in plugins.names(plugins.FORMATS):
+        spec = plugins.load(plugins.FORMATS, point)
+        if isinstance(spec, str):  # why it does not load, which is in the log
+            continue
+        if why := _unusable(point, spec, taken):
+            plugins.log_unusable(plugins.FORMATS, point, why)
+            continue
+        found[spec.name] = spec
+        taken.update(spec.extensions)
+    return found
+
+
+def _unusable(point: str, spec: object, taken: set[str]) -> str:
+    """Return why an installed format cannot be used; empty: it can."""
+    if not isinstance(spec, FormatSpec):
+        return f"expected a FormatSpec, got {type(spec).__name__}"
+    if spec.name != point or not _NAME.fullmatch(point):
+        return f"expected the entry point's name, lower-case letters, digits, dots and dashes, got {spec.name!r}"
+    if point in built_in() or point in MADE.values() or point == AUTO:
+        return f"expected a name of its own, got {point!r}, which feedd has"
+    wrong = [one for one in spec.extensions if not _EXTENSION.fullmatch(one) or one in taken]
+    return f"expected lower-case extensions with a dot that no other format has, got {wrong}" if wrong else ""
+
+
+def specs() -> Iterable[FormatSpec]:
+    """Return all formats, those of this folder first."""
+    return (*built_in().values(), *installed().values())
+
+
+def find(name: str) -> FormatSpec | None:
+    """Return the format of that name; None: there is none."""
+    return built_in().get(name) or installed().get(name)
 
 
 def format_for(url: str) -> str:
     """Return the name of the format of a shard, by its extension; of a compressed one, by that of what is in it.
 
-    Where the name does not say it is ``auto``: the first bytes must tell.
+    If the name does not say it, the result is ``auto``: the first bytes must tell.
 
     Raises:
         Unsupported: one that this version does not read; the message lists those it does.
     """
     given_name = url.rsplit("/", 1)[-1].lower()
     file_name = _PART_OF.sub("", uncompressed(_PART_OF.sub("", given_name))[0])
-    if _CHUNK.fullmatch(file_name):
-        return "litdata"
-    for extension, name in _BY_EXTENSION.items():
-        if file_name.endswith(extension):
-            return name
+    found = _named_so(file_name, built_in().values()) or _named_so(file_name, installed().values())
+    if found:
+        return found
     refuse_name(file_name, url, _known())
     if is_refused(file_name):
         raise Unsupported(
@@ -110,40 +106,56 @@ def format_for(url: str) -> str:
     return AUTO
 
 
+def _named_so(file_name: str, of: Iterable[FormatSpec]) -> str:
+    for spec in of:
+        if file_name.endswith(spec.extensions) or (spec.file_names and re.fullmatch(spec.file_names, file_name)):
+            return spec.name
+    return ""
+
+
 def get(name: str) -> ShardFormat:
     """Return the reader of a format.
 
     Args:
-        name: of it; behind a colon its parameters.
+        name: of the format, or ``NAME:PARAMS``.
 
     Raises:
         Unsupported: no such format; the message lists those there are.
     """
     kind, _, params = name.partition(":")
-    if params and kind in _WITH_PARAMS:
+    spec = find(kind)
+    if spec is not None and params and spec.with_params is not None:
         return _with_params(kind, params)
     if name == AUTO:
-        return SniffedFormat(get, _known())
-    try:
-        return _FORMATS[name]
-    except KeyError:
-        known = ", ".join(_FORMATS)
-        raise Unsupported(f"expected one of the formats {known}, got {name!r}", object=name, stage="decode") from None
+        return SniffedFormat(sniff, get, _known())
+    if spec is None or params:
+        known = ", ".join(sorted(spec.name for spec in specs()))
+        raise Unsupported(f"expected one of the formats {known}, got {name!r}", object=name, stage="decode")
+    return spec.reader
+
+
+def sniff(data: memoryview) -> str:
+    """Return the name of the format that a shard begins like; empty: it begins like none."""
+    asked = [spec for spec in specs() if spec.begins is not None]
+    for spec in sorted(asked, key=lambda spec: spec.sniff_rank):
+        if spec.begins is not None and spec.begins(data):
+            return spec.name
+    return ""
 
 
 def extensions() -> dict[str, tuple[str, ...]]:
-    """Return the endings of names by which each format is known."""
-    found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMATS, ())
-    for extension, name in _BY_EXTENSION.items():
-        found[name] = (*found.get(name, ()), extension)
-    found["litdata"] = (*found["litdata"], "chunk-*.bin")
-    return found
+    """Return the names of files by which each format is known."""
+    return {spec.name: spec.shown_names for spec in specs()}
 
 
 @functools.lru_cache(maxsize=64)
 def _with_params(kind: str, params: str) -> ShardFormat:
-    return _WITH_PARAMS[kind](params)
+    spec = find(kind)
+    assert spec is not None
+    assert spec.with_params is not None
+    return spec.with_params(params)
 
 
+@functools.cache
 def _known() -> str:
-    return " or ".join((*_BY_EXTENSION, *MADE))
+    return " or ".join(sorted((*(extension for spec in specs() for extension in spec.extensions), *MADE)))

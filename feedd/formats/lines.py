@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.formats.format_spec import AmongSamples, FormatSpec, cut_at
 from feedd.formats.framing import numbered
 from feedd.formats.refused import refuse_packed
 from feedd.values import ShardIndex
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES: Final = 8 << 20
 _LINES_MAX: Final = 1 << 26
+_LOOK_BYTES: Final = 512
 _LF, _CR = 10, 13
 
 
@@ -72,3 +74,31 @@ def _lines(data: memoryview) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     ends[returned] -= 1
     kept = ends > starts
     return starts[kept], (ends - starts)[kept]
+
+
+def lines_end(data: memoryview) -> int:
+    """Return where the last whole line ends of a file's first bytes; 0: none is whole."""
+    feeds = np.flatnonzero(np.frombuffer(data, np.uint8) == _LF)
+    return int(feeds[-1]) + 1 if len(feeds) else 0
+
+
+def _begins(data: memoryview) -> bool:
+    return bytes(data[:_LOOK_BYTES]).lstrip()[:2] in {b'{"', b"[{", b"{}"}
+
+
+FORMATS: Final = (
+    FormatSpec(
+        LinesFormat("text", "text", "text"),
+        (".txt",),
+        first_samples=cut_at(lines_end),
+        among_samples=AmongSamples.COMPANION,
+    ),
+    FormatSpec(
+        LinesFormat("jsonl", "json", "json"),
+        (".jsonl", ".ndjson"),
+        begins=_begins,
+        sniff_rank=9,
+        first_samples=cut_at(lines_end),
+        among_samples=AmongSamples.IGNORED,
+    ),
+)

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 
 from feedd.errors import Unsupported
+from feedd.formats.format_spec import FormatSpec, cut_rows
 from feedd.formats.framing import field_names, numbered
 from feedd.formats.inline_headers import NUMPY_DTYPES, TORCH_DTYPES
-from feedd.formats.rows import RowsReader
+from feedd.formats.rows import RowsReader, first_rows
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -167,3 +168,13 @@ def _stored(text: str) -> str:
         dtype = _NO_HEADER[kind].get(int(argument)) if argument.isdecimal() else None
         return f"{dtype}[]" if dtype is not None else ""
     return _STORED.get(kind, "")
+
+
+FORMATS: Final = (
+    FormatSpec(
+        LitDataFormat(),
+        file_names=r"chunk-\d+-\d+\.bin",
+        with_params=LitDataFormat,
+        first_samples=cut_rows(first_rows),
+    ),
+)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.errors import Unsupported
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, field_names, numbered
 from feedd.values import ShardIndex
 
@@ -280,3 +281,6 @@ class _Reader(ShardReader):
     def _unsupported(self, what: str) -> Unsupported:
         hint = "write values as the bytes of files: JPEG, .npy, text"
         return Unsupported(f"expected {what}", object=self._url, hint=hint, stage="decode")
+
+
+FORMATS: Final = (FormatSpec(LmdbFormat(), (".lmdb", ".mdb")),)

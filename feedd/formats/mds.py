@@ -17,12 +17,14 @@ from typing import Final
 
 import msgspec
 
+from feedd.formats.format_spec import FormatSpec, cut_rows
 from feedd.formats.framing import field_names, numbered
-from feedd.formats.rows import RowsReader
+from feedd.formats.rows import RowsReader, first_rows
 from feedd.recipe.params import DTYPES
 from feedd.values import ShardIndex
 
 _HEADER_BYTES_MAX: Final = 1 << 20
+_HEADER_LOOK_BYTES: Final = 64 << 10
 _COLUMNS_MAX: Final = 4096
 _ARRAY: Final = re.compile(r"ndarray:([a-z0-9]+):([0-9]+(?:,[0-9]+)*)")
 _STORED: Final = {
@@ -141,3 +143,20 @@ def _stored(encoding: str) -> str:
     if kind == "ndarray" and dtype in DTYPES:
         return f"mds:{dtype}"
     return encoding if encoding in DTYPES else _STORED.get(encoding, "")
+
+
+def _begins(data: memoryview) -> bool:
+    header_at = 8 + 4 * int.from_bytes(data[:4], "little")
+    return b'"column_encodings"' in bytes(data[header_at : header_at + _HEADER_LOOK_BYTES])
+
+
+FORMATS: Final = (
+    FormatSpec(
+        MdsFormat(),
+        (".mds",),
+        with_params=MdsFormat,
+        begins=_begins,
+        sniff_rank=3,
+        first_samples=cut_rows(first_rows),
+    ),
+)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, numbered
 from feedd.formats.tokens import FIELD
 from feedd.recipe.params import SAMPLE_BYTES_MAX
@@ -174,3 +175,6 @@ class _Reader(ShardReader):
         if firsts[0] != 0 or firsts[-1] != self._head.sequences or (np.diff(firsts) < 0).any():
             got = f"{firsts[0]} to {firsts[-1]}" if (np.diff(firsts) >= 0).all() else "documents that go backwards"
             self.fail(at, f"documents from sequence 0 to {self._head.sequences}, in order", got)
+
+
+FORMATS: Final = (FormatSpec(MegatronFormat(), with_params=MegatronFormat),)

@@ -12,6 +12,7 @@ import numpy as np
 
 from feedd.dataset.object_kinds import split_name
 from feedd.dataset.pack_layout import parse
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader
 from feedd.values import ShardIndex
 
@@ -77,3 +78,6 @@ def index_of(table: Table) -> ShardIndex:
     keys = [names[number][0].encode("utf-8", "surrogatepass") for number in first]
     ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
     return ShardIndex(tuple(columns), starts, sizes, b"".join(keys), ends)
+
+
+FORMATS: Final = (FormatSpec(FilesFormat()),)

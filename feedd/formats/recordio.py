@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import ShardReader, numbered
 from feedd.values import ShardIndex
 
@@ -208,3 +209,20 @@ class _Reader(PartsReader):
             *numbered(len(starts)),
             stored=("float32[]" if several.any() else "float32", "uint64", "image"),
         )
+
+
+def _begins(data: memoryview) -> bool:
+    return int.from_bytes(data[:4], "little") == MAGIC
+
+
+FORMATS: Final = (
+    FormatSpec(
+        RecordIoFormat("recordio"),
+        (".rec", ".recordio"),
+        begins=_begins,
+        sniff_rank=1,
+        first_samples=cut_at(records_end),
+    ),
+    FormatSpec(RecordIoFormat("recordio-image", images=True), first_samples=cut_at(records_end)),
+    FormatSpec(RecordIoFormat("recordio-raw", images=False), first_samples=cut_at(records_end)),
+)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import NamedCells, field_names, numbered
 from feedd.formats.protobuf import MessageReader, NotAMessage
-from feedd.formats.recordio import PartsReader
+from feedd.formats.recordio import PartsReader, records_end
 from feedd.values import ShardIndex
 
 if TYPE_CHECKING:
@@ -154,3 +155,6 @@ class _Reader(PartsReader, MessageReader):
             raise NotAMessage(f"two values {name!r}")
         seen.add(name)
         self._columns.add(self, sample, name, stored, place)
+
+
+FORMATS: Final = (FormatSpec(RecordIoProtobufFormat(), (".pbr", ".protobuf"), first_samples=cut_at(records_end)),)

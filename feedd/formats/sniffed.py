@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from feedd.errors import Unsupported
-from feedd.formats.recordio import MAGIC
 from feedd.formats.refused import refuse_bytes
-from feedd.formats.tfrecord import masked_crc
 from feedd.formats.tokens import SAY_HOW, kind_of
 
 if TYPE_CHECKING:
@@ -18,38 +16,19 @@ if TYPE_CHECKING:
 
 _BLOCK: Final = 512
 _HINT: Final = "name a prefix that holds shards, or their format before the URL: tfrecord+s3://bucket/prefix/"
-_MDS_HEADER: Final = b'"column_encodings"'
-_MDS_LOOK_BYTES: Final = 64 << 10
-
-
-def sniff(data: memoryview) -> str:
-    """Return the format that a shard begins like; empty: none that can be told.
-
-    Text has no magic, LitData's chunks neither, and both are not looked for.
-    """
-    head = bytes(data[:_BLOCK])
-    if head[257:262] == b"ustar":
-        return "tar"
-    if int.from_bytes(head[:4], "little") == MAGIC:
-        return "recordio"
-    if len(head) >= 12 and int.from_bytes(head[8:12], "little") == masked_crc(head[:8]):
-        return "tfrecord"
-    header_at = 8 + 4 * int.from_bytes(head[:4], "little")
-    if bytes(data[header_at : header_at + _MDS_LOOK_BYTES]).find(_MDS_HEADER) >= 0:
-        return "mds"
-    return "jsonl" if head.lstrip()[:2] in {b'{"', b"[{", b"{}"} else ""
 
 
 class SniffedFormat:
     """``protocols.ShardFormat`` of whatever begins like one; stateless.
 
     Args:
-        get: the reader of a format.
+        sniff: returns the name of the format that a shard begins like; empty: it begins like none.
+        get: returns the reader of a format.
         known: what is read, for messages.
     """
 
-    def __init__(self, get: Callable[[str], ShardFormat], known: str) -> None:
-        self._get, self._known = get, known
+    def __init__(self, sniff: Callable[[memoryview], str], get: Callable[[str], ShardFormat], known: str) -> None:
+        self._sniff, self._get, self._known = sniff, get, known
 
     @property
     def name(self) -> str:
@@ -63,7 +42,7 @@ class SniffedFormat:
             Unsupported: it begins like nothing that is read here.
             BadShard: as that format says.
         """
-        name = sniff(data)
+        name = self._sniff(data)
         if name:
             return self._get(name).index(data, url)
         head = bytes(data[:_BLOCK])

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from feedd.errors import BadSample
+from feedd.formats.format_spec import AmongSamples, FormatSpec, cut_rows
 from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
 from feedd.formats.npy_header import read_npy_head
 from feedd.recipe.low_precision import item_bytes
@@ -229,3 +230,9 @@ class _SafetensorsReader(StridedReader):
         if end - start != math.prod(shape) * item_bytes(dtype) or base + end > len(self._data):
             self.fail(8, f"the bytes of a tensor within {len(self._data)}", f"{name!r} of {shape} at {start} to {end}")
         return StridedArray(name, dtype, tuple(shape[1:]), base + start) if shape else None
+
+
+FORMATS: Final = (
+    FormatSpec(NpyFormat(), (".npy",), first_samples=cut_rows(first_rows), among_samples=AmongSamples.SAMPLE),
+    FormatSpec(SafetensorsFormat(), (".safetensors",)),
+)

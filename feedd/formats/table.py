@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, field_names, numbered, unread_of
 from feedd.formats.missing_reasons import HAS, places_of
 from feedd.recipe.encodings import parse_stored
@@ -182,3 +183,6 @@ class _Reader(ShardReader):
     def _check(self, name: str, at: int, size: int, end: int) -> None:
         if at < 0 or at + size > end:
             self.fail(max(at, 0), f"{size} bytes of column {name!r} before byte {end}", f"them at {at}")
+
+
+FORMATS: Final = (FormatSpec(TableFormat()),)

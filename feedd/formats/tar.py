@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import UNREAD_MAX, Cells, ShardReader, unread_of
 from feedd.values import ShardIndex
 
@@ -313,3 +314,10 @@ def _doubtful(headers: Sequence[bytes]) -> list[int]:
     lanes = ((words & _EVEN_BYTES) + (words >> np.uint64(8) & _EVEN_BYTES)).sum(axis=1).view(np.uint16)
     sums = lanes.reshape(-1, 4).sum(axis=1, dtype=np.int64) - field.sum(axis=1, dtype=np.int64) + 8 * ord(" ")
     return np.flatnonzero(~plain | (sums != digits @ _OCTAL)).tolist()
+
+
+def _begins(data: memoryview) -> bool:
+    return bytes(data[257:262]) == b"ustar"
+
+
+FORMATS: Final = (FormatSpec(TarFormat(), (".tar",), begins=_begins, first_samples=cut_at(samples_end, END)),)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from feedd.errors import BadShard
+from feedd.formats.format_spec import FormatSpec, cut_at
 from feedd.formats.framing import NamedCells, field_names, numbered
 from feedd.formats.missing_reasons import Why, place_of
 from feedd.formats.protobuf import MessageReader, NotAMessage
@@ -230,3 +231,14 @@ class _Reader(MessageReader):
             samples = np.fromiter(self._bad, np.intp, len(self._bad))
             starts[:, samples] = np.fromiter(self._bad.values(), np.int64, len(self._bad))
             sizes[:, samples] = -1
+
+
+def _begins(data: memoryview) -> bool:
+    return len(data) >= _HEAD_BYTES and int.from_bytes(data[8:12], "little") == masked_crc(bytes(data[:8]))
+
+
+FORMATS: Final = (
+    FormatSpec(
+        TfRecordFormat(), (".tfrecord", ".tfrecords"), begins=_begins, sniff_rank=2, first_samples=cut_at(records_end)
+    ),
+)

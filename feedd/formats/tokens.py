@@ -12,6 +12,7 @@ before anything is read; what was believed of a file to know it is checked when 
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 
 from feedd.errors import BadSample, BadShard
+from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader, numbered
 from feedd.formats.npy_header import read_npy_head
 from feedd.recipe.params import DTYPES
@@ -198,3 +200,8 @@ class _Reader(ShardReader):
         if header.data_at != _HEAD_BYTES[NPY]:  # by which the windows were counted
             self.fail(0, f"a header of {_HEAD_BYTES[NPY]} bytes, as numpy writes it", f"{header.data_at}")
         return header.data_at
+
+
+FORMATS: Final = tuple(
+    FormatSpec(TokensFormat(kind), with_params=functools.partial(TokensFormat, kind)) for kind in (RAW, LLMC, NPY)
+)

@@ -7,6 +7,7 @@ import zlib
 from typing import TYPE_CHECKING, Final
 
 from feedd.errors import BadShard
+from feedd.formats.format_spec import AmongSamples, FormatSpec
 from feedd.formats.strided import FIELD, StridedArray, StridedReader
 from feedd.formats.tensor_pickle import PICKLE_BYTES_MAX, NotPlainError, TensorView, load
 from feedd.formats.view_file import ViewFile
@@ -160,3 +161,6 @@ def _others(held: object) -> dict[str, str]:
         for name, one in named
         if not (isinstance(one, TensorView) and one.shape)
     }
+
+
+FORMATS: Final = (FormatSpec(TorchFormat(), (".pt", ".pth"), among_samples=AmongSamples.IGNORED),)

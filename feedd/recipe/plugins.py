@@ -1,8 +1,13 @@
-"""Codecs and transforms that the operator installed, as entry points. Clients only name them.
+"""What the operator installed as entry points. Clients only name it.
 
-``feedd.codecs``: a callable that takes the recipe's options as keywords and returns a ``protocols.SampleCodec``.
-``feedd.transforms``: one that returns a ``ImagePlugin``. Either is loaded when the first recipe names it: in the
-daemon, which asks what comes out, and in each worker that decodes it; import what is heavy where it is used.
+| group | an entry point names |
+|---|---|
+| ``feedd.codecs`` | a callable that takes the recipe's options as keywords and returns a ``protocols.SampleCodec`` |
+| ``feedd.transforms`` | a callable that takes the recipe's options as keywords and returns an ``ImagePlugin`` |
+| ``feedd.formats`` | a ``formats.format_spec.FormatSpec`` with the entry point's name |
+
+Each is loaded when it is first needed: in the daemon, and in each decode worker that uses it. Import what is heavy
+where it is used.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 CODECS: Final = "feedd.codecs"
 TRANSFORMS: Final = "feedd.transforms"
+FORMATS: Final = "feedd.formats"
 
 
 class ImagePlugin(Protocol):
@@ -55,23 +61,29 @@ def names(group: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def _load(group: str, name: str) -> Any | str:  # noqa: ANN401 - whatever the operator installed; text: why it fails
+def load(group: str, name: str) -> Any | str:  # noqa: ANN401 - whatever the operator installed
+    """Return what an entry point names, or the text of why that cannot be loaded, which is logged once."""
     point = next(iter(_points(group=group, name=name)))
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - code that is not ours may fail in any way
-        import structlog  # noqa: PLC0415 - workers have no other use for it, and start without
-
         why = f"{type(error).__name__}: {error}"
-        log = structlog.get_logger("feedd.workers")
-        about = {"group": group, "name": name, "target": point.value, "error": why}
-        log.error("installed plug-in cannot be loaded", **about)  # noqa: TRY400 - one line; who mends it runs it alone
+        log_unusable(group, name, why, target=point.value)
         return why
+
+
+def log_unusable(group: str, name: str, why: str, **more: str) -> None:
+    """Log that an installed plug-in cannot be used."""
+    import structlog  # noqa: PLC0415 - workers have no other use for it, and start without
+
+    structlog.get_logger("feedd.workers").error(
+        "installed plug-in cannot be loaded", group=group, name=name, error=why, **more
+    )
 
 
 @functools.lru_cache(maxsize=256)
 def _made(group: str, name: str, options: str) -> Any:  # noqa: ANN401 - what the operator's factory returns
-    factory = _load(group, name)
+    factory = load(group, name)
     if isinstance(factory, str):
         raise BadRecipe(
             f"expected {name!r} of {group} to load, got {factory}",

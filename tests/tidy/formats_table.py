@@ -107,7 +107,7 @@ def _row(name: str, names: tuple[str, ...], *others: str) -> tuple[str, ...]:
 def _fields(name: str) -> str:
     if name in _FIELDS:
         return _FIELDS[name]
-    kind = forms.module_of(name) if name in forms.names() else type(formats.get(name)).__module__
+    kind = forms._FORMS[name][0] if name in forms.names() else type(formats.get(name)).__module__
     return (ast.get_docstring(ast.parse(inspect.getsource(importlib.import_module(kind)))) or "").partition("\n")[0]
 
 
@@ -144,7 +144,7 @@ def _fetched(form: str) -> str:
 def _extra(form: str) -> str:
     """Return what is to be installed, as the form's own errors say."""
     own = getattr(forms.get(form), "_extra", "")  # where one class reads with several libraries
-    source = inspect.getsource(importlib.import_module(forms.module_of(form)))
+    source = inspect.getsource(importlib.import_module(forms._FORMS[form][0]))
     if own == "formats":
         return ""  # numpy reads it
     if own:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as registry
 from feedd.formats.refused import REFUSED
-from feedd.formats.sniffed import sniff
 from tests.fakes.recordio import recordio
 from tests.fakes.tars import tar_bytes
 from tests.fakes.tfrecords import example, tfrecord
@@ -62,7 +61,7 @@ def test_shards_without_an_extension_are_read(name: str) -> None:
     """A name that says nothing leads to the first bytes, and to the same index as the format gives."""
     assert registry.format_for("s3://b/shard-0001") == "auto"
     data = memoryview(SHARDS[name])
-    assert sniff(data) == name
+    assert registry.sniff(data) == name
     found, wanted = registry.get("auto").index(data, "s3://b/x"), registry.get(name).index(data, "s3://b/x")
     assert (found.fields, found.starts.tolist(), found.stored) == (wanted.fields, wanted.starts.tolist(), wanted.stored)
 
