@@ -22,8 +22,8 @@ from feedd.catalog.wanted_columns import counting
 from feedd.catalog.window_sorting import Sorting
 from feedd.convert.conversion_registry import check_named
 from feedd.converting.converter import formed
-from feedd.dataset.ignored_objects import PassedOver
 from feedd.dataset.listing import Listing, format_of
+from feedd.dataset.passed_over import PassedOver
 from feedd.errors import ObjectChanged
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.singleflight import SingleFlight

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from feedd.catalog.manifest import head_all
-from feedd.dataset.object_kinds import split_name
+from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import HEAD_BYTES, head_bytes, is_pack, parse
 from feedd.errors import CacheUnavailable, FeeddError, NotFound
 from feedd.flow.lru import WeightedLru

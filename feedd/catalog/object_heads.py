@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from feedd.convert.head_detection import HEAD_BYTES, form_by_head, is_unsaid
-from feedd.dataset.object_kinds import split_name
+from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.pools import CPU
 from feedd.flow.tasks import run_all

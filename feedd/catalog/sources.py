@@ -15,7 +15,7 @@ from feedd.catalog.texts import Texts
 from feedd.catalog.url_listing import UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
 from feedd.catalog.urls import FILE_ROOT, Location, likely_bucket, parse_url
-from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
 from feedd.fetch.bucket_state import BucketState
 from feedd.fetch.hedging_store import HedgeStore

@@ -7,11 +7,11 @@ import os.path
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from feedd.dataset.ignored_objects import Strays
-from feedd.dataset.object_grouper import Grouped, ObjectGrouper
+from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.object_grouper import Grouped, ObjectGrouper
+from feedd.catalog.table_roots import refuse_root
 from feedd.dataset.sidecars import is_beside
 from feedd.dataset.splits import splits_together
-from feedd.dataset.table_roots import refuse_root
 
 if TYPE_CHECKING:
     from feedd.catalog.urls import Location

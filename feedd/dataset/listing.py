@@ -11,8 +11,8 @@ import numpy as np
 from feedd.dataset.assignment import Partitioning
 from feedd.dataset.field_names import FieldNames
 from feedd.dataset.fingerprint import fingerprint, listing_digest, runs_of
-from feedd.dataset.ignored_objects import PassedOver
 from feedd.dataset.index_file import folder_of
+from feedd.dataset.passed_over import PassedOver
 from feedd.dataset.sharding import balance
 from feedd.dataset.step_counts import UNEQUAL, Uneven, common_steps, known_counts, needs_counts, partition_samples
 from feedd.errors import ObjectChanged

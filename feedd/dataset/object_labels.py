@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, AnyStr, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
-from feedd.dataset.object_kinds import split_name
+from feedd.dataset.object_names import split_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence

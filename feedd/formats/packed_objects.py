@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.dataset.object_kinds import split_name
+from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import parse
 from feedd.formats.format_spec import FormatSpec
 from feedd.formats.framing import ShardReader

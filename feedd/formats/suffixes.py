@@ -62,6 +62,13 @@ def uncompressed(name: str) -> tuple[str, str]:
     return name, ""
 
 
+def shortened() -> dict[str, str]:
+    """Return the endings that stand for two, with what they are unpacked: ``.tgz`` is a ``.tar``."""
+    return {
+        ending: inside for ending, (inside, _) in _COMPRESSED.items() if inside and not ending.startswith(f"{inside}.")
+    }
+
+
 def is_refused(name: str) -> bool:
     """Whether a lower-case file name is that of an archive, or compressed in a way that is not read."""
     return name.endswith(_REFUSED)

@@ -13,9 +13,9 @@ import structlog
 from feedd.catalog.braces import expand, split
 from feedd.catalog.late_fields import fields_told, late_fields
 from feedd.catalog.urls import parse_url
-from feedd.dataset.ignored_objects import PassedOver
 from feedd.dataset.index_file import INDEX_NAME, Row, folder_of, known
 from feedd.dataset.pack_layout import is_pack
+from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, FeeddError
 from feedd.flow.pools import CPU
 from feedd.notices import Amount, NoticeKind, notices_of, summed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from feedd.dataset.ignored_objects import PassedOver
+from feedd.dataset.passed_over import PassedOver
 from feedd.errors import BadRequest, NotFound
 from feedd.prepare.sample_counter import index_url
 from tests.fakes.stores import serving, sources_over

@@ -32,7 +32,7 @@ from feedd.recipe.label_recipes import (
 )
 from feedd.recipe.recipe import default_fields, parse_field, spec_of
 from feedd.values import ObjectRef
-from tests.unit.dataset.test_objects_grouping import grouped, refs_of
+from tests.unit.catalog.test_objects_grouping import grouped, refs_of
 
 if TYPE_CHECKING:
     from feedd.dataset.packs import Packs

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.dataset.object_grouper import Grouped, ObjectGrouper
-from feedd.dataset.object_kinds import OTHER, PRIMARY, SHARD, kind_of, split_name
+from feedd.catalog.object_grouper import Grouped, ObjectGrouper
+from feedd.catalog.object_kinds import OTHER, PRIMARY, SHARD, kind_of
+from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_borders import (
     PACK_BYTES_LEAST,
     PACK_BYTES_MOST,

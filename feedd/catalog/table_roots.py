@@ -16,7 +16,7 @@ from feedd.errors import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from feedd.dataset.ignored_objects import Strays
+    from feedd.catalog.ignored_objects import Strays
     from feedd.values import ObjectRef
 
 _DELETED: Final = "the folder also holds files that the table has deleted or replaced"

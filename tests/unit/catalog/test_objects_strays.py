@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.object_grouper import Grouped, ObjectGrouper
 from feedd.convert import conversion_registry as forms
 from feedd.dataset.fingerprint import listing_digest
-from feedd.dataset.ignored_objects import PassedOver, Strays
-from feedd.dataset.object_grouper import Grouped, ObjectGrouper
+from feedd.dataset.passed_over import PassedOver
 from feedd.formats import format_registry as formats
 from feedd.values import ObjectRef
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from feedd.dataset.ignored_objects import Strays
-from feedd.dataset.table_roots import refuse_root
+from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.table_roots import refuse_root
 from feedd.errors import Unsupported
 from feedd.values import ObjectRef
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from feedd.dataset.ignored_objects import PassedOver, Strays
-from feedd.dataset.object_grouper import Grouped, ObjectGrouper
+from feedd.catalog.ignored_objects import Strays
+from feedd.catalog.object_grouper import Grouped, ObjectGrouper
+from feedd.dataset.passed_over import PassedOver
 from feedd.values import ObjectRef
 
 

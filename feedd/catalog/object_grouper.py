@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.dataset.object_kinds import COMPANION, LINES, PRIMARY, SHARD, is_table, kind_of, split_name
+from feedd.catalog.object_kinds import COMPANION, LINES, PRIMARY, SHARD, is_table, kind_of
+from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_borders import borders
 from feedd.dataset.packs import Members, Packs, packed_tag
 from feedd.notices import EXAMPLES_MAX, Amount, NoticeKind, summed
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.dataset.ignored_objects import Strays
+    from feedd.catalog.ignored_objects import Strays
     from feedd.values import ObjectRef
 
 _MEMBERS = frozenset({PRIMARY, COMPANION, LINES})
