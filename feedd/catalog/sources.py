@@ -14,9 +14,9 @@ from feedd.catalog.manifest import MANIFEST_BYTES_MAX, head_all, names_in
 from feedd.catalog.texts import Texts
 from feedd.catalog.url_listing import UrlListing
 from feedd.catalog.url_lists import UrlList, lists_of, runs_of
-from feedd.catalog.urls import FILE_ROOT, Location, likely_bucket, parse_url
+from feedd.catalog.urls import FILE_ROOT, S3_SCHEME, Location, likely_bucket, parse_url
 from feedd.dataset.passed_over import PassedOver
-from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied
+from feedd.errors import BadRequest, FeeddError, NotFound, PermissionDenied, Unsupported
 from feedd.fetch.bucket_state import BucketState
 from feedd.fetch.hedging_store import HedgeStore
 from feedd.fetch.limiting_store import LimitStore
@@ -36,6 +36,7 @@ from feedd.fetch.turn_gate import TurnGate
 from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CPU, LOCAL_FILES
 from feedd.notices import OBJECTS_EVENT, notices_of
+from feedd.recipe import plugins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,7 +155,9 @@ class Sources:
         return self._book
 
     def store(self, root: str) -> ObjectStore:
-        """Return the store of ``s3://bucket`` or ``file://``; connections are opened on first use.
+        """Return the store of ``s3://bucket``, ``file://``, or what an installed store has; see ``recipe.plugins``.
+
+        Connections are opened on first use.
 
         Raises:
             BadRequest: no such kind of store.
@@ -287,6 +290,10 @@ class Sources:
         location = parse_url(url)
         if location.root == FILE_ROOT:
             return await LOCAL_FILES.run(write_file, location.key, data, over)
+        if not _is_s3(location.root):
+            message = f"expected a URL that can be written to, s3:// or a path, got {url}"
+            hint = "write to a file of this machine instead: feedd index --out FILE"
+            raise Unsupported(message, object=url, hint=hint, stage="source")
         store = S3Store(location.bucket, self._options, self._facts[location.bucket])
         try:
             return await self._retried(store, store).ask(lambda: store.put(location.key, data, over))
@@ -296,6 +303,8 @@ class Sources:
     def _bare(self, root: str) -> ObjectStore:
         if root == FILE_ROOT:
             return LocalStore(self._options.file_threads)
+        if not _is_s3(root):
+            return plugins.store(root)
         kind = S3Store if self._options.transport == "aiobotocore" else DirectStore
         bucket = parse_url(root).bucket
         return kind(bucket, self._options, self._facts[bucket])
@@ -342,6 +351,10 @@ class Sources:
         names = await self.texts.parse(ref, functools.partial(names_in, url=location.url))
         refs = await head_all(names, self._head, self._options.heads_in_flight)
         await CPU.run(taking.take_all_named, refs)
+
+
+def _is_s3(root: str) -> bool:
+    return root.startswith(f"{S3_SCHEME}://")
 
 
 def _nothing(url: str) -> NotFound:

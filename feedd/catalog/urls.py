@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feedd.errors import BadRequest, Unsupported
+from feedd.recipe import plugins
 
 FILE_ROOT = "file://"
 _SCHEME = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
@@ -24,6 +25,7 @@ _HINTS = {
     "http": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
     "https": "write s3://BUCKET/KEY, and the store's address as endpoint_url",
 }
+S3_SCHEME, _FILE_SCHEME = "s3", "file"
 _FORMAT = re.compile(r"[a-z0-9][a-z0-9.-]+")
 
 
@@ -33,7 +35,7 @@ class Location:
 
     Attributes:
         url: as it was given.
-        root: ``s3://bucket`` or ``file://``.
+        root: ``s3://bucket``, ``file://``, or ``SCHEME://NAME`` of an installed store.
         key: key or prefix, verbatim: nothing in it is percent-decoded.
         manifest: the object lists the data, it is not the data.
         format: by which its shards are to be read, whatever their names (``tfrecord+s3://bucket/prefix/``); empty: by
@@ -73,11 +75,17 @@ def parse_url(url: str) -> Location:
         hint = "list the objects in a plain manifest (manifest+s3://…), or give their prefix"
         raise Unsupported("expected a plain manifest, got an augmented one", object=url, hint=hint, stage="source")
     named = [kind for kind in kinds if kind != _MANIFEST]
-    if inner not in {"s3", "file"} or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
-        hint = _HINTS.get(inner, "")
+    known = inner in {S3_SCHEME, _FILE_SCHEME} or inner in plugins.names(plugins.STORES)
+    if not known or len(named) > 1 or len(kinds) > len(named) + 1 or not _formats(named):
+        hint = "" if known else _HINTS.get(inner, "")
         raise BadRequest(f"{_FORMS}, got scheme {scheme!r}", object=url, hint=hint, stage="source")
     kind = _MANIFEST if _MANIFEST in kinds else ""
-    location = _file(url, rest, kind) if inner == "file" else _s3(url, rest, kind)
+    if inner == _FILE_SCHEME:
+        location = _file(url, rest, kind)
+    elif inner == S3_SCHEME:
+        location = _s3(url, rest, kind)
+    else:
+        location = _installed(url, inner, rest, kind)
     return replace(location, format=named[0]) if named else location
 
 
@@ -101,6 +109,15 @@ def _s3(url: str, rest: str, kind: str) -> Location:
     if kind and not key:
         raise BadRequest("expected the key of a manifest, got only a bucket", object=url, stage="source")
     return Location(url, f"s3://{bucket}", key, manifest=bool(kind))
+
+
+def _installed(url: str, scheme: str, rest: str, kind: str) -> Location:
+    name, _, key = rest.partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9._:-]+", name):
+        raise BadRequest(f"expected a name after {scheme}://, got {name!r}", object=url, stage="source")
+    if kind and not key:
+        raise BadRequest("expected the key of a manifest, got only a name", object=url, stage="source")
+    return Location(url, f"{scheme}://{name}", key, manifest=bool(kind))
 
 
 def _access_point(url: str, rest: str) -> tuple[str, str]:

@@ -5,9 +5,10 @@
 | ``feedd.codecs`` | a callable that takes the recipe's options as keywords and returns a ``protocols.SampleCodec`` |
 | ``feedd.transforms`` | a callable that takes the recipe's options as keywords and returns an ``ImagePlugin`` |
 | ``feedd.formats`` | a ``formats.format_spec.FormatSpec`` with the entry point's name |
+| ``feedd.stores`` | a callable that takes ``SCHEME://NAME`` and returns a ``protocols.ObjectStore`` of that root |
 
-Each is loaded when it is first needed: in the daemon, and in each decode worker that uses it. Import what is heavy
-where it is used.
+The name of a store's entry point is the scheme. Each is loaded when it is first needed: in the daemon, and in each
+decode worker that uses it. Import what is heavy where it is used.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import msgspec
 
-from feedd.errors import BadRecipe
+from feedd.errors import BadRecipe, BadRequest
 
 if TYPE_CHECKING:
     from importlib import metadata
 
     from numpy.typing import NDArray
 
-    from feedd.protocols import SampleCodec
+    from feedd.protocols import ObjectStore, SampleCodec
 
 CODECS: Final = "feedd.codecs"
 TRANSFORMS: Final = "feedd.transforms"
 FORMATS: Final = "feedd.formats"
+STORES: Final = "feedd.stores"
 
 
 class ImagePlugin(Protocol):
@@ -117,3 +119,33 @@ def transform(name: str, options: str) -> ImagePlugin:
         BadRecipe: it does not load, or does not take them.
     """
     return cast("ImagePlugin", _made(TRANSFORMS, name, options))
+
+
+def store(root: str) -> ObjectStore:
+    """Return an installed store.
+
+    Args:
+        root: ``SCHEME://NAME``.
+
+    Raises:
+        BadRequest: there is none of that scheme, it does not load, or it refuses the root.
+    """
+    scheme = root.partition("://")[0]
+    if scheme not in names(STORES):
+        raise BadRequest(f"expected s3://, file:// or an installed store, got {root}", object=root, stage="source")
+    factory = load(STORES, scheme)
+    if isinstance(factory, str):
+        raise BadRequest(
+            f"expected {scheme!r} of {STORES} to load, got {factory}",
+            object=root,
+            hint="the operator's installation is broken; the daemon's log has the details",
+            stage="source",
+        )
+    try:
+        return cast("ObjectStore", factory(root))
+    except Exception as error:
+        raise BadRequest(
+            f"expected a root that the store {scheme!r} takes, got {root}: {type(error).__name__}: {error}",
+            object=root,
+            stage="source",
+        ) from error

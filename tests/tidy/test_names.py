@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from feedd.config.models import Config
 from feedd.config.option_list import dotted, options
-from feedd.recipe.plugins import CODECS, TRANSFORMS
+from feedd.recipe.plugins import CODECS, STORES, TRANSFORMS
 from tests.tidy.tree import ROOT, Function, sources
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DOTTED = re.compile(r"``([a-z_]\w*(?:\.\w+)+)``")
 FILE = re.compile(r"`((?:\w+/)+\w+\.py)(?::\s(\w+)(?:\.(\w+))?)?`")
 ROOTS = ("feedd", "client", ".")
-NOT_MODULES = {CODECS, TRANSFORMS, *(dotted(option.path) for option in options(Config))}
+NOT_MODULES = {CODECS, STORES, TRANSFORMS, *(dotted(option.path) for option in options(Config))}
 
 
 def _module(path: Path) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -64,11 +65,14 @@ def test_what_is_no_list_is_itself(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["{0..99999999}", "{0..999}{0..999}", "{0..999999999999999999}", "{a,b}" * 5000])
 def test_too_many_are_refused_by_their_number(text: str) -> None:
-    """At once, whatever there would be, with what to do instead."""
-    began_s = time.monotonic()
-    with pytest.raises(BadRequest, match=f"at most {URLS_MAX} others, got one for [0-9]+") as caught:
-        expand(f"s3://b/{text}.tar")
-    assert time.monotonic() - began_s < 1.0
+    """Before any name is made, with what to do instead."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match=f"at most {URLS_MAX} others, got one for [0-9]+") as caught:
+            expand(f"s3://b/{text}.tar")
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20  # a list of the names would take more
+    finally:
+        tracemalloc.stop()
     assert "manifest" in caught.value.hint
     assert len(caught.value.object) < 500
 
@@ -85,9 +89,9 @@ def test_deep_and_hostile_braces_end() -> None:
     with pytest.raises(BadRequest, match="deep"):
         expand("{a," * 20 + "b" + "}" * 20)
     for text in ("{" * 200_000, "{x" * 50_000 + "}" * 50_000, "{" * 50_000 + "}" * 50_000, "{,x" * 50_000):
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         assert expand(text) == [text]
-        assert time.monotonic() - began_s < 5.0
+        assert time.thread_time() - began_s < 5.0
 
 
 @given(st.text("{},.019a-", max_size=40))
