@@ -1,4 +1,7 @@
-"""The checksums of an object's blocks, taken while its bytes are still hot. Touches no file of its own accord."""
+"""CRC32C checksums of an object's blocks, computed while its bytes are still in the CPU cache.
+
+This module opens no file.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = -1
 _PIECE_BYTES_LEAST: Final = 16 << 10
-"""Pieces of blocks from so many bytes on keep the sum that was taken as they were written: of 100 KB that takes 2 us
-then, and 16 later, when they are in no cache any more, besides reading them. Of smaller ones keeping it costs more."""
+"""Pieces of a block keep the checksum computed at write time if they have at least this many bytes. A checksum of 100
+KB takes 2 us at write time, and 16 us plus the read later, when the bytes have left the CPU cache. For smaller pieces,
+keeping the checksum costs more.
+"""
 
 
 class _Run(NamedTuple):
-    """Bytes of one block, from one offset in the object up to another."""
+    """A run of bytes in one block, from one offset of the object to another."""
 
     start: int
     end: int
@@ -28,25 +33,25 @@ class _Run(NamedTuple):
 
 
 class BlockSums:
-    """CRC32C of each block of one object, from parts in any order, of any size, some of them more than once.
+    """CRC32C of each block of one object. Parts may come in any order, in any size, and more than once.
 
     Args:
-        size_bytes: of the object.
-        data_at: offset of its first byte in the file.
+        size_bytes: size of the object.
+        data_at: offset of the object's first byte in the file.
     """
 
     def __init__(self, size_bytes: int, data_at: int = 0) -> None:
         self._size_bytes = size_bytes
         self._data_at = data_at
-        self._written: dict[int, _Run] = {}  # by where each ends: what is written next may go on from there
-        self._came: dict[int, dict[int, _Run]] = {}  # of blocks in pieces, by where each begins; none overlap
+        self._written: dict[int, _Run] = {}  # by end offset, because the next write may continue there
+        self._came: dict[int, dict[int, _Run]] = {}  # pieces of incomplete blocks, by start offset; none overlap
         self._block_bytes = entry_layout.block_bytes(size_bytes)
         self._sums = [_UNKNOWN] * entry_layout.block_count(size_bytes)
 
     def landed(self, at: int, data: memoryview, *, begins: bool = False) -> None:
-        """Sum bytes as they are written to the file at offset ``at``; may be called in any thread.
+        """Add the bytes just written to the file at offset ``at``; may be called in any thread.
 
-        They go on from what was written right before them, unless an object of its own ``begins`` there.
+        The bytes continue the run written right before them, unless ``begins`` says that another object begins there.
         """
         at -= self._data_at
         end, begin = at + len(data), at
@@ -58,10 +63,10 @@ class BlockSums:
             at, begins = stop, False
 
     def take(self, span: ByteRange, piece: memoryview) -> None:
-        """Note what was summed as it was written, and sum other blocks that came whole where that waits for no disk.
+        """Record the checksums of a written span, and compute those of whole blocks that need no disk read.
 
-        What else there is is summed in ``finish``, off the loop. Where bytes are written in any other way over
-        those that ``landed`` was told of, it has to be told of that, too.
+        ``finish`` computes all others, off the loop. If ``landed`` was told of some bytes and they are overwritten by
+        another path, call ``landed`` for the new bytes too.
         """
         block = self._block_bytes
         later = on_disk(piece)
@@ -80,7 +85,7 @@ class BlockSums:
                 self._take_piece(index, low, high, known)
 
     def finish(self, data: memoryview) -> bytes:
-        """Return all checksums as the header has them; ``data`` is the whole object, for what is not summed yet.
+        """Return all checksums in the header's format, computing missing ones from ``data``, the whole object.
 
         Raises:
             OSError: the file cannot be read.
@@ -98,7 +103,7 @@ class BlockSums:
             came[start] = _Run(start, end, known)
 
     def _joined(self, index: int, data: memoryview) -> int:
-        """Return the sum of a block that came in pieces; what is not summed is read."""
+        """Return the checksum of a block that came in pieces; bytes without a checksum are read again."""
         at, stop, crc = index * self._block_bytes, min((index + 1) * self._block_bytes, self._size_bytes), 0
         for run in sorted(self._came.get(index, {}).values()):
             if at < run.start:

@@ -1,4 +1,4 @@
-"""What the cache counts, for itself and for the recorder."""
+"""The cache's counters, for its own statistics and for the recorder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class CacheMetrics:
-    """Counters since opening and the gauges of an index.
+    """Counters since opening, and the gauges of an index.
 
     Attributes:
         filled_bytes: object bytes fetched.
-        fill_s: time of all fills.
-        space_wait_s: time acquirers waited for space.
+        fill_s: time of all fills, summed.
+        space_wait_s: time that acquirers waited for space, summed.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -41,7 +41,7 @@ class CacheMetrics:
         self._published: Counter[str] = Counter()
 
     def count(self, metric: Metric, amount: int = 1) -> None:
-        """Add to one of the unlabelled counters."""
+        """Add ``amount`` to an unlabelled counter."""
         if amount:
             self._counts[metric.name] += amount
             self._recorder.count(metric, amount)
@@ -52,7 +52,7 @@ class CacheMetrics:
             self._recorder.count(CACHE_ERRORS, amount, reason=reason)
 
     def snapshot(self, index: CacheIndex, waiting_count: int) -> CacheStats:
-        """Return all there is to know, in one."""
+        """Return all counters and gauges as one snapshot."""
         return CacheStats(
             limit_bytes=index.limit_bytes,
             committed_bytes=index.committed_bytes,
@@ -69,19 +69,19 @@ class CacheMetrics:
         )
 
     def publish(self, index: CacheIndex) -> None:
-        """Bring all gauges up to date."""
+        """Update all gauges from the index."""
         self._move(CACHE_BYTES, index.committed_bytes)
         self._move(CACHE_ENTRIES, index.committed_count)
         self._move(CACHE_RESERVED, index.reserved_bytes)
         self._move(CACHE_PINS, index.pin_count)
 
     def retire(self) -> None:
-        """Take our part out of all gauges: the cache is closed."""
+        """Subtract this cache's share from all gauges, because the cache is closed."""
         for metric in (CACHE_BYTES, CACHE_ENTRIES, CACHE_RESERVED, CACHE_PINS):
             self._move(metric, 0)
 
     def _move(self, metric: Metric, value: int) -> None:
-        """Change a gauge by what changed since: caches that share a recorder add up."""
+        """Change a gauge by the difference to the last published value, so that caches that share a recorder add up."""
         delta = value - self._published[metric.name]
         if delta:
             self._published[metric.name] = value

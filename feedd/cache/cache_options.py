@@ -1,4 +1,4 @@
-"""What an operator decides about the cache."""
+"""The operator's options of the cache."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class CacheOptions:
     """Where the cache lives and how large it may grow.
 
     Attributes:
-        directory: owned by one cache at a time; made if missing.
+        directory: cache directory, owned by one cache at a time; created if missing.
         size_bytes: upper limit of disk bytes, headers and block rounding included.
         free_reserve_bytes: free space the cache leaves on the file system for others.
-        fill_deadline_s: longest time one object may take to arrive.
-        prefetch_fills: fills at a time for wishes nobody waits for yet.
-        verify: when an entry's bytes are held against their checksums: ``use``: whenever it goes into use; ``boot``:
-            at its first use after a start; ``off``: never, only its header and length are looked at.
-        verified_for_s: so long an entry found whole needs no second look at its bytes.
-        quotas: most disk bytes by URL prefix, the longest that matches an object counts; see ``Quotas``.
-        allow_network_fs: take a directory on NFS, SMB or FUSE, too. fuse-overlayfs needs no permission.
+        fill_deadline_s: longest time the fetch of one object may take.
+        prefetch_fills: concurrent fills for wishes that no acquirer waits for yet.
+            verify: when an entry's bytes are compared with their checksums. ``use``: each time the entry goes into use;
+            ``boot``: at its first use after a start; ``off``: never, only the header and the length are checked.
+        verified_for_s: time for which a verified entry is not verified again.
+        quotas: upper limits of disk bytes by URL prefix; the longest matching prefix counts; see ``Quotas``.
+        allow_network_fs: accept a directory on NFS, SMB or FUSE too. fuse-overlayfs is always accepted.
     """
 
     directory: Path

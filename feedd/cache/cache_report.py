@@ -1,4 +1,4 @@
-"""What the cache says about itself."""
+"""Reports of the cache: entries and statistics."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class CacheEntry:
     """One whole object on disk, for listings.
 
     Attributes:
-        url: what a user would type to name the object.
-        etag: its version.
-        size_bytes: length of the object; on disk it takes a header and block rounding more.
-        pins: how many hold it now; 0 in listings made without the owner.
-        form: how it was made of the object; empty: it is the object.
+        url: the object's URL, as a user would type it.
+        etag: the object's version.
+        size_bytes: length of the object; the file is larger by a header and block rounding.
+        pins: current pins; 0 in listings made without the owner of the directory.
+        form: the conversion that made the entry from the object; empty: the object itself.
     """
 
     url: str
@@ -29,9 +29,9 @@ class CacheStats:
     """A snapshot of gauges, and counts since the cache was opened.
 
     Attributes:
-        limit_bytes: disk bytes the cache may take: the configured size, or less where the disk is smaller.
+        limit_bytes: disk bytes the cache may take: the configured size, or less if the disk is smaller.
         committed_bytes: disk bytes of whole entries.
-        reserved_bytes: disk bytes claimed by fills under way.
+        reserved_bytes: disk bytes reserved by running fills.
         entry_count: whole entries.
         pin_count: pins held.
         waiting_count: acquirers waiting for space now.
@@ -39,8 +39,8 @@ class CacheStats:
         misses: objects that had to be fetched, or whose fetch was still running.
         evictions: entries removed to make room.
         filled_bytes: object bytes fetched.
-        fill_s: time fills took, summed over all fills.
-        space_wait_s: time acquirers waited for space, summed.
+        fill_s: time of all fills, summed.
+        space_wait_s: time that acquirers waited for space, summed.
     """
 
     limit_bytes: int

@@ -1,4 +1,4 @@
-"""What can be asked of a cache without changing anything."""
+"""Read-only queries of a cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CacheView:
-    """Answers from the index of an open cache, which puts these parts in place."""
+    """Queries over the index of an open cache. The subclass sets the attributes below."""
 
     _index: CacheIndex
     _strays: Examination
@@ -26,29 +26,29 @@ class CacheView:
     _queue: Sized
 
     def fits(self, refs: Iterable[ObjectRef]) -> bool:
-        """Whether ``refs`` could be held together, by this cache when empty."""
+        """Whether this cache, if it were empty, could hold ``refs`` together."""
         return self._strays.too_large(tuple(dict.fromkeys(refs))) is None
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Whether an object is here whole."""
+        """Whether the cache holds the whole object."""
         entry = self._index.find(ref)
         return entry is not None and entry.state is EntryState.COMMITTED and not entry.damaged
 
     def knows(self, ref: ObjectRef) -> bool:
-        """Whether an object is here, or a fill of it under way."""
+        """Whether the cache holds the object or is filling it."""
         return self._index.find(ref) is not None
 
     def price(self, refs: Iterable[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs``, none of them known; see ``Capacity.price``."""
+        """Return the next use of the first entry that new ``refs`` would evict; see ``Capacity.price``."""
         return self._index.room.price(refs)
 
     @property
     def limit_bytes(self) -> int:
-        """Upper limit of what the cache holds: the configured size, or less where the place is smaller."""
+        """Upper limit of the cache's disk bytes: the configured size, or less if the storage is smaller."""
         return self._strays.limit_bytes
 
     def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no order."""
+        """Return the whole entries, in no particular order."""
         return [
             CacheEntry(entry.ref.url, entry.ref.etag, entry.ref.size_bytes, entry.pins, entry.ref.form)
             for entry in self._index
@@ -57,5 +57,5 @@ class CacheView:
 
     @property
     def stats(self) -> CacheStats:
-        """A snapshot."""
+        """A snapshot of counters and gauges."""
         return self._cache_metrics.snapshot(self._index, len(self._queue))

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 class DiskCache(PlacedCache):
-    """Whole shards as files of one directory that this object owns while it is open.
+    """Whole shards as files of one directory, which this object owns while it is open.
 
     ``async with DiskCache(options, fetcher, recorder, clock) as cache``.
     """
@@ -41,10 +41,11 @@ class DiskCache(PlacedCache):
         return f"DiskCache({self._name})"
 
     async def __aenter__(self) -> Self:
-        """Take the directory over and find what it holds.
+        """Lock the directory and index the entries in it.
 
         Raises:
-            CacheUnavailable: somebody else owns it, it cannot be written, or the disk has no room for a cache.
+                CacheUnavailable: another process owns the directory, it cannot be written, or the disk has no room for
+                a cache.
         """
         await super().__aenter__()
         if self.limit_bytes < self._size_bytes:
@@ -57,7 +58,7 @@ class DiskCache(PlacedCache):
 
 
 class MemoryCache(PlacedCache):
-    """Whole shards in anonymous memory: nothing is left behind, however the process ends.
+    """Whole shards in anonymous memory; nothing is left behind, however the process ends.
 
     ``async with MemoryCache(size_bytes, fetcher, recorder, clock) as cache``.
     """
@@ -70,10 +71,10 @@ class MemoryCache(PlacedCache):
         clock: Clock,
         available: Callable[[], int | None] = available_bytes,
     ) -> None:
-        """Take at most ``size_bytes``, and no memory that ``available`` does not say is left.
+        """Take at most ``size_bytes``, and never more than ``available`` reports as left.
 
         Raises:
-            ValueError: a size that is not above 0.
+            ValueError: the size is not above 0.
         """
         if size_bytes <= 0:
             raise ValueError(f"expected size_bytes above 0, got {size_bytes}")

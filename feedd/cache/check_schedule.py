@@ -1,4 +1,4 @@
-"""When an entry is looked at again before its use, and how closely."""
+"""When an entry is verified again before its use, and how closely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feedd.cache.policy.eviction_order import Entry
     from feedd.protocols import Clock
 
-_SEEN_FOR_S: Final = 1.0  # so long a file is taken to be still there: no trip to a thread for every batch
+_SEEN_FOR_S: Final = 1.0  # no thread call per batch: a file seen this recently is assumed to be still there
 _COMPACT_SLACK: Final = 64
 
 _Look = tuple["Entry", Depth]
@@ -27,11 +27,11 @@ _Look = tuple["Entry", Depth]
 
 @dataclass(frozen=True, slots=True)
 class CheckRule:
-    """How closely entries are looked at.
+    """How closely entries are verified.
 
     Attributes:
-        blocks: hold the bytes against their checksums, at the first use.
-        again_s: and again when an entry goes into use so long after it was found whole; inf: never again.
+        blocks: compare the bytes with their checksums at the first use.
+        again_s: compare them again at a use this long after the last verification; inf: never again.
     """
 
     blocks: bool = True
@@ -39,43 +39,44 @@ class CheckRule:
 
 
 class Checks:
-    """Looks at entries: at the bytes of each when it goes into use, at the length of its file once in a while.
+    """Verifies entries: the bytes when an entry goes into use, the length of its file from time to time.
 
-    An entry in use is not read again, nor one that was found whole lately; two who want the same look share it.
+    An entry that is in use, or that was verified lately, is not read again. Concurrent requests for the same
+    verification share one.
     """
 
     def __init__(self, group: asyncio.TaskGroup, place: EntryStorage, clock: Clock, rule: CheckRule) -> None:
         self._place = place
         self._clock = clock
         self._rule = rule
-        self._whole_s: dict[Entry, float] = {}  # when each was last found whole, byte by byte if that is the rule
+        self._whole_s: dict[Entry, float] = {}  # when each entry was last found whole, by checksum if the rule says so
         self._looking: dict[Entry, int] = {}
         self._flights: SingleFlight[_Look, Finding] = SingleFlight(group)
         self._doubted_s = -math.inf
 
     def doubt(self) -> None:
-        """A file that went away seldom goes alone: each is looked at before its next use."""
+        """Verify every entry before its next use: a file that vanished seldom vanishes alone."""
         self._doubted_s = self._clock.monotonic_s()
 
     def written(self, entry: Entry) -> None:
-        """Take note of an entry that was just filled: its checksums were taken from what came."""
+        """Mark an entry as verified: it was just filled, and its checksums come from the fetched bytes."""
         now_s = self._clock.monotonic_s()
         entry.seen_s = now_s
         self._note(entry, now_s)
 
     def due(self, entry: Entry) -> Depth | None:
-        """Tell how closely a committed entry is to be looked at before its use; None: not at all."""
+        """Return how closely a committed entry must be verified before its use, or None for not at all."""
         if not self._place.shared:
             return None
         now_s = self._clock.monotonic_s()
         whole_s = self._whole_s.get(entry)
-        idle = entry.pins <= 1 or entry in self._looking  # the pin of whoever asks
+        idle = entry.pins <= 1 or entry in self._looking  # the caller's own pin
         if whole_s is None or (idle and now_s - whole_s >= self._rule.again_s):
             return Depth.BLOCKS if self._rule.blocks else Depth.HEADER
         return Depth.LENGTH if entry.seen_s <= max(now_s - _SEEN_FOR_S, self._doubted_s) else None
 
     async def look(self, entries: Sequence[Entry]) -> list[Finding]:
-        """Look at entries that are due; each finding is of the file that was there at the time.
+        """Verify entries that are due; each finding is about the file that existed at that moment.
 
         Raises:
             CacheUnavailable: the disk does not answer.
@@ -102,7 +103,7 @@ class Checks:
         return [found[entry] for entry in entries]
 
     async def close(self) -> None:
-        """End looks under way."""
+        """Cancel all running verifications."""
         await self._flights.cancel_all()
 
     async def _look_deep(self, look: _Look) -> Finding:

@@ -1,4 +1,4 @@
-"""Watching the cache's disk: operations that hang, probes while it is not well, one log line per change."""
+"""Watches the cache's disk: finds hanging operations, probes a sick disk, logs each change of state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder
 
 _log = structlog.get_logger(__name__)
-_DOUBTS = frozenset({"unreadable", "torn"})  # reasons of CACHE_ERRORS that may be the disk's
+_DOUBTS = frozenset({"unreadable", "torn"})  # reasons of CACHE_ERRORS that may be the disk's fault
 
 
 @dataclass(eq=False, slots=True)
@@ -34,10 +34,10 @@ class _Operation:
 
 
 class DiskWatch:
-    """Knows how a disk is. ``async with``; its one background task waits for something to probe.
+    """Tracks the health of a disk. ``async with``; the one background task waits for something to probe.
 
-    An operation that takes too long is not the disk's fault as long as a probe goes well: it may be the store that is
-    slow. Only where the probe fails or hangs too is it given up, and counted as an error.
+    A slow operation is not the disk's fault while a probe succeeds, because the store may be slow. Only if the probe
+    fails or hangs too, the operation is given up and counted as an error.
     """
 
     def __init__(self, probe: Callable[[], None], options: HealthOptions, recorder: Recorder, clock: Clock) -> None:
@@ -55,14 +55,14 @@ class DiskWatch:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Start watching."""
+        """Start watching the disk."""
         await self._group.__aenter__()
         self._task = self._group.create_task(self._watch())
         self._publish()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop."""
+        """Stop watching the disk."""
         assert self._task is not None
         self._task.cancel()
         try:
@@ -74,23 +74,23 @@ class DiskWatch:
 
     @property
     def state(self) -> DiskState:
-        """How the disk is."""
+        """The disk's current state."""
         return self._health.state
 
     def may_read(self) -> bool:
-        """Whether what is on the disk is to be read from there."""
+        """Whether entries on the disk may be read."""
         return self._health.may_read()
 
     def may_fill(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether new entries may be written to the disk."""
         return self._health.may_fill(self._clock.monotonic_s())
 
     @asynccontextmanager
     async def operation(self) -> AsyncIterator[None]:
-        """Guard what is done with the disk.
+        """Guard an operation on the disk.
 
         Raises:
-            CacheUnavailable: it took too long, and the disk does not answer a probe either.
+            CacheUnavailable: the operation took too long, and the disk does not answer a probe either.
         """
         async with within(None, self._no_answer) as scope:
             operation = _Operation(scope, asyncio.get_running_loop().time() + self._options.slow_op_s)
@@ -104,13 +104,13 @@ class DiskWatch:
 
     def _no_answer(self) -> CacheUnavailable:
         return CacheUnavailable(
-            f"expected the disk to answer, got nothing for {format_duration(self._options.slow_op_s)}",
+            f"the disk has not answered for {format_duration(self._options.slow_op_s)}",
             hint="see the kernel's log for a failing disk, or pass another --cache-dir",
             stage="cache",
         )
 
     def failed(self, error: BaseException) -> None:
-        """Take note of what an operation raised."""
+        """Record the error that an operation raised."""
         now_s = self._clock.monotonic_s()
         match symptom(error):
             case Symptom.FULL:
@@ -120,11 +120,11 @@ class DiskWatch:
         self._changed(error)
 
     def absent(self, error: CacheUnavailable, retry_s: float) -> None:
-        """Take note that the cache could not be opened: the disk is down until ``opened``."""
+        """Record that the cache could not be opened: the disk is down until ``opened`` is called."""
         self._health.absent()
         self._told = self._health.state
         _log.warning(
-            "cache directory cannot be used: shards are kept in memory (cache.bypass) until it can",
+            "cache directory cannot be used: shards are kept in memory (cache.bypass) until it can be opened",
             directory=error.object,
             error=error.message,
             hint=error.hint,
@@ -132,21 +132,21 @@ class DiskWatch:
         )
 
     def opened(self) -> None:
-        """Take note that the cache could be opened at last."""
+        """Record that the cache is open at last."""
         self._health.opened()
         self._changed(None)
 
     def doubted(self) -> None:
-        """Have the disk tried because of an entry that was not what was written; an error if it fails at that too."""
+        """Probe the disk because an entry was corrupt; a probe that fails as well counts as an error."""
         self._doubt_count += 1
         self._wake.set()
 
     def listen(self, recorder: Recorder) -> Recorder:
-        """Return ``recorder`` for the cache on this disk: broken entries that it counts are doubts."""
+        """Return a recorder for the cache on this disk; broken entries that it counts trigger a probe."""
         return _Listening(recorder, self)
 
     def filled(self) -> None:
-        """Take note that something was written."""
+        """Record that a fill succeeded."""
         self._health.filled()
         self._changed(None)
 
@@ -162,7 +162,7 @@ class DiskWatch:
                 await self._probe()
 
     def _delay_s(self) -> float | None:
-        """Return how long until a probe is due; None: there is nothing to be found out."""
+        """Return the seconds until the next probe is due, or None if there is nothing to probe."""
         if self._doubt_count:
             return 0.0
         now_s = asyncio.get_running_loop().time()
@@ -170,7 +170,7 @@ class DiskWatch:
         delays_s = [] if interval_s is None else [interval_s]
         watched = [
             operation.due_s for operation in self._operations if operation.due_s < math.inf
-        ]  # others are given up
+        ]  # the other operations have been given up
         delays_s += [max(0.0, due_s - now_s) for due_s in watched]
         return min(delays_s, default=None)
 
@@ -210,7 +210,7 @@ class DiskWatch:
 
 
 class _Listening:
-    """A ``Recorder``."""
+    """Passes everything to another ``Recorder`` and reports suspicious cache errors to the watch."""
 
     def __init__(self, recorder: Recorder, watch: DiskWatch) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""Looking at entries before anybody asks for them, in the order of the wish lists."""
+"""Verifies entries in advance, in the order of the wish lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AheadChecks:
-    """One look at a time at entries that are wished for and idle; what is broken goes to ``refetch`` at once."""
+    """Verifies idle wished-for entries, one at a time; broken ones are handed to ``refetch`` at once."""
 
     def __init__(
         self,
@@ -37,16 +37,16 @@ class AheadChecks:
         self._task: asyncio.Task[None] | None = None
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
-        """Replace the owner's list."""
+        """Replace the owner's list of wishes."""
         self._wishes.replace(owner, [ref for ref in refs if self._due(ref) is not None])
 
     def pump(self) -> None:
-        """Start if there is something to do."""
+        """Start verifying if an entry is due."""
         if self._wishes and self._task is None:
             self._task = self._group.create_task(self._run())
 
     def close(self) -> None:
-        """Stop."""
+        """Stop verifying and drop all wishes."""
         self._wishes.clear()
         if self._task is not None:
             self._task.cancel()
@@ -63,7 +63,7 @@ class AheadChecks:
         try:
             (finding,) = await self._checks.look((entry,))
         except FeeddError:
-            return  # whoever acquires it meets the same, and can say so
+            return  # the acquirer meets the same error and reports it
         if finding is not Finding.WHOLE and entry.generation == generation:
             await self._refetch(entry, finding)
 
@@ -78,7 +78,7 @@ class AheadChecks:
         return None
 
     def _due(self, ref: ObjectRef) -> Entry | None:
-        """Return the object's entry where its bytes are to be looked at before it is used."""
+        """Return the object's entry if its bytes must be verified before use, else None."""
         entry = self._index.find(ref)
         if entry is None or entry.state is not EntryState.COMMITTED or entry.pins:
             return None

@@ -1,4 +1,4 @@
-"""One fill: space in a place, the object's bytes into it with their checksums, then its publication."""
+"""One fill: reserve space, fetch the object's bytes and compute their checksums, publish the entry."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ if TYPE_CHECKING:
 
 
 _WRITTEN_S: Final = 30.0
-"""Longest wait for writes that nobody wants any more, of the slower of two requests: the disk hangs, then."""
+"""Longest wait for writes of an abandoned request, as of the slower one of a hedged pair. Longer waits mean that the
+disk hangs.
+"""
 
 
 class FillWatch:
-    """What a fetch may know of the fill it is for: a ``FetchWatch``."""
+    """Tells a fetch how urgent its fill is and takes the checksums of its parts: a ``FetchWatch``."""
 
     def __init__(self, urgency: Callable[[], float], sums: BlockSums | None) -> None:
         self._urgency = urgency
         self._sums = sums
 
     def urgency(self) -> float:
-        """Position at which the object is needed; -inf: somebody waits for it now."""
+        """Position at which the object is needed; -inf: an acquirer waits for it now."""
         return self._urgency()
 
     def arrived(self, span: ByteRange, piece: memoryview) -> None:
-        """Take the checksums of a part while it is hot."""
+        """Compute the checksums of a part while its bytes are still in the CPU cache."""
         if self._sums is not None:
             self._sums.take(span, piece)
 
 
 class Filler:
-    """Brings objects into a place; keeps no books.
+    """Fetches objects into an ``EntryStorage``; keeps no index.
 
     Attributes:
-        place: where to.
+        place: the storage to fill.
     """
 
     def __init__(self, place: EntryStorage, fetcher: ShardFetcher, deadline_s: float) -> None:
@@ -55,17 +57,17 @@ class Filler:
         self._deadline_s = deadline_s
 
     async def fill(self, ref: ObjectRef, urgency: Callable[[], float], make_room: Callable[[PlaceFull], bool]) -> None:
-        """Fetch ``ref`` into its place; cancelled or failed it leaves nothing.
+        """Fetch ``ref`` into the storage; a cancelled or failed fill leaves nothing behind.
 
         Args:
             ref: the object.
-            urgency: position of the future at which it is needed, whenever asked.
-            make_room: called when the place is full; hands evictions over, or says False.
+            urgency: returns the position at which the object is needed; may be called at any time.
+            make_room: called if the storage is full; hands evictions over and returns True, or returns False.
 
         Raises:
-            CacheUnavailable: the place cannot be written, or is full.
-            StoreUnavailable: it took longer than its deadline.
-            Whatever the fetcher raises, with the object's URL where it named none.
+            CacheUnavailable: the storage cannot be written, or is full.
+            StoreUnavailable: the fill took longer than its deadline.
+            Whatever the fetcher raises, with the object's URL added if missing.
         """
         try:
             async with within(self._deadline_s, lambda: self._late(ref)):
@@ -76,7 +78,7 @@ class Filler:
 
     def _late(self, ref: ObjectRef) -> StoreUnavailable:
         return StoreUnavailable(
-            f"expected {ref.size_bytes} bytes within {format_duration(self._deadline_s)}, got no end of them",
+            f"{ref.size_bytes} bytes did not arrive within {format_duration(self._deadline_s)}",
             object=ref.url,
             hint="raise the cache's fill deadline if the store is that slow",
             stage="cache",
@@ -96,7 +98,7 @@ class Filler:
             raise
 
     async def _left_alone(self, draft: Draft) -> None:
-        """Wait until nobody writes any more: readers are given a file that does not change."""
+        """Wait until all writes have ended, so that readers get a file that does not change."""
         if not await left_alone(draft.mapping.writers, _WRITTEN_S):
             raise os_errors.stalled(self.place.names.where, _WRITTEN_S)
 
@@ -114,12 +116,12 @@ class Filler:
     async def _fetch(self, draft: Draft, watch: FillWatch) -> None:
         ref = draft.ref
         if not ref.size_bytes:
-            return  # no range of an empty object can be asked for
+            return  # an empty object has no range to request
         start = entry_layout.data_at(ref)
         target = memoryview(draft.mapping)[start : start + ref.size_bytes]
         try:
             await self._fetcher.fetch(ref, target, watch)
         finally:
-            # a failed fetch's traceback may still hold arrays over it; they end with the traceback
+            # a failed fetch's traceback may still hold arrays over this view; they go away with the traceback
             with contextlib.suppress(BufferError):
                 target.release()

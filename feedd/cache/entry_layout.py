@@ -1,12 +1,11 @@
-"""How an entry lies on disk: one file, a header of whole pages, then the object's bytes. Pure.
+"""The layout of an entry on disk: one file of a header in whole pages, then the object's bytes. Pure.
 
-``<directory>/v2/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. While it is being
-filled the file is called ``.tmp-<32 hex>`` in the same folder; its header is written last.
-
+``<directory>/v2/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. During the fill the file is
+called ``.tmp-<32 hex>`` in the same folder. The header is written last.
 Header, little-endian: magic[8], version u32, crc32c u32 (of the whole header with this field zero), data_at u64,
-data_bytes u64, block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16, then root, key and
-etag as UTF-8 (of a made shard: etag, a zero byte, form), then one crc32c u32 per block of data, then zeros up to
-data_at. How many blocks there are, and with them data_at, follows from the object's size alone.
+data_bytes u64, block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16.
+Then root, key and etag as UTF-8 (of a converted shard: etag, a zero byte, form). Then one crc32c u32 per block of data,
+then zeros up to data_at. The object's size alone decides the number of blocks, and with it data_at.
 """
 
 from __future__ import annotations
@@ -29,18 +28,20 @@ if TYPE_CHECKING:
 PAGE_BYTES: Final = 4096
 FORMAT_VERSION: Final = 2
 FORMAT_FOLDER: Final = f"v{FORMAT_VERSION}"
-OLD_FOLDERS: Final = ("v1",)  # of earlier versions: nothing in them can be used
+OLD_FOLDERS: Final = ("v1",)  # of earlier versions; nothing in them can be used
 
 _MAGIC = b"feeddshd"
 _FIXED = struct.Struct("<8sIIQQI16s16sHHH")
 _CRC_AT = 12
 _SUM_BYTES = 4
 FORMS_VERSION: Final = "3"
-"""Of what forms make: grows where one of them makes anything else of the same bytes, and what was made goes."""
+"""Version of all converters' output. Bump it when any output changes; older cached output is then ignored."""
 
-_FORM_MARK = "\0"  # no store's etag holds one
-_BLOCKS_MAX = 1 << 18  # 1 MiB of sums; a larger object than 256 GiB gets larger blocks
-_HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX  # three texts of at most 65,535 bytes, and the sums
+_FORM_MARK = "\0"  # no store's etag contains this character
+_BLOCKS_MAX = 1 << 18  # 1 MiB of checksums; an object above 256 GiB gets larger blocks
+_HEADER_BYTES_MAX = (
+    64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX
+)  # three texts of at most 65,535 bytes each, and the checksums
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.shard")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{32}")
 _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
@@ -48,14 +49,14 @@ _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a header says.
+    """The content of a header.
 
     Attributes:
         ref: the object.
-        data_at: offset of its first byte in the file.
-        boot: 16 bytes naming the kernel's boot it was written in.
-        run: 16 bytes naming the cache's run that wrote it.
-        sums: CRC32C of each block, little-endian u32 one after another.
+        data_at: offset of the object's first byte in the file.
+        boot: 16 bytes that name the kernel's boot during which the entry was written.
+        run: 16 bytes that name the cache's run that wrote the entry.
+        sums: CRC32C of each block, as consecutive little-endian u32.
     """
 
     ref: ObjectRef
@@ -66,35 +67,38 @@ class Header:
 
     @property
     def file_bytes(self) -> int:
-        """Length the file must have."""
+        """Length that the file must have."""
         return self.data_at + self.ref.size_bytes
 
 
 def _texts(ref: ObjectRef) -> tuple[bytes, bytes, bytes]:
-    # surrogatepass: names of local files need not be UTF-8 and must come back as they went in
+    # surrogatepass: names of local files need not be UTF-8 and must survive the round trip
     root, key, etag = (text.encode("utf-8", "surrogatepass") for text in (ref.root, ref.key, version_of(ref)))
     return root, key, etag
 
 
 def version_of(ref: ObjectRef) -> str:
-    """Return what tells an entry from others of the same key and size: the etag, and how it was made of the object."""
+    """Return the part of the identity besides key and size: the etag, and for a converted shard the conversion."""
     return f"{ref.etag}{_FORM_MARK}{ref.form}{_FORM_MARK}{FORMS_VERSION}" if ref.form else ref.etag
 
 
 def ref_of(root: str, key: str, size_bytes: int, version: str) -> ObjectRef:
-    """Return the ref that ``version_of`` was asked about; of what another version of us made, one nobody asks for."""
+    """Return the ref whose version text ``version_of`` gave.
+
+    For output of another converter version, the returned ref matches no request.
+    """
     etag, *made = version.split(_FORM_MARK)
     form = "" if not made else made[0] if made[1:] == [FORMS_VERSION] else " ".join(("by another version:", *made))
     return ObjectRef(root, key, size_bytes, etag, form)
 
 
 def whole_pages(size_bytes: int) -> int:
-    """Round up to what a file of that size takes on disk."""
+    """Round a size up to whole pages, as the file takes them on disk."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def block_bytes(size_bytes: int) -> int:
-    """Return the size of the blocks that have a checksum each: 1 MiB, more only for objects above 256 GiB."""
+    """Return the size of a checksummed block: 1 MiB, or more for objects above 256 GiB."""
     size = MIB
     while size_bytes > size * _BLOCKS_MAX:
         size *= 2
@@ -102,19 +106,19 @@ def block_bytes(size_bytes: int) -> int:
 
 
 def block_count(size_bytes: int) -> int:
-    """Return how many blocks an object of that size has; the last one may be short."""
+    """Return the number of blocks of an object of this size; the last block may be short."""
     return -(-size_bytes // block_bytes(size_bytes))
 
 
 def data_at(ref: ObjectRef) -> int:
-    """Return where the object's bytes start: one page in for objects below about 900 MiB, later for larger ones."""
-    texts = f"{ref.root}{ref.key}{version_of(ref)}"  # asked for a million times at a start: the usual case goes first
+    """Return the offset of the object's bytes: one page for objects below about 900 MiB, more for larger ones."""
+    texts = f"{ref.root}{ref.key}{version_of(ref)}"  # called a million times at a start, so the usual case comes first
     texts_bytes = len(texts) if texts.isascii() else sum(map(len, _texts(ref)))
     return whole_pages(_FIXED.size + texts_bytes + _SUM_BYTES * block_count(ref.size_bytes))
 
 
 def disk_bytes(ref: ObjectRef) -> int:
-    """Return what the entry takes on disk: header and data in whole pages."""
+    """Return the disk bytes of an entry: header and data in whole pages."""
     return data_at(ref) + whole_pages(ref.size_bytes)
 
 
@@ -126,28 +130,28 @@ def name_of(ref: ObjectRef) -> str:
 
 
 def file_path(directory: Path, ref: ObjectRef) -> Path:
-    """Return the entry's place."""
+    """Return the path of the entry's file."""
     name = name_of(ref)
     return directory / FORMAT_FOLDER / name[:2] / f"{name}.shard"
 
 
 def temp_path(final: Path) -> Path:
-    """Return a fresh name beside ``final``."""
+    """Return a fresh temporary name in the same folder as ``final``."""
     return final.with_name(f".tmp-{secrets.token_hex(16)}")
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether we could have made a folder of that name."""
+    """Whether a folder has the name pattern of the cache's folders."""
     return _FOLDER_NAME.fullmatch(name) is not None
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether we could have made an entry of that name; all others are foreign and left alone."""
+    """Whether a file has the name pattern of an entry; all others are foreign and left alone."""
     return _ENTRY_NAME.fullmatch(name) is not None
 
 
 def is_temp_name(name: str) -> bool:
-    """Whether an unfinished fill of ours could be called that."""
+    """Whether a file has the name pattern of an unfinished fill."""
     return _TEMP_NAME.fullmatch(name) is not None
 
 
@@ -168,7 +172,7 @@ def pack_header(ref: ObjectRef, boot: bytes, run: bytes, sums: bytes) -> bytes:
 
 
 def header_bytes(first_page: bytes) -> int | None:
-    """Return how long the header says it is; None where this is no header of ours."""
+    """Return the header's own length from its first page, or None if the page is no header of this version."""
     if len(first_page) < PAGE_BYTES:
         return None
     magic, version, _, start, *_ = _FIXED.unpack_from(first_page)
@@ -177,7 +181,7 @@ def header_bytes(first_page: bytes) -> int | None:
 
 
 def unpack_header(page: bytes) -> Header | None:
-    """Return what a whole header says; None where it is torn, foreign or of another version."""
+    """Return the content of a whole header, or None if it is torn, foreign or of another version."""
     start = header_bytes(page)
     if start is None or start != len(page):
         return None

@@ -1,4 +1,4 @@
-"""Where entries lie: the seam between the cache's decisions and a directory, or memory."""
+"""Where entries are stored: the seam between the cache's decisions and a directory or memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Depth(enum.IntEnum):
-    """How closely an entry is looked at."""
+    """How closely an entry is verified."""
 
     LENGTH = 1
     HEADER = 2
@@ -25,7 +25,7 @@ class Depth(enum.IntEnum):
 
 
 class Finding(enum.Enum):
-    """What a look at an entry found; the values of all but WHOLE are reasons in the metric of errors."""
+    """The result of verifying an entry; all values but WHOLE are reasons of the error metric."""
 
     WHOLE = "whole"
     VANISHED = "vanished"
@@ -35,13 +35,13 @@ class Finding(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A place in messages.
+    """Words that describe a storage in messages.
 
     Attributes:
         where: the directory's path, or ``memory``.
-        space: what runs out there.
-        free_hint: what to do where it ran out although the cache is not full.
-        grow_hint: what to do where the cache is too small.
+        space: name of the resource that runs out.
+        free_hint: what to do if the space ran out although the cache is below its limit.
+        grow_hint: what to do if the cache is too small.
     """
 
     where: str
@@ -56,8 +56,8 @@ class Stray:
 
     Attributes:
         path: the file.
-        disk_bytes: what it takes on disk.
-        written_s: when it was last written, seconds since the Unix epoch.
+        disk_bytes: disk bytes of the file.
+        written_s: time of the last write, seconds since the Unix epoch.
     """
 
     path: Path
@@ -67,12 +67,12 @@ class Stray:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A place that is ours.
+    """An opened storage.
 
     Attributes:
-        index: with every entry known to be there.
-        strays: to be examined while the cache already serves, oldest first. Their bytes fit into the index's limit.
-        broken_count: entries and unfinished fills removed.
+        index: holds every known entry.
+        strays: files to examine while the cache already serves, oldest first. Their bytes fit into the index's limit.
+        broken_count: removed entries and unfinished fills.
         evicted_count: entries removed because the limit is smaller now.
     """
 
@@ -88,9 +88,9 @@ class Draft:
 
     Attributes:
         mapping: header and data.
-        temp: its file in a directory.
-        fd: its descriptor in memory.
-        published: its publication was handed over.
+        temp: the file's path, in a directory.
+        fd: the file descriptor, in memory.
+        published: the publication was handed over.
     """
 
     ref: ObjectRef
@@ -101,66 +101,66 @@ class Draft:
 
 
 class EntryStorage(Protocol):
-    """Keeps entries, no books. What is handed over in turn (create, publish, abandon, remove) is done in that order.
+    """Stores entries and keeps no index. Calls of create, publish, abandon and remove take effect in their order.
 
-    Used on one event loop; all work on files is done in threads.
+    Used on one event loop; all file work is done in threads.
     """
 
     @property
     def names(self) -> Names:
-        """For messages."""
+        """Words that describe this storage in messages."""
 
     @property
     def shared(self) -> bool:
-        """Whether an entry may change behind our back: others reach it, or it survives us."""
+        """Whether an entry may change without this process: others can reach it, or it outlives the process."""
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
-        """Take the place over; ``failed`` hears of work that nobody waits for.
+        """Open the storage; ``failed`` is called with errors of work that no caller waits for.
 
         Raises:
-            CacheUnavailable: it cannot be used. Nothing is held then.
+            CacheUnavailable: the storage cannot be used; nothing is held then.
         """
 
     def file(self, ref: ObjectRef) -> ShardFile:
-        """Return how to open a published entry; valid until it is removed."""
+        """Return how to open a published entry; valid until the entry is removed."""
 
     async def create(self, ref: ObjectRef) -> Draft:
-        """Allocate; cancelled, the draft is abandoned.
+        """Allocate a draft; if the call is cancelled, the draft is abandoned.
 
         Raises:
-            PlaceFull: no room.
-            CacheUnavailable: refused for another reason.
+            PlaceFull: there is no room.
+            CacheUnavailable: the storage refused for another reason.
         """
 
     async def publish(self, draft: Draft, sums: BlockSums) -> None:
-        """Make a filled draft an entry; failed or cancelled, it still has to be abandoned.
+        """Make a filled draft an entry; after a failure or cancellation the caller still has to abandon the draft.
 
         Raises:
-            CacheUnavailable: refused.
+            CacheUnavailable: the storage refused.
         """
 
     def abandon(self, draft: Draft) -> None:
         """Free a draft, published or not."""
 
     def remove(self, refs: Iterable[ObjectRef]) -> None:
-        """Hand the removal of entries over; done before anything created later is allocated."""
+        """Hand over the removal of entries; it takes effect before anything created later is allocated."""
 
     def evict(self, refs: Iterable[ObjectRef]) -> None:
-        """As ``remove``, where drafts created next may have the space, and what is in it."""
+        """Remove entries like ``remove``; the next drafts may reuse their space and pages."""
 
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
-        """Look at entries.
+        """Verify entries.
 
         Raises:
-            CacheUnavailable: no answer in time, or this process is out of descriptors.
+            CacheUnavailable: the disk did not answer in time, or this process is out of descriptors.
         """
 
     async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
-        """Return which objects lie there whole; what is broken is removed."""
+        """Return the objects that the examined files hold whole; broken files are removed."""
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
-        """Let what was handed over finish and give the place up; ``entries`` stay, where entries can.
+        """Finish the work handed over and close the storage; ``entries`` stay if the storage can keep them.
 
         Returns:
-            Whether they would also survive a power cut.
+            Whether the entries would also survive a power cut.
         """

@@ -12,20 +12,20 @@ _Slot = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class JointGauges:
-    """Hands out recorders, one per cache; what is shown is the sum of what each of them last said."""
+    """Hands out one recorder per cache; each published gauge is the sum of the caches' last values."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._shares: list[dict[_Slot, float]] = []
 
     def share(self) -> Recorder:
-        """Return a recorder for one more cache."""
+        """Return the recorder of one more cache."""
         self._shares.append({})
         return _Share(self._recorder, self._shares[-1], self._shares)
 
 
 class _Share:
-    """A ``Recorder``."""
+    """A ``Recorder`` that sums gauges over all caches."""
 
     def __init__(self, recorder: Recorder, mine: dict[_Slot, float], all_shares: list[dict[_Slot, float]]) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""A disk tier whose directory cannot be used at the start: it is tried again until it can."""
+"""A disk tier that keeps retrying if its directory cannot be used at the start."""
 
 from __future__ import annotations
 
@@ -26,19 +26,23 @@ _MAY_PASS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EAC
 
 
 def may_pass(error: CacheUnavailable) -> bool:
-    """Whether the directory is full, failing or not writable; a wrong path, or another owner, is for the operator."""
+    """Whether retrying may help: the directory is full, failing or not writable.
+
+    A wrong path or another owner needs the operator.
+    """
     cause = error.__cause__
     return isinstance(cause, PlaceFull) or (isinstance(cause, OSError) and cause.errno in _MAY_PASS)
 
 
 class LateDisk:
-    """A ``Tier`` over one disk cache; empty, and down to the watch, until that cache can be opened.
+    """A ``Tier`` over one disk cache, which opens later if it cannot be opened at the start.
 
+    Until then the tier is empty, and the watch reports the disk as down.
     The task that opens the cache late also closes it.
     """
 
     def __init__(self, make: Callable[[], DiskCache], watch: DiskWatch, retry_s: float = RETRY_S) -> None:
-        """Open what ``make`` returns; each call returns a new cache of the same directory."""
+        """Prepare to open the cache that ``make`` returns; each call returns a new cache of the same directory."""
         self._make = make
         self._watch = watch
         self._retry_s = retry_s
@@ -51,7 +55,7 @@ class LateDisk:
         return f"LateDisk({self._cache!r})"
 
     async def __aenter__(self) -> Self:
-        """Open the cache, or go on trying in the background.
+        """Open the cache, or keep retrying in the background.
 
         Raises:
             CacheUnavailable: the directory cannot be used, and waiting will not change that.
@@ -70,7 +74,7 @@ class LateDisk:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
+        """Close the cache and stop retrying."""
         if self._task is None:
             await self.close()
             if self._cache is not None:
@@ -85,11 +89,11 @@ class LateDisk:
         """Acquire from the cache.
 
         Raises:
-            CacheUnavailable: it is not open yet.
+            CacheUnavailable: the cache is not open yet.
             Whatever the cache raises.
         """
         if self._cache is None:
-            raise CacheUnavailable("expected an open cache directory, got one that cannot be used", stage="cache")
+            raise CacheUnavailable("the cache directory cannot be used yet", stage="cache")
         return await self._cache.acquire(refs)
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
@@ -98,7 +102,7 @@ class LateDisk:
             self._cache.prefetch(refs, owner)
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Tell the cache; before it is open nothing is remembered."""
+        """Pass the next uses to the cache; before it is open they are dropped."""
         if self._cache is not None:
             self._cache.note_next_use(uses)
 
@@ -108,7 +112,7 @@ class LateDisk:
             await self._cache.discard(ref)
 
     async def renew(self, ref: ObjectRef) -> None:
-        """Drop an entry that can be had whole by now."""
+        """Drop an entry because a whole copy can be fetched now."""
         if self._cache is not None:
             await self._cache.renew(ref)
 
@@ -120,30 +124,30 @@ class LateDisk:
 
     @property
     def limit_bytes(self) -> int:
-        """Most bytes of all entries; 0 until it is open."""
+        """Upper limit of the bytes of all entries; 0 until the cache is open."""
         return self._cache.limit_bytes if self._cache is not None else 0
 
     @property
     def stats(self) -> CacheStats:
-        """A snapshot; zeros until it is open."""
+        """A snapshot of the statistics; zeros until the cache is open."""
         if self._cache is None:
             return CacheStats(**{one.name: 0 for one in fields(CacheStats)})
         return self._cache.stats
 
     def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no order."""
+        """Return the whole entries, in no particular order."""
         return self._cache.entries() if self._cache is not None else []
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Whether an object is here whole."""
+        """Whether the cache holds the whole object."""
         return self._cache is not None and self._cache.holds(ref)
 
     def knows(self, ref: ObjectRef) -> bool:
-        """Whether there is an entry for the object, or a fill of it under way."""
+        """Whether the cache holds the object or is filling it."""
         return self._cache is not None and self._cache.knows(ref)
 
     def price(self, refs: Sequence[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs``."""
+        """Return the next use of the first entry that ``refs`` would evict."""
         return self._cache.price(refs) if self._cache is not None else math.inf
 
     async def _open_later(self) -> None:
@@ -159,7 +163,7 @@ class LateDisk:
         try:
             await cache.__aenter__()
         except CacheUnavailable:
-            return  # the warning at the start said why
+            return  # the warning at the start named the reason
         self._cache = cache
         self._watch.opened()
         try:

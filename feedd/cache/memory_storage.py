@@ -1,4 +1,4 @@
-"""A place for entries in memory: anonymous files, which end with this process however it ends."""
+"""Stores entries in anonymous memory files, which end with this process however it ends."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from feedd.cache.entry_storage import Depth, Stray
     from feedd.values import ObjectRef
 
-_RESERVE_BYTES: Final = 256 * MIB  # of memory, left to everybody else
-_STEP_BYTES: Final = 64 * MIB  # allocated between two looks at what is left
-_FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE: whoever opens it from now on may only read
+_RESERVE_BYTES: Final = 256 * MIB  # memory left for everything else
+_STEP_BYTES: Final = 64 * MIB  # allocated between two checks of the free memory
+_FUTURE_WRITE: Final = 0x10  # F_SEAL_FUTURE_WRITE: later opens can only read
 _NAMES: Final = Names(
     where="memory",
     space="memory",
@@ -37,39 +37,39 @@ _NAMES: Final = Names(
 
 
 class MemoryPlace:
-    """Anonymous files (memfd) of this process: an ``EntryStorage``. Others open them as ``/proc/<pid>/fd/<n>``.
+    """Anonymous files (memfd) of this process: an ``EntryStorage``. Workers open them as ``/proc/<pid>/fd/<n>``.
 
-    Nothing is allocated where it could wake the kernel's OOM killer: before every step there has to be as much left,
-    of the machine and of the control group, as the step takes and the reserve besides.
+    The storage never allocates memory that could wake the kernel's OOM killer. Before each step, the machine and the
+    control group must have the step's bytes plus the reserve left.
     """
 
     def __init__(self, size_bytes: int, available: Callable[[], int | None]) -> None:
         self._size_bytes = size_bytes
         self._available = available
-        self._fds: dict[ObjectRef, int] = {}  # kept on the loop; descriptors are closed in the thread
+        self._fds: dict[ObjectRef, int] = {}  # changed on the loop; the descriptors are closed in the thread
 
     @property
     def names(self) -> Names:
-        """For messages."""
+        """Words that describe memory in messages."""
         return _NAMES
 
     @property
     def shared(self) -> bool:
-        """Nobody else can change it: sealed, and gone with us."""
+        """False: the files are sealed and end with this process, so nothing else can change them."""
         return False
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
-        """Start empty, with no more room than there is memory.
+        """Start empty; the limit is lowered to the memory that is available.
 
         Raises:
-            CacheUnavailable: there is none.
+            CacheUnavailable: there is not enough memory.
         """
         left = self._available()
         limit_bytes = self._size_bytes if left is None else min(self._size_bytes, left - _RESERVE_BYTES)
         if limit_bytes < 2 * entry_layout.PAGE_BYTES:
             raise CacheUnavailable(
-                f"expected memory for a cache of {format_size(self._size_bytes)} beside a reserve of "
-                f"{format_size(_RESERVE_BYTES)}, got {format_size(left or 0)}",
+                f"a cache of {format_size(self._size_bytes)} and a reserve of {format_size(_RESERVE_BYTES)} need more "
+                f"memory than the {format_size(left or 0)} available",
                 object=_NAMES.where,
                 hint=_NAMES.free_hint,
                 stage="cache",
@@ -87,46 +87,46 @@ class MemoryPlace:
         try:
             await self._disk.change(self._create, ref, made)
         except asyncio.CancelledError:
-            self._disk.post(_free_all, made)  # runs after the job above, which cannot be cancelled
+            self._disk.post(_free_all, made)  # runs after the allocation, which cannot be cancelled
             raise
         return made[0]
 
     async def publish(self, draft: Draft, sums: BlockSums) -> None:
-        """Seal the file: from now on it is read only."""
-        del sums  # memory that nobody else can write needs none
+        """Seal the file, which is read-only from now on."""
+        del sums  # no other process can write this memory, so it needs no checksums
         await self._disk.change(_seal, draft)
         draft.published = True
-        self.remove((draft.ref,))  # an earlier one, found damaged
+        self.remove((draft.ref,))  # an earlier file of the object, found damaged
         self._fds[draft.ref] = draft.fd
 
     def abandon(self, draft: Draft) -> None:
-        """Unmap and close."""
+        """Unmap and close the draft's file."""
         if self._fds.get(draft.ref) == draft.fd:
             del self._fds[draft.ref]
         self._disk.post(_free, draft)
 
     def remove(self, refs: Iterable[ObjectRef]) -> None:
-        """Close files; whoever has one mapped keeps it."""
+        """Close files; processes that have one mapped keep it."""
         fds = [self._fds.pop(ref) for ref in refs if ref in self._fds]
         if fds:
             self._disk.post(_close, fds)
 
     def evict(self, refs: Iterable[ObjectRef]) -> None:
-        """Close files: their size is sealed, so their pages cannot be used again."""
+        """Close files; their size is sealed, so their pages cannot be reused."""
         self.remove(refs)
 
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
-        """Tell which are here."""
+        """Report which entries exist."""
         del depth
         return [Finding.WHOLE if ref in self._fds else Finding.VANISHED for ref in refs]
 
     async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
-        """There never are any."""
+        """Return nothing: memory starts without files to examine."""
         assert not strays, "memory starts empty"
         return []
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
-        """Free everything."""
+        """Free all memory and stop the thread."""
         del entries
         self.remove(tuple(self._fds))
         await self._disk.close(deadline_s)
@@ -160,7 +160,7 @@ class MemoryPlace:
 
 
 def _unmap(draft: Draft) -> None:
-    with contextlib.suppress(BufferError):  # views in a traceback: unmapped when they are gone
+    with contextlib.suppress(BufferError):  # a traceback still holds views; the memory is unmapped when they are gone
         draft.mapping.close()
 
 

@@ -1,4 +1,4 @@
-"""Translation of the operating system's refusals into what an operator can do about them."""
+"""Translates errors of the operating system into errors that tell an operator what to do."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _HINTS = {
 
 
 class PlaceFull(Exception):
-    """There is no room for a file; stays inside the cache, which evicts and tries again.
+    """There is no room for a file; raised only inside the cache, which evicts and tries again.
 
     Attributes:
         wanted_bytes: size of the file.
-        free_bytes: what may still be taken.
-        reserve_bytes: how much of that is to be left to others.
+        free_bytes: space that is still free.
+        reserve_bytes: the part of the free space that is left to others.
     """
 
     def __init__(self, wanted_bytes: int, free_bytes: int, reserve_bytes: int) -> None:
@@ -49,33 +49,32 @@ class PlaceFull(Exception):
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, its inodes or our quota ran out."""
+    """Whether the disk, its inodes or the user's disk quota ran out."""
     return error.errno in _FULL
 
 
 def unavailable(error: OSError, path: Path) -> CacheUnavailable:
-    """Return what to raise, from ``error``, for a refused operation on ``path``."""
+    """Return the error to raise, from ``error``, for a refused operation on ``path``."""
     reason = (error.strerror or type(error).__name__).lower()
     name = errno.errorcode.get(error.errno or 0, "")
     hint = _HINTS.get(error.errno or 0, "pass another --cache-dir")
     return CacheUnavailable(
-        f"expected a usable cache directory, got {reason} ({name})", object=str(path), hint=hint, stage="cache"
+        f"the cache directory cannot be used: {reason} ({name})", object=str(path), hint=hint, stage="cache"
     )
 
 
 def unusable(error: OSError, names: Names) -> CacheUnavailable:
-    """Return what to raise, from ``error``, where memory was refused for another reason than want of it."""
+    """Return the error to raise, from ``error``, if memory was refused for a reason other than lack of memory."""
     reason = (error.strerror or type(error).__name__).lower()
     hint = _HINTS.get(error.errno or 0, names.free_hint)
-    return CacheUnavailable(f"expected {names.space}, got {reason}", object=names.where, hint=hint, stage="cache")
+    return CacheUnavailable(f"{names.space} cannot be used: {reason}", object=names.where, hint=hint, stage="cache")
 
 
 def place_full(full: PlaceFull, names: Names) -> CacheUnavailable:
-    """Return what to raise where even eviction left no room on the disk."""
+    """Return the error to raise if even eviction left no room on the disk."""
     return CacheUnavailable(
-        f"expected {format_size(full.wanted_bytes)} of free {names.space} beside a reserve of "
-        f"{format_size(full.reserve_bytes)}, got {format_size(full.free_bytes)} free "
-        "and nothing left to evict",
+        f"an entry of {format_size(full.wanted_bytes)} and a reserve of {format_size(full.reserve_bytes)} need more "
+        f"{names.space} than the {format_size(full.free_bytes)} free, and nothing is left to evict",
         object=names.where,
         hint=names.free_hint,
         stage="cache",
@@ -83,9 +82,9 @@ def place_full(full: PlaceFull, names: Names) -> CacheUnavailable:
 
 
 def stalled(directory: Path | str, waited_s: float) -> CacheUnavailable:
-    """Return what to raise where the disk does not answer at all."""
+    """Return the error to raise if the disk does not answer."""
     return CacheUnavailable(
-        f"expected the disk to answer, got nothing for {format_duration(waited_s)}",
+        f"the disk has not answered for {format_duration(waited_s)}",
         object=str(directory),
         hint="see the kernel's log for a failing disk, or pass another --cache-dir",
         stage="cache",
@@ -93,12 +92,12 @@ def stalled(directory: Path | str, waited_s: float) -> CacheUnavailable:
 
 
 def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> CacheTooSmall:
-    """Return what to raise where ``refs`` could not be held together even by an empty cache."""
+    """Return the error to raise if even an empty cache could not hold ``refs`` together."""
     if too_large.quota:
         return quota.too_small(refs, too_large.quota, too_large.needed_bytes, too_large.limit_bytes)
     return CacheTooSmall(
-        f"expected {len(refs)} shards of {format_size(too_large.needed_bytes)} to fit into the cache together, "
-        f"got a limit of {format_size(too_large.limit_bytes)}",
+        f"{len(refs)} shards of {format_size(too_large.needed_bytes)} do not fit together into the cache's limit of "
+        f"{format_size(too_large.limit_bytes)}",
         object=refs[0].url if len(refs) == 1 else names.where,
         hint=f"{names.grow_hint} or shrink the shuffle window",
         stage="cache",
@@ -106,5 +105,5 @@ def too_small(refs: Sequence[ObjectRef], too_large: TooLarge, names: Names) -> C
 
 
 def closed() -> Draining:
-    """Return what to raise at whoever still wants something of a cache that is closing."""
-    return Draining("expected an open cache, got one that is closing", stage="cache")
+    """Return the error for callers that still use a closing cache."""
+    return Draining("the cache is closing", stage="cache")

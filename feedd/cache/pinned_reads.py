@@ -1,4 +1,4 @@
-"""Reading shards through a cache that may lose files at any time."""
+"""Reads shards through a cache that may lose files at any time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ async def with_pinned(
     read: Callable[[tuple[ShardFile, ...]], Awaitable[_T]],
     first: Callable[[], Awaitable[PinnedShards]] | None = None,
 ) -> _T:
-    """Return what ``read`` makes of the files of ``refs``, which are pinned meanwhile.
+    """Return the result of ``read`` on the files of ``refs``, which stay pinned meanwhile.
 
-    Where a file went away or could not be read under it, that one is fetched anew and all is done once more.
+    If a file vanished or could not be read, that file is fetched again and ``read`` is called once more.
 
     Args:
-        cache: acquires and drops.
-        refs: what to read.
-        read: may be called twice.
-        first: acquires them, the first time; None: the cache does.
+        cache: the cache that acquires and drops the shards.
+        refs: the shards to read.
+        read: reads the files; may be called twice.
+        first: acquires the shards the first time; None: the cache does.
 
     Raises:
         Whatever the cache and ``read`` raise; CacheUnavailable only the second time.

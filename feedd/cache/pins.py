@@ -1,4 +1,4 @@
-"""Shards held on disk."""
+"""Pinned shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pins:
 
     @property
     def files(self) -> tuple[ShardFile, ...]:
-        """One per ref asked for, in that order; valid until released."""
+        """One file per requested ref, in that order; valid until released."""
         return self._files
 
     def release(self) -> None:
@@ -33,5 +33,5 @@ class Pins:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Release."""
+        """Release the pins."""
         self.release()

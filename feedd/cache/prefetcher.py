@@ -1,4 +1,4 @@
-"""Fills that nobody waits for yet."""
+"""Fills in advance of any acquirer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Ahead:
-    """A running fill somebody wished for; ``started`` by us, not by an acquirer."""
+    """A running fill for a wish. ``started``: the prefetcher started it, not an acquirer."""
 
     flight: Flight[Entry, None]
     owners: set[str]
@@ -31,10 +31,10 @@ class _Ahead:
 
 
 class Prefetcher:
-    """Serves wishes in order, a few at a time, never at the cost of a sooner use.
+    """Serves wishes in order, a few at a time, and never evicts an entry that is needed sooner.
 
-    A wish is served once: an object found in the cache, or brought there, is off the list even if it is evicted
-    again before its use. That keeps prefetching from fighting with acquirers over a cache too small for both.
+    A wish is served once. An object found in the cache, or brought there, leaves the list even if it is evicted before
+    its use. So prefetching cannot fight with acquirers over a cache that is too small for both.
     """
 
     def __init__(self, index: CacheIndex, fills: Fills, cache_metrics: CacheMetrics, fills_max: int) -> None:
@@ -47,7 +47,7 @@ class Prefetcher:
         self._started_count = 0
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
-        """Replace the owner's list; an empty one also withdraws its running fills that nobody else wants."""
+        """Replace the owner's list; an empty list also leaves running fills that no other owner wants."""
         self._wishes.replace(owner, refs)
         if refs:
             return
@@ -57,7 +57,7 @@ class Prefetcher:
                 self._fills.leave(self._forget(entry).flight)
 
     def pump(self) -> None:
-        """Start what can be started now."""
+        """Start all fills that can start now."""
         progress = True
         while progress and self._started_count < self._fills_max:
             progress = False
@@ -66,7 +66,7 @@ class Prefetcher:
                     progress = True
 
     def ended(self, entry: Entry, error: BaseException | None) -> None:
-        """Note the end of any fill; a failure is counted and dropped: the acquirer will meet it itself."""
+        """Handle the end of any fill; a failure is only counted, because the acquirer will meet it too."""
         if entry not in self._running:
             return
         ahead = self._forget(entry)
@@ -75,11 +75,11 @@ class Prefetcher:
             self._cache_metrics.error("prefetch")
 
     def close(self) -> None:
-        """Forget all wishes; the fills are the caller's to cancel."""
+        """Forget all wishes; the caller cancels the fills."""
         self._wishes.clear()
 
     def _serve(self, owner: str) -> bool:
-        """Start one fill for the owner; False where none of its wishes can be started now."""
+        """Start one fill for the owner; False if none of its wishes can be started now."""
         while (ref := self._wishes.head(owner)) is not None:
             entry = self._index.find(ref)
             if entry is None:

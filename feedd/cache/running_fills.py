@@ -1,4 +1,4 @@
-"""Fills under way: where the books, the flights and the files of one cache meet."""
+"""Running fills: keeps the index, the shared flights and the files of one cache in step."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 class Fills:
-    """Starts, shares and ends fills, and keeps the index in step with them.
+    """Starts, shares and ends fills, and updates the index.
 
-    ``ended(entry, error)`` is called once per fill, after the index was brought up to date and before those who wait
-    are woken.
+    ``ended(entry, error)`` is called once per fill, after the index was updated and before the waiters are woken.
     """
 
     def __init__(
@@ -47,19 +46,19 @@ class Fills:
         self._flights: SingleFlight[Entry, None] = SingleFlight(group, self._end)
 
     def join(self, entry: Entry) -> Flight[Entry, None]:
-        """Take an interest in a reserved entry's fill, started now if it is not running."""
+        """Register interest in a reserved entry's fill, and start the fill if it is not running."""
         return self._flights.join(entry, partial(self._fill, entry))
 
     def leave(self, flight: Flight[Entry, None]) -> None:
-        """Give an interest back; a fill nobody wants any more is cancelled and its entry hidden."""
+        """Withdraw interest; a fill without any interest is cancelled and its entry hidden."""
         if self._flights.leave(flight):
             self._index.orphan(flight.key)
 
     async def arrive(self, flights: Sequence[Flight[Entry, None]]) -> None:
-        """Wait until all have ended, or one has failed.
+        """Wait until all fills have ended, or one has failed.
 
         Raises:
-            Whatever the first to fail raised.
+            Whatever the first failed fill raised.
         """
         results = [flight.result for flight in flights]
         if results:
@@ -68,7 +67,7 @@ class Fills:
                 result.result()
 
     def evict(self, entries: Iterable[Entry]) -> None:
-        """Remove from the place what the index has just evicted."""
+        """Remove from the storage the entries that the index has just evicted."""
         victims = tuple(entries)
         self._place.evict(entry.ref for entry in victims)
         self._cache_metrics.count(CACHE_EVICTIONS, len(victims))
@@ -85,7 +84,7 @@ class Fills:
 
     def _make_room(self, entry: Entry, full: PlaceFull) -> bool:
         self._cache_metrics.error("full")
-        after = _urgency(entry)  # where nobody waits, the rule of prefetching holds here too
+        after = _urgency(entry)  # if no acquirer waits, the prefetcher's eviction rule applies here too
         evicted = self._index.make_room(full.wanted_bytes, after)
         self.evict(evicted)
         return bool(evicted)
@@ -99,12 +98,12 @@ class Fills:
             self._index.abort(entry)
             if isinstance(error, CacheError):
                 self._cache_metrics.error("disk")
-        replaced = entry.generation > 0  # then a broken file of that name may still be there
+        replaced = entry.generation > 0  # then a broken file of that name may still exist
         if not whole and (error is None or replaced) and self._index.find(entry.ref) is None:
             self._place.remove((entry.ref,))
         self._ended(entry, error)
 
 
 def _urgency(entry: Entry) -> float:
-    """Somebody who holds a pin on an entry under way waits for it now."""
+    """Return the position at which the entry is needed; a pin on an entry being filled means now (-inf)."""
     return -math.inf if entry.pins else entry.next_use

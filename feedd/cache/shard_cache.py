@@ -1,4 +1,4 @@
-"""The shard cache over any place: a ``ShardCache``."""
+"""The shard cache over any storage: a ``ShardCache``."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CoreOptions:
-    """What does not depend on the place.
+    """Options that do not depend on the storage.
 
     Attributes:
-        fill_deadline_s: longest time one object may take to arrive.
-        prefetch_fills: fills at a time for wishes nobody waits for yet.
-        rule: how closely entries are looked at before their use.
+        fill_deadline_s: longest time the fetch of one object may take.
+        prefetch_fills: concurrent fills for wishes that no acquirer waits for yet.
+        rule: how closely entries are verified before their use.
     """
 
     fill_deadline_s: float = 1800.0
@@ -55,16 +55,16 @@ class CoreOptions:
 
 @dataclass(slots=True)
 class _Grant:
-    """A claim made for one acquirer, and its interest in the fills of what is not there yet."""
+    """A claim made for one acquirer, and its interest in the fills of missing entries."""
 
     claim: Claim
     flights: list[Flight[Entry, None]] = field(default_factory=list)
 
 
 class PlacedCache(CacheView):
-    """Whole shards in one place that this object owns while it is open.
+    """Whole shards in one storage, which this object owns while it is open.
 
-    Fills are tasks of a TaskGroup that lives from enter to exit. Used on one event loop; the place works in threads.
+    Fills are tasks of a TaskGroup that lives from enter to exit. Used on one event loop; the storage works in threads.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class PlacedCache(CacheView):
         self._open = False
 
     async def __aenter__(self) -> Self:
-        """Take the place over and find what it holds.
+        """Open the storage and index the entries in it.
 
         Raises:
-            CacheUnavailable: it cannot be used.
+            CacheUnavailable: the storage cannot be used.
         """
         opened = await self._place.open(self._job_failed)
         options = self._options
@@ -105,20 +105,20 @@ class PlacedCache(CacheView):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the cache and end its tasks."""
         try:
             await self.close()
         finally:
-            # all fills have ended; given the body's error it would wrap that in a group
+            # all fills have ended; the body's error is not passed on, because the group would wrap it
             await self._group.__aexit__(None, None, None)
 
     async def acquire(self, refs: Sequence[ObjectRef]) -> Pins:
-        """Return pins on all of ``refs`` (duplicates allowed), fetching what is missing.
+        """Return pins on all of ``refs`` (duplicates allowed), fetching missing ones.
 
         Raises:
-            CacheTooSmall: they cannot fit together even into an empty cache.
-            CacheUnavailable: the place cannot be written, or does not answer.
-            Draining: the cache is being closed.
+            CacheTooSmall: the objects cannot fit together even into an empty cache.
+            CacheUnavailable: the storage cannot be written, or does not answer.
+            Draining: the cache is closing.
             Whatever the fetcher raises.
         """
         unique = tuple(dict.fromkeys(refs))
@@ -138,7 +138,7 @@ class PlacedCache(CacheView):
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
         """Replace ``owner``'s wish list; see ``Prefetcher``. Failures are counted and dropped.
 
-        What is here already is looked at in time, so that its acquirer need not wait for that.
+        Entries already in the cache are verified in advance, so that their acquirer need not wait.
         """
         if self._open:
             self._prefetcher.wish(owner, refs)
@@ -146,9 +146,9 @@ class PlacedCache(CacheView):
             self._changed()
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Tell at which position of the future each object is needed next; ``inf``: never again.
+        """Set at which position each object is needed next; ``inf``: never again.
 
-        Positions are remembered for objects not here yet too, until they are set to ``inf``.
+        Positions of objects not in the cache are remembered too, until they are set to ``inf``.
 
         Raises:
             ValueError: a position is not a number.
@@ -157,22 +157,25 @@ class PlacedCache(CacheView):
         self._changed()
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop a damaged entry, now or with its last pin; returns at once, the next acquire fetches it again.
+        """Drop a damaged entry, now or with its last pin. Returns at once; the next acquire fetches it again.
 
-        A file that went away seldom goes alone: from now on every file is looked at again before its next use.
+        A file that vanished seldom vanishes alone, so every file is verified again before its next use.
         """
         self._checks.doubt()
         await self.renew(ref)
 
     async def renew(self, ref: ObjectRef) -> None:
-        """Drop an entry, now or with its last pin, though nothing is wrong with it or any other."""
+        """Drop an entry, now or with its last pin, without suspecting this or any other entry."""
         entry = self._index.discard(ref)
         if entry is not None and self._open:
             self._place.remove((ref,))
         self._changed()
 
     async def close(self) -> None:
-        """Cancel fills, send acquirers away, give the place up; idempotent. Entries stay where the place keeps them."""
+        """Cancel fills, fail waiting acquirers and close the storage; idempotent.
+
+        Entries stay if the storage keeps them.
+        """
         if not self._open:
             return
         self._open = False
@@ -184,7 +187,7 @@ class PlacedCache(CacheView):
             await self._checks.close()
             await self._fills.cancel_all()
         finally:
-            # damaged ones that are still pinned must not look whole to the next start
+            # a damaged entry that is still pinned must not look whole to the next start
             self._place.remove([entry.ref for entry in self._index if entry.damaged])
             whole = [one for one in self._index if one.state is EntryState.COMMITTED and not one.damaged]
             whole.sort(key=lambda entry: entry.used_at)
@@ -201,7 +204,9 @@ class PlacedCache(CacheView):
         if too_large is not None:
             raise os_errors.too_small(refs, too_large, self._place.names)
         needs_space = any(self._index.find(ref) is None for ref in refs)
-        full = self._queue.ahead(refs) if needs_space else None  # who needs no space does not wait behind those who do
+        full = (
+            self._queue.ahead(refs) if needs_space else None
+        )  # a request that needs no space does not wait behind requests that do
         if full is None:
             grant = self._grant(refs)
             if not isinstance(grant, FullNow):
@@ -213,20 +218,22 @@ class PlacedCache(CacheView):
             return await self._queue.wait(refs, full, self._undo)
         finally:
             self._cache_metrics.space_wait_s += self._clock.monotonic_s() - started_s
-            self._changed()  # whoever was behind us may fit
+            self._changed()  # the next waiters may fit now
 
     def _grant(self, refs: Sequence[ObjectRef]) -> _Grant | FullNow:
-        """Claim now, or say what is full; synchronous, so that pins, evictions and fills are one decision."""
+        """Claim now, or return what is full. Synchronous, so that pins, evictions and fills are one decision."""
         outcome = self._index.reserve_all(refs)
         if not isinstance(outcome, Claim):
-            # too large only while files nobody has examined yet take space: those that could never fit were told so
-            assert self._strays.left_bytes or not isinstance(outcome, TooLarge), "what can never fit does not get here"
+            # Only unexamined files can make it too large here: a claim that can never fit was refused earlier.
+            assert self._strays.left_bytes or not isinstance(outcome, TooLarge), (
+                "a claim that can never fit was refused before"
+            )
             return outcome if isinstance(outcome, FullNow) else FullNow(0)
         self._fills.evict(outcome.evicted)
         return _Grant(outcome, [self._fills.join(entry) for entry in (*outcome.running, *outcome.missing)])
 
     async def _bring(self, grant: _Grant) -> bool:
-        """Wait until everything claimed is here; False where an entry was lost to somebody else's failed refetch."""
+        """Wait until all claimed entries are here. False: an entry was lost because another caller's refetch failed."""
         try:
             claim = grant.claim
             lost_count = await self._refill(grant)
@@ -238,7 +245,7 @@ class PlacedCache(CacheView):
             self._leave(grant)
 
     async def _refill(self, grant: _Grant) -> int:
-        """Start or join fetches of entries that are not what was written; return how many."""
+        """Start or join fetches of corrupt entries, and return their number."""
         due = [entry for entry in grant.claim.present if self._checks.due(entry) is not None]
         if not due:
             return 0
@@ -257,7 +264,7 @@ class PlacedCache(CacheView):
         return lost_count
 
     async def _refetch(self, entry: Entry, finding: Finding) -> None:
-        """Fetch anew what was found broken before anybody asked for it."""
+        """Fetch an entry again that was found broken in advance."""
         if not self._open or entry.state is not EntryState.COMMITTED:
             return
         self._reopen(entry, finding)
@@ -272,16 +279,14 @@ class PlacedCache(CacheView):
         if entry.state is EntryState.COMMITTED:
             self._index.reopen(entry)
             self._cache_metrics.error(finding.value)
-            _log.warning(
-                "cached shard is not what was written: fetching it again", url=entry.ref.url, got=finding.value
-            )
+            _log.warning("cached shard is corrupt or missing: fetching it again", url=entry.ref.url, got=finding.value)
 
     def _leave(self, grant: _Grant) -> None:
         while grant.flights:
             self._fills.leave(grant.flights.pop())
 
     def _undo(self, grant: _Grant) -> None:
-        """Take everything about a grant back."""
+        """Withdraw a grant: its interest in fills and its pins."""
         self._leave(grant)
         removed = [entry.ref for entry in grant.claim.entries if self._index.unpin(entry)]
         if self._open:
@@ -295,7 +300,7 @@ class PlacedCache(CacheView):
         self._changed()
 
     def _changed(self) -> None:
-        """Look again at who waits, then at wishes; called after every change of the index."""
+        """Serve the waiters, then the wishes; called after every change of the index."""
         if not self._open:
             return
         self._queue.serve(self._grant)

@@ -20,15 +20,15 @@ G = TypeVar("G")
 @dataclass(slots=True)
 class _Waiter:
     refs: Sequence[ObjectRef]
-    quotas: frozenset[str]  # those its refs count against
-    lacks: str  # the quota that is full, or NO_GROUP: the cache is
+    quotas: frozenset[str]  # the quotas that its refs count against
+    lacks: str  # the quota that is full, or NO_GROUP if the cache itself is full
 
 
 class SpaceQueue(Generic[G]):
-    """Waiters for a grant of type ``G``, made synchronously on their behalf when space comes free.
+    """Waiters for a grant of type ``G``, made synchronously on their behalf when space becomes free.
 
-    Nobody is overtaken but by those who cannot take what he waits for: a waiter for space inside a quota holds up
-    those of the same quota only.
+    A waiter for space inside a quota blocks later waiters of the same quota only. A waiter for space of the cache
+    blocks all later waiters.
     """
 
     def __init__(self, quota_of: Callable[[ObjectRef], str]) -> None:
@@ -36,30 +36,30 @@ class SpaceQueue(Generic[G]):
         self._waiters: dict[asyncio.Future[G], _Waiter] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiters."""
         return len(self._waiters)
 
     @property
     def holds_all_up(self) -> bool:
-        """Whether somebody waits for space of the cache, not of a quota."""
+        """Whether a waiter needs space of the cache itself, not of a quota."""
         return any(waiter.lacks == NO_GROUP for waiter in self._waiters.values())
 
     def ahead(self, refs: Sequence[ObjectRef]) -> FullNow | None:
-        """Return what somebody waits for whom a demand for ``refs`` must not overtake; None: there is nobody."""
+        """Return the shortage that blocks ``refs`` because an earlier waiter needs the same space, or None."""
         if not self._waiters:
             return None
         return self._ahead(self._quotas(refs), (waiter.lacks for waiter in self._waiters.values()))
 
     async def wait(self, refs: Sequence[ObjectRef], full: FullNow, undo: Callable[[G], None]) -> G:
-        """Wait for a turn that succeeds.
+        """Wait until the request can be granted.
 
         Args:
-            refs: what is wanted.
-            full: why it cannot be had now.
-            undo: takes a grant back that came together with our cancellation.
+            refs: the requested objects.
+            full: why they cannot be granted now.
+            undo: takes back a grant that came together with this task's cancellation.
 
         Raises:
-            What ``fail`` was given.
+            The error that was passed to ``fail``.
         """
         granted: asyncio.Future[G] = asyncio.get_running_loop().create_future()
         self._waiters[granted] = _Waiter(refs, self._quotas(refs), full.quota)
@@ -73,7 +73,7 @@ class SpaceQueue(Generic[G]):
             self._waiters.pop(granted, None)
 
     def serve(self, grant: Callable[[Sequence[ObjectRef]], G | FullNow]) -> None:
-        """Grant in order, to all who do not have to stand behind one whose turn has not come."""
+        """Grant in order, skipping waiters that an earlier ungranted waiter blocks."""
         lacking: list[str] = []
         for granted, waiter in tuple(self._waiters.items()):
             if not granted.done():
@@ -86,7 +86,7 @@ class SpaceQueue(Generic[G]):
             self._waiters.pop(granted, None)
 
     def fail(self, error: Exception) -> None:
-        """Send everybody away."""
+        """Fail all waiters with ``error``."""
         for granted in tuple(self._waiters):
             if not granted.done():
                 granted.set_exception(error)

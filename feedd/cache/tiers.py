@@ -1,4 +1,4 @@
-"""Memory above disk as one shard cache, which goes on in memory alone while the disk cannot be used."""
+"""Memory above disk as one shard cache, which continues in memory alone while the disk cannot be used."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ if TYPE_CHECKING:
 
 
 class TieredCache:
-    """A ``ShardCache`` over two: every object is in one of them at most, unless the disk went away under it.
+    """A ``ShardCache`` over two tiers; an object is in at most one of them, unless the disk went away meanwhile.
 
-    An acquirer takes what it needs of the disk first, then of memory. Whoever waits for space in memory may hold pins
-    on disk; whoever waits for space on disk holds nothing; so nobody ever waits for somebody who waits for him.
-
-    Opens and closes both tiers and the watch.
+    An acquirer takes its objects on disk first, then those in memory. A waiter for memory may hold pins on disk, and a
+    waiter for disk holds nothing. So no two acquirers can ever wait for each other. Opens and closes both tiers and the
+    watch.
     """
 
     def __init__(self, memory: Tier, disk: Tier, watch: DiskWatch, recorder: Recorder, *, standby: bool) -> None:
         """Put one cache above another.
 
         Args:
-            memory: upper tier, bounded by itself.
+            memory: upper tier, bounded by its own limit.
             disk: lower tier.
-            watch: of the lower tier's disk.
-            recorder: for what is taken past the disk.
-            standby: use memory only where the disk cannot be used, and give it back afterwards.
+            watch: watches the lower tier's disk.
+            recorder: counts the objects that bypass the disk.
+            standby: use memory only while the disk cannot be used, and free it afterwards.
         """
         self._memory = memory
         self._disk = disk
@@ -51,18 +50,18 @@ class TieredCache:
         self._standby = standby
         self._placement = Placement(memory, disk, standby=standby)
         self._stack = AsyncExitStack()
-        self._held: Counter[ObjectRef] = Counter()  # in memory, on standby only
-        self._strays: set[ObjectRef] = set()  # in memory, to go back to disk
-        self._refused = False  # the disk's answer to the last fill
+        self._held: Counter[ObjectRef] = Counter()  # pins in memory, on standby only
+        self._strays: set[ObjectRef] = set()  # objects in memory that belong on disk
+        self._refused = False  # whether the disk refused the last fill
 
     def __repr__(self) -> str:
         return f"TieredCache({self._memory!r}, {self._disk!r})"
 
     async def __aenter__(self) -> Self:
-        """Open disk, memory and the watch.
+        """Open the disk tier, the memory tier and the watch.
 
         Raises:
-            CacheUnavailable: the disk tier cannot be opened, and does not wait: that is for the operator to know.
+            CacheUnavailable: the disk tier cannot be opened and does not retry, so the operator must act.
         """
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._disk)
@@ -74,16 +73,16 @@ class TieredCache:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close both tiers and the watch."""
         await self._stack.aclose()
 
     async def acquire(self, refs: Sequence[ObjectRef]) -> Pins:
-        """Return pins on all of ``refs`` (duplicates allowed), fetching what is missing.
+        """Return pins on all of ``refs`` (duplicates allowed), fetching missing ones.
 
         Raises:
-            CacheTooSmall: they cannot fit together even into empty tiers.
-            CacheUnavailable: the disk cannot be used, and memory does not hold them either.
-            Draining: the cache is being closed.
+            CacheTooSmall: the objects cannot fit together even into empty tiers.
+            CacheUnavailable: the disk cannot be used, and memory cannot hold the objects either.
+            Draining: the cache is closing.
             Whatever the fetcher raises.
         """
         await self._give_memory_back()
@@ -92,7 +91,9 @@ class TieredCache:
         try:
             routes = self._placement.route(who, dict.fromkeys(refs), self._use(), together=True)
             if routes.disk and not all(map(self._memory.knows, routes.memory)):
-                self._memory.prefetch(routes.memory, early)  # comes while the disk fills; held only once that has ended
+                self._memory.prefetch(
+                    routes.memory, early
+                )  # filled while the disk fills, but pinned only after that has ended
             on_disk, failure, routes = await self._from_disk(who, routes)
             try:
                 in_memory = await self._from_memory(routes, failure)
@@ -108,7 +109,7 @@ class TieredCache:
         return Pins(tuple(files[ref] for ref in refs), lambda: self._release(parts, routes))
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
-        """Replace ``owner``'s wish list, each wish in the tier it belongs to."""
+        """Replace ``owner``'s wish list; each wish goes to its tier."""
         before = self._placement.sent(owner)
         if not refs:
             self._placement.forget(owner)
@@ -122,20 +123,20 @@ class TieredCache:
             self._strays.update(routes.memory)
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Tell both tiers at which position of the future each object is needed next; ``inf``: never again."""
+        """Set in both tiers at which position each object is needed next; ``inf``: never again."""
         told = tuple(uses)
         self._disk.note_next_use(told)
         self._memory.note_next_use(told)
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop an entry found to be damaged, wherever it is; where that was the disk, it is tried out."""
+        """Drop a damaged entry from its tier; if that is the disk, probe the disk."""
         if self._disk.knows(ref) and not self._memory.knows(ref):
             self._watch.doubted()
         await self._disk.discard(ref)
         await self._memory.discard(ref)
 
     async def renew(self, ref: ObjectRef) -> None:
-        """Drop an entry that can be had whole by now, wherever it is."""
+        """Drop an entry from its tier, because a whole copy can be fetched now."""
         await self._disk.renew(ref)
         await self._memory.renew(ref)
 
@@ -148,7 +149,7 @@ class TieredCache:
 
     @property
     def limit_bytes(self) -> int:
-        """Most bytes of all entries that are to be expected: memory on standby is no part of that."""
+        """Upper limit of the bytes of all entries in normal operation; memory on standby does not count."""
         return self._disk.limit_bytes + (0 if self._standby and self._disk.limit_bytes else self._memory.limit_bytes)
 
     @property
@@ -159,15 +160,15 @@ class TieredCache:
         return CacheStats(**(sums | {"limit_bytes": self.limit_bytes}))
 
     def entries(self) -> list[CacheEntry]:
-        """Return the whole entries of both tiers, in no order."""
+        """Return the whole entries of both tiers, in no particular order."""
         return self._disk.entries() + self._memory.entries()
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Whether an object is here whole."""
+        """Whether a tier holds the whole object."""
         return self._memory.holds(ref) or self._disk.holds(ref)
 
     def knows(self, ref: ObjectRef) -> bool:
-        """Whether a tier has an entry for the object, or a fill of it under way."""
+        """Whether a tier holds the object or is filling it."""
         return self._memory.knows(ref) or self._disk.knows(ref)
 
     def _use(self) -> DiskUse:
@@ -176,7 +177,7 @@ class TieredCache:
     async def _from_disk(
         self, who: object, routes: Routes
     ) -> tuple[PinnedShards | None, CacheUnavailable | None, Routes]:
-        """Pin what the disk gives; what it refuses is sent to memory."""
+        """Pin the objects on disk; objects that the disk refuses go to memory."""
         failure: CacheUnavailable | None = None
         while routes.disk:
             filling = not all(map(self._disk.knows, routes.disk))
@@ -205,7 +206,7 @@ class TieredCache:
             if not routes.bypassed_count:
                 raise
             raise failure or CacheUnavailable(
-                f"expected a usable disk, got one that is {self._watch.state.value}",
+                f"the disk is {self._watch.state.value}, and memory cannot hold the objects",
                 object=error.object,
                 hint=f"repair it, or go on without it: {error.hint}",
                 stage="cache",
@@ -225,7 +226,7 @@ class TieredCache:
             self._strays.update(routes.memory)
 
     async def _give_memory_back(self) -> None:
-        """Drop from memory what a disk that takes fills again will hold, once nobody reads it any more."""
+        """Drop objects from memory that the disk can take again, once they are no longer pinned."""
         if self._strays and not self._refused and self._watch.may_fill():
             done = {ref for ref in self._strays if not self._held[ref]}
             self._strays -= done
@@ -234,8 +235,8 @@ class TieredCache:
 
 
 def _running(tier: Tier, wishes: Iterable[ObjectRef]) -> list[ObjectRef]:
-    """Return a wish that starts nothing and cancels nothing; an empty list would cancel the fills under way."""
+    """Return a wish that starts nothing and cancels nothing; an empty list would cancel running fills."""
     return [ref for ref in wishes if tier.knows(ref)][:1]
 
 
-AnyCache: TypeAlias = "DiskCache | TieredCache"  # what a node's cache can be
+AnyCache: TypeAlias = "DiskCache | TieredCache"  # the possible caches of a node

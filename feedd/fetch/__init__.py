@@ -1,1 +1,1 @@
-"""Bytes from object stores and local files: scheduling, parallel ranges, retries, hedges, checksums."""
+"""Fetches bytes from object stores and local files: scheduling, parallel ranges, retries, hedges, checksums."""

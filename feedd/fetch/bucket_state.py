@@ -1,4 +1,4 @@
-"""What is known of how one bucket answers lately; shared by everything that sends requests to it."""
+"""Recent behaviour of one bucket, shared by everything that sends requests to it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class BucketState:
     """The state machines of one bucket.
 
     Attributes:
-        quota: how many requests may be sent again.
+        quota: how many requests may be retried.
         pace: how many parts may be in flight.
-        hedger: which parts are asked for twice.
+        hedger: which parts are requested twice.
         sizes: how large parts are.
     """
 

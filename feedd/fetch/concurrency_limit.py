@@ -1,29 +1,32 @@
-"""How many requests at a time a store is worth: found by trying, given up when it asks to."""
+"""Finds the useful number of concurrent requests to a store by trial, and lowers it when the store throttles."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _START: Final = 16
-_GAIN: Final = 1.05  # more requests must bring so much more, or they are not worth their memory
+_GAIN: Final = 1.05  # a rise must bring this factor in throughput, or it is not worth its memory
 _BACK_OFF: Final = 0.7
 _HOLD_PERIODS: Final = 8
-_REFUSED_MAX: Final = 0.2  # being refused rarely is not being too fast: a store that refuses one in twenty serves 19
-_KEPT: Final = 31 / 32  # of what is remembered, with each answer
+_REFUSED_MAX: Final = (
+    0.2  # rare refusals are no sign of overload: a store that refuses one request in twenty serves nineteen
+)
+_KEPT: Final = 31 / 32  # share of the remembered counts that each answer keeps
 
 
 class ConcurrencyLimit:
-    """The number of parts of one bucket in flight, led by what its parts tell. Has no clock.
+    """The number of parts of one bucket in flight, set by the results of its parts. Has no clock.
 
-    The rate of a period follows from the parts that ended while all places were taken: places times bytes per second
-    of each. A period that brings ``_GAIN`` more than the one before the last rise earns another rise; otherwise the
-    rise is taken back and nothing tried for some periods. Being told to slow down takes places away at once, but once
-    only for all the requests that were in flight together, and not before it happened to a good part of the last ones.
-    When refusals have become rare again the places come back, a quarter with each round of parts, up to where it was.
+    Throughput of a period is computed from the parts that ended while all places were taken: places times bytes per
+    second of each. If a period brings ``_GAIN`` more than the period before the last rise, another rise follows.
+    Otherwise the rise is taken back, and some periods pass before the next one.
+    A throttling answer lowers the limit at once. This happens only once for all requests that were in flight together,
+    and only if a good share of the last requests was refused. When refusals are rare again, the limit climbs back by a
+    quarter per round of parts, up to its former value.
 
     Args:
-        limit_max: never more.
-        limit_min: never fewer, unless ``limit_max`` is.
+        limit_max: upper bound.
+        limit_min: lower bound, unless ``limit_max`` is smaller.
     """
 
     def __init__(self, limit_max: int, limit_min: int = 2) -> None:
@@ -33,10 +36,10 @@ class ConcurrencyLimit:
         self._limit_min = min(limit_min, limit_max)
         self._limit = min(_START, limit_max)
         self._hold_left = 1  # periods
-        self._before: tuple[int, float] | None = None  # limit and rate before the rise that is being tried
-        self._deaf_count = 0  # requests that were under way when we last slowed down, and are not heard of yet
-        self._limit_before = 0  # it was refused too much; 0: or it is back there
-        self._answered = self._refused = 0.0  # the last of them, the older the less they count
+        self._before: tuple[int, float] | None = None  # limit and throughput before the rise that is being tried
+        self._deaf_count = 0  # requests in flight at the last slow-down that have not ended yet
+        self._limit_before = 0  # the limit at which too many were refused; 0: none, or that limit is reached again
+        self._answered = self._refused = 0.0  # decaying counts of recent answers and refusals
         self._begin_period()
 
     def __repr__(self) -> str:
@@ -48,19 +51,19 @@ class ConcurrencyLimit:
         return self._limit
 
     def ended(self, size_bytes: int, elapsed_s: float, in_flight_count: int) -> None:
-        """Take note of a part that came whole.
+        """Record a part that arrived whole.
 
         Args:
-            size_bytes: of the part.
-            elapsed_s: from its request to its end.
-            in_flight_count: parts of the bucket in flight when it ended, itself included.
+            size_bytes: size of the part.
+            elapsed_s: time from its request to its end.
+            in_flight_count: parts of the bucket in flight when it ended, this part included.
         """
         self._deaf_count = max(0, self._deaf_count - 1)
         self._answered, self._refused = self._answered * _KEPT + 1, self._refused * _KEPT
         if in_flight_count < self._limit:
-            return  # too little to do: says nothing of more places
+            return  # too few parts in flight to say anything about a higher limit
         if self._settling_count:
-            self._settling_count -= 1  # began under another limit
+            self._settling_count -= 1  # the part began under another limit
             return
         if self._limit < self._limit_before:
             if self._refused < _REFUSED_MAX / 2 * self._answered:
@@ -74,12 +77,12 @@ class ConcurrencyLimit:
             self._judge(self._limit * self._bytes / self._busy_s)
 
     def throttled(self) -> None:
-        """Take note that the store asked to slow down."""
+        """Record that the store asked to slow down."""
         self._answered, self._refused = self._answered * _KEPT + 1, self._refused * _KEPT + 1
         if self._deaf_count:
             self._deaf_count -= 1
             return
-        # those in flight count as served: refusals come at once, parts later
+        # parts in flight count as served, because refusals come at once and parts later
         if self._refused < _REFUSED_MAX * max(self._answered, self._limit):
             return
         self._deaf_count = self._limit - 1

@@ -1,4 +1,4 @@
-"""How to reach the stores, and how hard to pull."""
+"""Options of access to the stores, and bounds of the requests to them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Verify = Literal["off", "length", "checksum"]
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """Access to one bucket; what is None is left to botocore's own chain (``AWS_*``, profiles, roles).
+    """Access to one bucket; botocore's own chain (``AWS_*``, profiles, roles) decides each value that is None.
 
     Attributes:
-        endpoint_url: another store that speaks S3.
+        endpoint_url: URL of another store that speaks S3.
         region: region of the bucket.
         profile: section of the AWS configuration files.
         role_arn: role to assume with the credentials found.
-        addressing_style: ``auto``: virtual on AWS, path where ``endpoint_url`` is set.
+        addressing_style: ``auto``: virtual on AWS, path if ``endpoint_url`` is set.
         anonymous: send no credentials.
         requester_pays: accept to be charged.
         ca_bundle: file of certificates to trust instead of the system's.
@@ -41,30 +41,31 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Bounds of the source room.
+    """Bounds of all requests to stores.
 
     Attributes:
-        part_size_bytes: size of one ranged GET; 0: as suits the object and how its bucket answers.
-        parts_in_flight: ranged GETs at one time, over all shards; of small objects that are samples eight times as
-            many. See ``connections_max``.
+        part_size_bytes: size of one ranged GET; 0: chosen by the object's size and the bucket's recent speed.
+            parts_in_flight: concurrent ranged GETs, over all shards. Small objects that are samples may use eight times
+            as many. See ``connections_max``.
         bytes_in_flight: bytes of parts being received at one time.
         transfer_threads: threads that move bodies into files on disk, and as many for files in memory.
-        attempts_max: attempts of one request that bring nothing, the first included; being told to slow down is
-            bounded by time instead.
-        retry_deadline_s: how long a request is tried again, besides the time for its bytes.
+            attempts_max: attempts of one request that bring no bytes, the first included. Throttling is bounded by time
+            instead.
+        retry_deadline_s: how long a request is retried, in addition to the time for its bytes.
         connect_timeout_s: longest wait for a connection.
-        read_timeout_s: longest silence of a server that owes us bytes.
+        read_timeout_s: longest silence of a server that has not sent all bytes.
         rate_floor_bytes_s: a part may take ``connect + read timeout + size / this``.
         listing_deadline_s: longest wait for one page of a listing.
-        heads_in_flight: HEAD requests at one time, for manifests.
+        heads_in_flight: concurrent HEAD requests, for manifests.
         file_threads: threads that read local files.
-        transport: who receives objects from S3. ``direct``: our own HTTP reader, straight into the target;
-            ``aiobotocore``: the SDK; ``auto``: ours, the SDK behind a proxy. What only the SDK can address it reads.
-        verify: what is held against what. ``length``: each answer's length, range and version against what was asked
-            for; ``checksum``: besides, each object's bytes against the checksum its store keeps, where it keeps one;
-            ``off``: as ``length``, which costs nothing.
-        hedge_share: of the bytes read so much may be asked for a second time, where a part is slow; 0: none.
-        s3: access by bucket; ``*`` for those not named.
+            transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target;
+            ``aiobotocore``: the SDK; ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
+            only it can address.
+            verify: what is compared. ``length``: each answer's length, range and version with the request;
+            ``checksum``: also each object's bytes with the store's checksum, if there is one; ``off``: same as
+            ``length``, which costs nothing.
+        hedge_share: share of the bytes read that may be requested a second time because a part is slow; 0: none.
+        s3: access options by bucket; ``*``: all other buckets.
     """
 
     part_size_bytes: int = 0
@@ -90,18 +91,18 @@ class SourceOptions:
 
     @property
     def connections_max(self) -> int:
-        """How many requests for parts, and connections for them, one bucket gets at one time.
+        """Upper limit of concurrent part requests, and of connections, to one bucket.
 
-        Second requests come on top: one that waited for a part to end would come too late, and one that took a part's
-        place would make that late, and the next.
+        Hedges come on top of the parts. A hedge that waited for another part to end would come too late. A hedge that
+        took a part's place would delay that part and the next.
         """
         requests = self.parts_in_flight * PARTS_PER_PLACE
         return requests + (requests // 4 + 1 if self.hedge_share else 0)
 
     def read_deadline_s(self, size_bytes: int) -> float:
-        """Return how long one request for ``size_bytes`` may take in all."""
+        """Return how long one request for ``size_bytes`` may take in total."""
         return self.connect_timeout_s + self.read_timeout_s + size_bytes / self.rate_floor_bytes_s
 
     def whole_deadline_s(self, size_bytes: int) -> float:
-        """Return how long ``size_bytes`` may take with every attempt they need."""
+        """Return how long ``size_bytes`` may take with all retries."""
         return self.retry_deadline_s + size_bytes / self.rate_floor_bytes_s

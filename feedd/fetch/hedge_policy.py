@@ -1,4 +1,4 @@
-"""When a request is slow enough to ask a second time: a pure decision from what was seen recently."""
+"""When a request is slow enough to send it a second time: a pure decision from recent requests."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from feedd.units import MIB
 
 _WINDOW_COUNT = 256
-_SORT_EVERY = 64  # order statistics move slowly: sorting for each sample would cost more than it tells
+_SORT_EVERY = 64  # order statistics change slowly, so sorting at each sample would not pay off
 
 
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
-    """What counts as slow, and what may be spent on it.
+    """Which requests count as slow, and how many bytes may be requested twice.
 
-    A first byte is late after ``late_factor`` times the recent p95; after no more than ``median_factor`` times the
-    median, since a few outliers among the first samples are all of the p95; and never before ``part_share`` of the
-    time a part takes or ``floor_s``, since a part that hardly lasts longer is not worth a second request. Bodies are
-    looked at twice as rarely: they come in gusts, and what receives them may pause as well as what sends.
+    A first byte is late after ``late_factor`` times the recent p95, or ``median_factor`` times the median if that is
+    less. The median limit is needed because a few outliers among the first samples decide the p95. A first byte is
+    never late before ``part_share`` of a part's usual time, or before ``floor_s``: a short part is not worth a second
+    request. Bodies are checked half as often, because they arrive in bursts and the receiver may pause too.
 
     Attributes:
-        samples_min: parts seen before anything is judged.
+        samples_min: parts needed before any request is judged.
         late_factor: see above.
         median_factor: see above.
         part_share: share of the median part's time.
-        floor_s: shortest time that is called late.
-        lag_max_s: a look that came later than that is no evidence.
-        slow_factor: a body so many times slower than the recent median drips.
-        first_look_s: time between looks while there are too few samples.
-        share: of the bytes read that may be asked for again.
-        initial_bytes: may be asked for again before anything was read; also the most that is saved up.
-        quiet_s: no second requests for so long after the store asked to slow down.
+        floor_s: shortest time that counts as late.
+        lag_max_s: a check that ran later than this proves nothing.
+        slow_factor: a body this many times slower than the recent median is slow.
+        first_look_s: time between checks while there are too few samples.
+        share: share of the bytes read that may be requested again.
+        initial_bytes: bytes that may be requested again at the start; also the most that can be saved up.
+        quiet_s: time without hedges after the store asked to slow down.
     """
 
     samples_min: int = 8
@@ -49,13 +49,13 @@ class HedgePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is seen of one request at one moment.
+    """The progress of one request at one moment.
 
     Attributes:
-        at_s: since the request was made.
-        filled_bytes: received by then.
-        first_byte_s: when the first byte came, since the request was made; None: not yet.
-        lag_s: how much later than wanted the look itself came.
+        at_s: time since the request was sent.
+        filled_bytes: bytes received by then.
+        first_byte_s: time from sending the request to the first byte; None: no byte has come.
+        lag_s: how much later than planned the check ran.
     """
 
     at_s: float
@@ -66,24 +66,24 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Hedge:
-    """Ask again for what is missing; its bytes are charged."""
+    """Request the missing bytes again; they are charged to the account."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """Nothing to do for ``after_s``."""
+    """Check again in ``after_s`` seconds."""
 
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Do not look again."""
+    """Stop checking this request."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Usual:
-    """What is usual: seconds to the first byte, bytes per second of a body."""
+    """Recent medians and p95: seconds to the first byte, bytes per second of a body."""
 
     first_p50_s: float
     first_p95_s: float
@@ -93,8 +93,8 @@ class _Usual:
 class Hedger:
     """Judges the requests to one bucket. Time comes in from outside; nothing is random.
 
-    Second requests are paid for from an account fed with a share of the bytes read, so that a store where everything
-    is slow is not asked for everything twice.
+    Hedges are paid from an account that gains a share of the bytes read. So a store that is slow as a whole does not
+    get every request twice.
     """
 
     def __init__(self, policy: HedgePolicy | None = None) -> None:
@@ -111,11 +111,11 @@ class Hedger:
 
     @property
     def account_bytes(self) -> float:
-        """Bytes that may be asked for a second time now."""
+        """Bytes that may be requested a second time now."""
         return self._account_bytes
 
     def look_after_s(self, size_bytes: int) -> float | None:
-        """Return how long after it was made to look at a request for the first time; None: never."""
+        """Return the time from sending a request to its first check, or None for never."""
         if not size_bytes or not self._policy.share:
             return None
         if self._usual is None:
@@ -123,13 +123,13 @@ class Hedger:
         return self._late_s(self._usual, size_bytes)
 
     def judge(self, size_bytes: int, sight: Sight, before: Sight | None, now_s: float) -> Hedge | LookAgain | Leave:
-        """Return what to do about a request for ``size_bytes``; where that is ``Hedge``, the missing rest is charged.
+        """Decide about a request for ``size_bytes``; for ``Hedge``, the missing bytes are charged.
 
         Args:
-            size_bytes: of the whole request.
-            sight: what is seen of it now.
-            before: what was seen at the look before this one.
-            now_s: on the clock ``throttled`` is told of.
+            size_bytes: size of the whole request.
+            sight: progress of the request now.
+            before: progress at the previous check.
+            now_s: time on the clock that ``throttled`` uses.
         """
         rest_bytes = size_bytes - sight.filled_bytes
         if rest_bytes <= 0:
@@ -144,7 +144,7 @@ class Hedger:
             else self._body_wait_s(usual, sight, before, rest_bytes, step_s)
         )
         if sight.lag_s > self._policy.lag_max_s:
-            wait_s = step_s  # who cannot look in time cannot tell who else is late
+            wait_s = step_s  # a check that is late itself cannot tell whether the request is late
         if wait_s > 0:
             return LookAgain(max(wait_s, 1e-3))
         if now_s < self._quiet_until_s or rest_bytes > self._account_bytes:
@@ -153,12 +153,12 @@ class Hedger:
         return Hedge()
 
     def note(self, size_bytes: int, first_byte_s: float, whole_s: float) -> None:
-        """Take a request into account that was answered in full.
+        """Record a request that was answered in full.
 
         Args:
-            size_bytes: what it brought.
-            first_byte_s: from making it to its first byte.
-            whole_s: from making it to its last byte.
+            size_bytes: bytes received.
+            first_byte_s: time from sending it to its first byte.
+            whole_s: time from sending it to its last byte.
         """
         policy = self._policy
         self._account_bytes = min(self._account_bytes + policy.share * size_bytes, policy.initial_bytes)
@@ -166,14 +166,14 @@ class Hedger:
         self._note_first(first_byte_s)
 
     def note_slow(self, waited_s: float) -> None:
-        """Take a request into account that was given up without a byte after ``waited_s``.
+        """Record a request that was given up without a byte after ``waited_s``.
 
-        Leaving them out would make what is slow look ever rarer, and ever less count as slow.
+        Without these, slow requests would seem ever rarer, and ever fewer would count as slow.
         """
         self._note_first(waited_s)
 
     def throttled(self, now_s: float) -> None:
-        """Take note that the store asked to slow down."""
+        """Record that the store asked to slow down."""
         self._quiet_until_s = now_s + self._policy.quiet_s
 
     def _note_first(self, first_byte_s: float) -> None:
@@ -193,7 +193,7 @@ class Hedger:
         return max(late_s, policy.part_share * _part_s(usual, size_bytes), policy.floor_s)
 
     def _body_wait_s(self, usual: _Usual, sight: Sight, before: Sight | None, rest_bytes: int, step_s: float) -> float:
-        """Return when to look at a body again; 0: it stalls or drips."""
+        """Return when to check a body again; 0: the body has stalled or is slow."""
         assert sight.first_byte_s is not None
         if before is None or before.first_byte_s is None:
             before = Sight(sight.first_byte_s)
@@ -203,7 +203,7 @@ class Hedger:
         rate = (sight.filled_bytes - before.filled_bytes) / for_s
         if rate * self._policy.slow_factor >= usual.rate_p50:
             return step_s
-        # the end of a body is not worth it: a second request takes its time, too
+        # near its end a body is not worth a hedge, because a second request takes time too
         return 0.0 if rest_bytes > 2 * rate * (usual.first_p50_s + rest_bytes / usual.rate_p50) else step_s
 
 

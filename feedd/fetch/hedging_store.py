@@ -1,4 +1,4 @@
-"""A store that asks a second time for what is slow to come."""
+"""A store that sends a second request if the first is slow."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class HedgeStore:
-    """Sends a second request for the rest of a range where the ``Hedger`` finds the first one slow.
+    """Sends a second request for the rest of a range if the ``Hedger`` finds the first request slow.
 
-    The one that is whole first wins. Both write the same bytes of the same version to the same place; the loser has
-    stopped writing when ``read_into`` returns.
+    The request that is complete first wins. Both write the same bytes of the same version to the same place. The loser
+    has stopped writing when ``read_into`` returns.
 
     Args:
-        inner: sends each request once; tells its progress.
+        inner: sends each request once and reports its progress.
         hedger: judges the requests of this bucket.
         recorder: takes the measurements.
-        now_s: the clock ``ReadProgress.first_byte_s`` is on.
+        now_s: the clock of ``ReadProgress.first_byte_s``.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class HedgeStore:
                 yield page
 
     async def head(self, key: str) -> ObjectRef:
-        """Ask the inner store."""
+        """Send a HEAD to the inner store."""
         return await self._inner.head(key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Ask the inner store; see ``ObjectStore.checksum``."""
+        """Get the checksum from the inner store; see ``ObjectStore.checksum``."""
         return await self._inner.checksum(ref)
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
-        """Read from the inner store, with a second request where the first is slow.
+        """Read from the inner store, with a second request if the first is slow.
 
-        Raises what the first request raised: at once where there is no second, else when that has failed, too.
+        Raises the error of the first request: at once without a second request, else when the second has failed too.
         """
         after_s = self._hedger.look_after_s(span.size_bytes)
         if after_s is None:
@@ -90,7 +90,7 @@ class HedgeStore:
 
 
 class _Race:
-    """One range on its way: the first request in the caller's own task, the second in one that may never be made."""
+    """One range being read: the first request in the caller's task, the second, if any, in its own task."""
 
     def __init__(
         self, inner: ObjectStore, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress
@@ -112,11 +112,11 @@ class _Race:
         self.hedged_bytes = 0
 
     def watch(self, hedger: Hedger, now_s: Callable[[], float]) -> None:
-        """Say who judges, and by which clock."""
+        """Set the hedger that judges, and its clock."""
         self._hedger, self._now_s, self._started_s = hedger, now_s, now_s()
 
     async def run(self, after_s: float) -> None:
-        """Fill the target; look at the first request after ``after_s``."""
+        """Fill the target; check the first request after ``after_s``."""
         self._look_in(after_s)
         try:
             try:
@@ -130,7 +130,7 @@ class _Race:
                     await self._end_second()
             self._settle()
         finally:
-            self._failures.clear()  # their tracebacks lead here
+            self._failures.clear()  # their tracebacks refer to this object
 
     async def _run_first(self) -> None:
         try:
@@ -138,7 +138,7 @@ class _Race:
                 await self._inner.read_into(self._ref, self._span, self._target, self._progress)
                 self._first_won = True
         except FeeddError as error:
-            self._failures[0] = error  # raised when there is no second any more
+            self._failures[0] = error  # raised once no second request is running
             self._spoiled_by(error, self._progress)
 
     async def _end_second(self) -> None:
@@ -151,7 +151,7 @@ class _Race:
         self._timer = self._loop.call_later(after_s, self._look)
 
     def _look(self) -> None:
-        """Called by the timer: see how the first request is doing."""
+        """Check the progress of the first request; called by the timer."""
         now_s = self._now_s()
         first_s = self._progress.first_byte_s
         sight = Sight(
@@ -183,13 +183,13 @@ class _Race:
         self._first.interrupt()
 
     def _spoiled_by(self, error: FeeddError, progress: ReadProgress) -> bool:
-        """Tell whether bytes came that may be anybody's, possibly over good ones of the other request."""
+        """Return whether wrong bytes may have overwritten good bytes of the other request."""
         if isinstance(error, BadResponse) and progress.first_byte_s is not None:
             self._spoiled = True
         return self._spoiled
 
     def _settle(self) -> None:
-        """Tell the hedger and the caller how it went."""
+        """Report the outcome to the hedger and the caller."""
         now_s = self._now_s()
         if any(isinstance(failure, Throttled) for failure in self._failures):
             self._hedger.throttled(now_s)
@@ -221,4 +221,4 @@ class _Race:
         try:
             raise failure
         finally:
-            del failure  # its traceback leads to this frame, and would keep the target until garbage is collected
+            del failure  # its traceback refers to this frame, which would keep the target until garbage collection

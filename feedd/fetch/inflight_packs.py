@@ -1,7 +1,7 @@
-"""Samples of packs that are on their way in: who needs some of a pack waits for those, and reads them where they land.
+"""Packs being fetched: a batch waits only for its own samples, and reads them from the unfinished entry.
 
-A pack is written to its cache entry object by object, and nothing is written twice where it has come: so what has come
-can be read while the rest is still under way. One event loop; bookkeeping only.
+A pack is written to its cache entry object by object, and no object is written again once it has arrived. So arrived
+objects can be read while the others are still being fetched. Used on one event loop; bookkeeping only.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _turn_of = attrgetter("turn")
-_LANDED_S: Final = 5.0  # by then an entry is the cache's, who takes milliseconds to publish it
+_LANDED_S: Final = 5.0  # by then the cache knows the entry, which it publishes within milliseconds
 
 
 class InflightPack(Protocol):
-    """One pack on its way in."""
+    """One pack being fetched."""
 
     @property
     def ref(self) -> ObjectRef:
-        """The pack."""
+        """Ref of the pack."""
 
     @property
     def place(self) -> FilePlace | None:
-        """Where it lands; None: in no file."""
+        """The region of the file that the pack is written to, or None if the target is not a file."""
 
     def missing(self, objects: set[int]) -> set[int]:
-        """Return those of some of its objects that have not come; lost ones have."""
+        """Return those of ``objects`` that have not arrived; lost objects count as arrived."""
 
     def whole(self, objects: set[int]) -> bool:
-        """Whether some of its objects are here, none of them lost."""
+        """Whether all of ``objects`` have arrived and none is lost."""
 
     def hurry(self, turn: int, objects: set[int]) -> None:
-        """Fetch these before others."""
+        """Fetch these objects before others."""
 
 
 class PartialWait:
-    """What one batch waits for; a context manager. Reading ends within it.
+    """The objects that one batch waits for; a context manager. Reading ends within it.
 
     Args:
-        book: tells it what comes.
-        wanted: objects of packs, whether or not these are on their way yet.
-        turn: whose turn it is when these compete with others.
+        book: reports arriving objects.
+        wanted: objects of packs, whether or not these packs are being fetched yet.
+        turn: order among competing waits; a lower turn goes first.
 
     Attributes:
         turn: as given.
-        ready: done when all has come, at least once: a fetch that then failed took it away again.
+        ready: done once all objects had arrived. A fetch that fails afterwards takes them away again.
     """
 
     def __init__(self, book: InflightPacks, wanted: Mapping[ObjectRef, set[int]], turn: int) -> None:
@@ -76,14 +76,14 @@ class PartialWait:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Forget it; files are closed."""
+        """Unregister the wait and close its files."""
         self._book.leave(self, self._wanted)
         self.ready.cancel()
         while self._fds:
             os.close(self._fds.pop())
 
     def began(self, coming: InflightPack) -> None:
-        """A fetch of one of the packs began, or was under way: what had come of an earlier one counts no more."""
+        """Handle the start of a fetch of a pack; arrivals of an earlier fetch no longer count."""
         left = coming.missing(self._wanted[coming.ref])
         self._left[coming.ref] = set(left)
         if left:
@@ -92,19 +92,19 @@ class PartialWait:
             self._look(coming.ref)
 
     def arrived(self, ref: ObjectRef, number: int) -> None:
-        """An object has come, or is lost."""
+        """Handle the arrival or loss of an object."""
         left = self._left.get(ref)
         if left is not None:
             left.discard(number)
             self._look(ref)
 
     def landed(self, ref: ObjectRef) -> None:
-        """A pack has come whole: the cache has it, or will have in a moment."""
+        """Handle the end of a pack's fetch: the cache has the entry, or will have it in a moment."""
         self._left[ref] = set()
         self._look(ref)
 
     def files(self) -> dict[ObjectRef, ShardFile]:
-        """Return the packs that are still under way, of which all that is wanted is here; open until the end.
+        """Return the unfinished packs of which all wanted objects have arrived; the files stay open until the end.
 
         Raises:
             OSError: no descriptor is left.
@@ -114,7 +114,7 @@ class PartialWait:
             coming = self._book.coming(ref)
             place = coming.place if coming is not None and coming.whole(objects) else None
             if place is not None:
-                self._fds.append(os.dup(place.fd))  # its own, which is open as long as the fetch, may close meanwhile
+                self._fds.append(os.dup(place.fd))  # the fetch may close its own descriptor meanwhile
                 path = f"/proc/{os.getpid()}/fd/{self._fds[-1]}"
                 found[ref] = ShardFile(ref, path, place.at, inflight=True)
         return found
@@ -127,31 +127,31 @@ class PartialWait:
 
 
 class InflightPacks:
-    """The packs on their way in, and who waits for some of what is in them."""
+    """The packs being fetched, and the waits for objects in them."""
 
     def __init__(self) -> None:
         self._coming: dict[ObjectRef, InflightPack] = {}
         self._waiting: dict[ObjectRef, list[PartialWait]] = {}
-        self._landed: dict[ObjectRef, float] = {}  # when, of those that the cache may not know yet
+        self._landed: dict[ObjectRef, float] = {}  # end times of finished fetches that the cache may not know yet
 
     def coming(self, ref: ObjectRef) -> InflightPack | None:
-        """Return the pack of that name if it is on its way."""
+        """Return the pack if it is being fetched, else None."""
         return self._coming.get(ref)
 
     def began(self, coming: InflightPack) -> None:
-        """Take note of a fetch that stands in the line."""
+        """Record a fetch that has joined the scheduler."""
         self._coming[coming.ref] = coming
         self._landed.pop(coming.ref, None)
         for awaited in self._waiting.get(coming.ref, ()):
             awaited.began(coming)
 
     def arrived(self, coming: InflightPack, number: int) -> None:
-        """Take note of an object that has come, or is lost."""
+        """Record an object that has arrived, or is lost."""
         for awaited in self._waiting.get(coming.ref, ()):
             awaited.arrived(coming.ref, number)
 
     def ended(self, coming: InflightPack, *, whole: bool) -> None:
-        """Take note of the end of a fetch."""
+        """Record the end of a fetch."""
         if self._coming.get(coming.ref) is coming:
             del self._coming[coming.ref]
         if whole:
@@ -162,7 +162,7 @@ class InflightPacks:
                 awaited.landed(coming.ref)
 
     def enter(self, awaited: PartialWait, refs: Mapping[ObjectRef, set[int]]) -> None:
-        """Tell a wait of what comes."""
+        """Register a wait and tell it about running fetches."""
         since_s = asyncio.get_running_loop().time() - _LANDED_S
         for ref in refs:
             bisect.insort(self._waiting.setdefault(ref, []), awaited, key=_turn_of)
@@ -173,7 +173,7 @@ class InflightPacks:
                 awaited.landed(ref)
 
     def leave(self, awaited: PartialWait, refs: Mapping[ObjectRef, set[int]]) -> None:
-        """Tell it no more."""
+        """Unregister a wait."""
         for ref in refs:
             self._waiting[ref].remove(awaited)
             if not self._waiting[ref]:
@@ -184,12 +184,12 @@ def objects_of(packs: Packs, number: int, samples: NDArray[np.int64]) -> set[int
     """Return which objects of a pack hold some of its samples.
 
     Args:
-        packs: knows it.
-        number: which of them it is.
+        packs: the packs of a listing.
+        number: index of the pack among them.
         samples: int64[n], ordinals within the pack.
     """
     span = packs.span(number)
-    if packs.counts[number] == len(span):  # an object each
+    if packs.counts[number] == len(span):  # one object per sample
         return set(samples.tolist())
     of = packs.members.sample[span.start : span.stop] - packs.members.sample[span.start]
     return set(np.flatnonzero(np.isin(of, samples)).tolist())

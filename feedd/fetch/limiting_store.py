@@ -1,4 +1,4 @@
-"""A store that is asked only so many things at a time."""
+"""A store with a limit on concurrent requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LimitStore:
-    """Holds a permit as long as a request lives, its body included; first come, first served."""
+    """Holds a permit for the whole life of a request, its body included; first come, first served."""
 
     def __init__(self, inner: ObjectStore, requests_max: int) -> None:
         if requests_max < 1:
@@ -32,7 +32,7 @@ class LimitStore:
         return self._inner.root
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
-        """Yield the inner store's pages; waiting for one holds a permit, working on one does not."""
+        """Yield the inner store's pages; waiting for a page holds a permit, working on a page does not."""
         async with closing_pages(self._inner.list(prefix, start_after)) as pages:
             while True:
                 async with self._permits:
@@ -42,19 +42,19 @@ class LimitStore:
                 yield page
 
     async def head(self, key: str) -> ObjectRef:
-        """Ask the inner store, when it is our turn."""
+        """Send a HEAD to the inner store once a permit is free."""
         async with self._permits:
             return await self._inner.head(key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Ask the inner store, when it is our turn; see ``ObjectStore.checksum``."""
+        """Get the checksum from the inner store once a permit is free; see ``ObjectStore.checksum``."""
         async with self._permits:
             return await self._inner.checksum(ref)
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
-        """Read from the inner store, when it is our turn."""
+        """Read from the inner store once a permit is free."""
         async with self._permits:
             await self._inner.read_into(ref, span, target, progress)
 

@@ -1,4 +1,4 @@
-"""Files of this machine as a store."""
+"""Local files as a store."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ T = TypeVar("T")
 _ROOT = "file://"
 _DRAFT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PAGE_COUNT = 1000
-_PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these
-_HOT_BYTES = MIB // 4  # stays in the processor's cache
+_PIECE_BYTES = 4 * MIB  # a cancelled read ends after at most one of these pieces
+_HOT_BYTES = MIB // 4  # fits into the CPU cache
 
 
 class LocalStore:
     """The file system; keys are absolute paths. Blocking calls run on a bounded pool of threads.
 
-    An object's etag is made of size, mtime and inode: a file rewritten in place or replaced is another version.
+    An object's etag is made of size, mtime and inode: a file that is rewritten in place or replaced is another version.
     """
 
     def __init__(self, thread_count: int = 8) -> None:
         self._pool = Pool("files", thread_count)
-        # A cache disk that hangs holds up nobody who goes past it.
+        # A separate pool, so that a hanging cache disk does not block reads that do not use the disk.
         self._to_disk = Pool("files-to-disk", thread_count)
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ class LocalStore:
 
     @property
     def root(self) -> str:
-        """``file://``."""
+        """The root URL, ``file://``."""
         return _ROOT
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
@@ -82,7 +82,7 @@ class LocalStore:
         return await self._in_thread(lambda _: _head(key), key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
-        """Files have none."""
+        """Return None, because files have no stored checksum."""
         return None
 
     async def read_into(
@@ -98,10 +98,10 @@ class LocalStore:
             progress.filled_bytes = span.size_bytes
 
     async def close(self) -> None:
-        """Nothing to close: threads without work end by themselves."""
+        """Do nothing: idle threads end by themselves."""
 
     async def _into_file(self, ref: ObjectRef, span: ByteRange, place: FilePlace) -> None:
-        """Copy a range from file to file; cancelled, a step that is under way is left to itself."""
+        """Copy a range from file to file. After a cancellation, a running step is not waited for."""
         stop = threading.Event()
         pool = self._pool if place.in_memory else self._to_disk
         try:
@@ -113,7 +113,7 @@ class LocalStore:
             raise
 
     async def _in_thread(self, work: Callable[[threading.Event], T], path: str) -> T:
-        """Run ``work`` and wait for its end even if cancelled: until then it may write into borrowed memory."""
+        """Run ``work`` and wait for its end even if cancelled, since it writes into the caller's memory until then."""
         stop = threading.Event()
         try:
             return await to_its_end(self._pool.begin(work, stop), stop)
@@ -122,20 +122,20 @@ class LocalStore:
 
 
 def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
-    """Make or replace a file at once: nobody sees half of it. Blocks. Return what is there then.
+    """Create or replace a file atomically and return its ref. Blocks.
 
     Args:
-        path: absolute.
-        data: all of it.
-        over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+        path: absolute path.
+        data: the whole content.
+        over: etag of the version to replace; empty: the file must not exist; None: replace any version.
 
     Raises:
-        ObjectChanged: another version is there, or one at all.
-        NotFound, PermissionDenied, StoreUnavailable: it cannot be written.
+        ObjectChanged: another version exists, or a version exists although none was expected.
+        NotFound, PermissionDenied, StoreUnavailable: the file cannot be written.
     """
     draft = f"{path}.{secrets.token_hex(8)}.new"
     try:
-        # a new file of our own: what somebody put in its place, a link say, is not followed
+        # always a new file: a link that another process puts at this path is not followed
         with open(os.open(draft, _DRAFT_FLAGS, 0o666), "wb") as file:  # noqa: PTH123 - by descriptor
             file.write(data)
         with contextlib.nullcontext() if over is None else _folder_held(Path(path).parent):
@@ -146,13 +146,13 @@ def write_file(path: str, data: bytes, over: str | None = None) -> ObjectRef:
     except OSError as error:
         raise _translate(error, path) from error
     finally:
-        with contextlib.suppress(OSError):  # where it took its place it is gone
+        with contextlib.suppress(OSError):  # after a successful replace the draft no longer exists
             Path(draft).unlink()
 
 
 @contextlib.contextmanager
 def _folder_held(folder: Path) -> Iterator[None]:
-    """Let nobody else who asks hold a folder; file systems that cannot, some over a network, let everybody."""
+    """Hold an exclusive lock on a folder. File systems without locks, such as some network ones, lock nothing."""
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ def _translate(error: OSError, path: str) -> FeeddError:
         PermissionError: PermissionDenied,
     }
     kind = kinds.get(type(error), StoreUnavailable)
-    return kind(f"expected a readable path, got {error.strerror}", object=path, stage="source")
+    return kind(f"the path cannot be read: {error.strerror}", object=path, stage="source")
 
 
 def _tag(status: os.stat_result) -> str:
@@ -189,7 +189,7 @@ def _tag(status: os.stat_result) -> str:
 def _head(path: str) -> ObjectRef:
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
-        raise NotFound("expected a regular file, got something else", object=path, stage="source")
+        raise NotFound("expected a regular file, got a directory or special file", object=path, stage="source")
     return ObjectRef(_ROOT, path, status.st_size, _tag(status))
 
 
@@ -209,7 +209,7 @@ def _into_file(place: FilePlace, span: ByteRange) -> _Take:
         try:
             write_at(place.fd, buffer[:count], place.at + at)
         except OSError as error:
-            message = f"expected to write what was read, got {error.strerror}"
+            message = f"the cache file cannot be written: {error.strerror}"
             raise CacheUnavailable(message, stage="source") from error
         if place.landed is not None and count:
             place.landed(place.at + at, buffer[:count], begins=not at)
@@ -219,7 +219,7 @@ def _into_file(place: FilePlace, span: ByteRange) -> _Take:
 
 
 def _read(ref: ObjectRef, span: ByteRange, take: _Take, stop: threading.Event) -> None:
-    """Have a range taken piece by piece: ``take(file, at)`` returns how much it took from so far into the range."""
+    """Read a range piece by piece; ``take(file, at)`` reads at offset ``at`` of the range and returns a byte count."""
     file = os.open(ref.key, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _check_tag(file, ref)
@@ -230,7 +230,7 @@ def _read(ref: ObjectRef, span: ByteRange, take: _Take, stop: threading.Event) -
                 message = f"expected {span.size_bytes} bytes at {span.start}, got {at}"
                 raise BadResponse(message, object=ref.key, stage="source")
             at += count
-        _check_tag(file, ref)  # what was read while the file changed is of no version
+        _check_tag(file, ref)  # bytes read while the file changed belong to no version
     finally:
         os.close(file)
 
@@ -243,7 +243,7 @@ def _check_tag(file: int, ref: ObjectRef) -> None:
 
 
 def _walk(prefix: str, start_after: str) -> Iterator[ObjectRef]:
-    """Yield the files under ``prefix`` in byte order of their whole paths."""
+    """Yield the files under ``prefix`` in byte order of their full paths."""
     top = prefix[: prefix.rindex("/") + 1] if "/" in prefix else "/"
     return _enter(top, os.fsencode(prefix), os.fsencode(start_after), frozenset())
 
@@ -254,7 +254,7 @@ def _enter(top: str, prefix: bytes, after: bytes, above: frozenset[tuple[int, in
     if here in above:
         return
     with os.scandir(top) as entries:
-        # a directory sorts as "name/": only then are whole paths in order
+        # a directory sorts as "name/", which puts full paths in order
         names = sorted((os.fsencode(entry.path + "/" * entry.is_dir()), entry) for entry in entries)
     for path, entry in names:
         if path.endswith(b"/"):

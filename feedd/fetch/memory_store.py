@@ -43,13 +43,13 @@ class MemoryStore:
         """Remove an object.
 
         Raises:
-            KeyError: it is not there.
+            KeyError: the object does not exist.
         """
         del self._objects[key]
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
         """Yield pages in byte order; see ``ObjectStore.list``."""
-        # code point order is UTF-8 byte order, so plain string order will do
+        # code point order equals UTF-8 byte order, so plain string order is enough
         keys = sorted(key for key in self._objects if key.startswith(prefix))
         keys = [key for key in keys[bisect.bisect_right(keys, start_after) :] if self._objects[key] or key[-1:] != "/"]
         for at in range(0, len(keys), self._page_count):
@@ -60,7 +60,7 @@ class MemoryStore:
         return self._ref(key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:  # noqa: ARG002 - the seam's
-        """Nothing is kept."""
+        """Return None, because no checksum is stored."""
         return None
 
     async def read_into(
@@ -77,11 +77,11 @@ class MemoryStore:
             progress.filled_bytes = span.size_bytes
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to close."""
 
     def _ref(self, key: str) -> ObjectRef:
         data = self._objects.get(key)
         if data is None:
             url = f"{self._root}/{key}"
-            raise NotFound("expected an object, got none", object=url, hint=MISSING_HINT, stage="source")
+            raise NotFound("the object does not exist", object=url, hint=MISSING_HINT, stage="source")
         return ObjectRef(self._root, key, len(data), hashlib.md5(data, usedforsecurity=False).hexdigest())

@@ -1,4 +1,4 @@
-"""A store whose requests are counted and timed."""
+"""A store that counts and times its requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MeteredStore:
         return self._inner.root
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
-        """Yield the inner store's pages; each counts as one request, and so does finding the end."""
+        """Yield the inner store's pages; each page counts as one request, and so does finding the end."""
         async with closing_pages(self._inner.list(prefix, start_after)) as pages:
             while True:
                 with self._measured("list"):
@@ -45,12 +45,12 @@ class MeteredStore:
                 yield page
 
     async def head(self, key: str) -> ObjectRef:
-        """Ask the inner store."""
+        """Send a HEAD to the inner store."""
         with self._measured("head"):
             return await self._inner.head(key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Ask the inner store; see ``ObjectStore.checksum``."""
+        """Get the checksum from the inner store; see ``ObjectStore.checksum``."""
         with self._measured("checksum"):
             return await self._inner.checksum(ref)
 
@@ -64,7 +64,9 @@ class MeteredStore:
             await self._inner.read_into(ref, span, target, noted)
         except BaseException as error:
             self._record("read", began_s, error)
-            self._recorder.count(SOURCE_BYTES, noted.filled_bytes)  # received, and often kept
+            self._recorder.count(
+                SOURCE_BYTES, noted.filled_bytes
+            )  # received bytes count, since a retry often keeps them
             raise
         self._record("read", began_s, None)
         self._recorder.count(SOURCE_BYTES, span.size_bytes)

@@ -1,4 +1,4 @@
-"""Whole objects against the checksum their store keeps, from parts that come in any order."""
+"""Verifies whole objects against the store's checksum, from parts that arrive in any order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from feedd.values import ObjectChecksum, ObjectRef
 
-_STRIDE_BYTES = 4 * MIB  # so much is digested before a thread looks whether it is still wanted
+_STRIDE_BYTES = 4 * MIB  # bytes digested between two checks for cancellation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class _Crc:
     """A checksum that can be computed piecewise and combined.
 
     Attributes:
-        on_arrival: quick enough to compute on the event loop while the bytes are in the processor's cache
-            (25 GiB/s); the others are computed at the end, on a thread.
+            on_arrival: fast enough (25 GiB/s) for the event loop while the bytes are in the CPU cache. The others are
+            computed at the end, on a thread.
     """
 
     size_bytes: int
@@ -56,7 +56,7 @@ class _Crc:
 
 @dataclass(frozen=True, slots=True)
 class _Hash:
-    """A cryptographic hash: only of a whole part, from its first byte on."""
+    """A cryptographic hash, which needs a whole part from its first byte on."""
 
     new: Callable[[], Any]  # hashlib's own type has no public name
     on_arrival: bool = False
@@ -77,29 +77,29 @@ class _Hash:
 _ALGORITHMS: Mapping[str, _Crc | _Hash] = {
     "crc64nvme": _Crc(8, crt.crc64nvme, crt.combine_crc64nvme),
     "crc32c": _Crc(4, crt.crc32c, crt.combine_crc32c),
-    # zlib's is the quicker one of the two; at 2 GiB/s both would hold up the loop
+    # zlib's CRC-32 is the faster of the two; at 2 GiB/s both would block the loop
     "crc32": _Crc(4, zlib.crc32, crt.combine_crc32, on_arrival=False),
     "sha256": _Hash(hashlib.sha256),
     "sha1": _Hash(lambda: hashlib.sha1(usedforsecurity=False)),
 }
 ALGORITHMS: tuple[str, ...] = tuple(_ALGORITHMS)
-"""What can be verified, the preferred first: strong enough, then cheap."""
+"""Algorithms that can be verified, in order of preference: strong enough, then cheap."""
 
 
 def digest_of(algorithm: str, data: bytes | memoryview) -> bytes:
-    """Return the digest of ``data`` as stores tell it: CRCs big-endian."""
+    """Return the digest of ``data`` in the stores' format: CRCs are big-endian."""
     return _ALGORITHMS[algorithm].of([memoryview(data)])
 
 
 class Verification:
-    """One object on its way in, and what the store says it should be.
+    """One object being fetched, and its expected checksum.
 
-    What arrives is digested where it is cut, at the borders of the store's own parts where the checksum is composite;
-    what was not digested on arrival is digested in ``finish``. So parts may be of any sizes, and come again.
+    Arriving bytes are digested in pieces; for a composite checksum, the pieces end at the borders of the store's parts.
+    ``finish`` digests the rest. So parts may have any size and may arrive again.
 
     Args:
         ref: the object.
-        expected: from ``ObjectStore.checksum``; None: everything is as expected.
+        expected: the result of ``ObjectStore.checksum``; None: nothing is verified.
     """
 
     def __init__(self, ref: ObjectRef, expected: ObjectChecksum | None) -> None:
@@ -109,26 +109,28 @@ class Verification:
         assert sum(sizes) == ref.size_bytes, "the parts must make up the object"
         self._edges = [0, *itertools.accumulate(sizes)]
         self._algorithm = _ALGORITHMS[expected.algorithm] if expected is not None else None
-        self._starts: list[int] = []  # sorted; of what is digested
+        self._starts: list[int] = []  # sorted starts of the digested spans
         self._digested: dict[int, tuple[ByteRange, bytes]] = {}
         self._got = b""
         self._bad: tuple[int, ...] = ()
 
     def arrived(self, span: ByteRange, piece: memoryview) -> None:
-        """Take note of a part; a span that comes again replaces what it covers. Spans come in any order and size."""
+        """Record a part; a span that arrives again replaces earlier digests. Spans may have any order and size."""
         if self._algorithm is None or not span.size_bytes:
             return
         self._forget(span)
-        if self._algorithm.on_arrival and not on_disk(piece):  # what a disk has to be asked for is read by a thread
+        if self._algorithm.on_arrival and not on_disk(
+            piece
+        ):  # bytes on a disk may need a disk read, so a thread digests them
             for cut in self._cut(span):
                 with piece[cut.start - span.start : cut.end - span.start] as data:
                     self._note(cut, self._algorithm.of(pieces(data)))
 
     async def finish(self, target: memoryview) -> tuple[ByteRange, ...]:
-        """Return the spans to fetch again: none where the object is good.
+        """Return the spans to fetch again, which are none if the object is good.
 
-        Of a composite checksum with known parts those that differ, else the whole object. May be called again when
-        those have arrived. ``target`` holds the whole object.
+        For a composite checksum with known parts, the spans are the differing parts, else the whole object. May be
+        called again after they arrived. ``target`` holds the whole object.
         """
         if self._algorithm is None or self._expected is None:
             return ()
@@ -148,9 +150,9 @@ class Verification:
         return tuple(ByteRange(*parts[i]) for i in self._bad) or (self._whole,)
 
     def describe(self) -> str:
-        """Return algorithm, expected and got digest, as stores write them; for messages, after ``finish``."""
+        """Return algorithm, expected and got digest in the stores' format; for messages, after ``finish``."""
         if self._expected is None:
-            return "no checksum kept"
+            return "no checksum stored"
         count = len(self._expected.part_sizes)
         suffix = f"-{count}" if count else ""
         text = f"expected {self._expected.algorithm} {_base64(self._expected.digest)}{suffix}"
@@ -159,7 +161,7 @@ class Verification:
         return text + (f" (parts that differ: {numbers}{', ...' * (len(self._bad) > 8)})" if numbers else "")
 
     def _forget(self, span: ByteRange) -> None:
-        """Drop what was digested of any byte of ``span``."""
+        """Drop the digests of any byte of ``span``."""
         low = max(0, bisect.bisect_right(self._starts, span.start) - 1)
         high = bisect.bisect_left(self._starts, span.end)
         for start in self._starts[low:high]:
@@ -172,14 +174,14 @@ class Verification:
         self._digested[span.start] = (span, digest)
 
     def _cut(self, span: ByteRange) -> list[ByteRange]:
-        """Cut at the borders of the store's parts."""
+        """Split a span at the borders of the store's parts."""
         low = bisect.bisect_right(self._edges, span.start)
         high = bisect.bisect_left(self._edges, span.end)
         points = [span.start, *dict.fromkeys(self._edges[low:high]), span.end]  # an empty part repeats an edge
         return [ByteRange(start, end) for start, end in itertools.pairwise(points)]
 
     def _missing(self) -> list[ByteRange]:
-        """Return what is not digested yet."""
+        """Return the spans without a digest."""
         found, at = [], 0
         for start in self._starts:
             if start > at:
@@ -193,7 +195,7 @@ class Verification:
 
 
 async def _digests(algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[ByteRange]) -> list[bytes]:
-    """Digest on a thread. Waits for its end even if cancelled: until then it reads borrowed memory."""
+    """Digest on a thread and wait for its end even if cancelled, because it reads the caller's memory until then."""
     stop = threading.Event()
     pool = CACHE_DISK if on_disk(target) else CPU
     job = pool.begin(_digest_all, algorithm, target, spans, stop)

@@ -1,4 +1,4 @@
-"""Packs: one cache entry of many objects, each fetched to its place in it, as parts of one object would be."""
+"""Packs: one cache entry of many objects; each object is fetched into its region, like a part of one object."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 
-_LOST_SHARE: Final = 16  # of the objects of a pack, one in so many may be lost
-_DENIED_MAX: Final = 256  # objects of a pack that were refused are asked for again, where they are no more than this
+_LOST_SHARE: Final = 16  # a pack tolerates the loss of one in this many objects
+_DENIED_MAX: Final = 256  # refused objects of a pack are requested again if there are at most this many
 _log = structlog.get_logger(__name__)
 
 
 class PackBook:
-    """What is in each pack of the listings that somebody holds, and what has come of those on their way in.
+    """The content of each pack of the listings in use, and the packs being fetched.
 
     Args:
-        turns: numbers those who wait, as the line of all parts does.
+        turns: numbers the waits, from the scheduler's own sequence.
     """
 
     def __init__(self, turns: Iterator[int]) -> None:
@@ -52,28 +52,28 @@ class PackBook:
         self.inflight = InflightPacks()
 
     def note(self, packs: Packs) -> None:
-        """Know them as long as somebody else holds them."""
+        """Register the packs of a listing, for as long as another owner holds them."""
         self._listed.add(packs)
 
     def find(self, ref: ObjectRef) -> tuple[Packs, int]:
-        """Return who knows a pack, and its number there.
+        """Return the listing's packs that contain a pack, and the pack's number there.
 
         Raises:
-            ObjectChanged: it is of no listing that is still held.
+            ObjectChanged: the pack belongs to no listing in use.
         """
         for packs in self._listed:
             number = packs.find(ref)
             if number is not None:
                 return packs, number
-        message = "expected a pack of a listing that is in use, got another"
+        message = "the pack belongs to no listing in use"
         raise ObjectChanged(message, object=ref.url, hint=CHANGED_HINT, stage="source")
 
     def turn(self) -> int:
-        """Return a place in the line of all parts, before all who ask later."""
+        """Return a turn number in the scheduler's order, before all later requests."""
         return next(self._turns)
 
     def wait_for(self, wanted: Mapping[ObjectRef, NDArray[np.int64]], turn: int) -> PartialWait:
-        """Return a wait for samples of packs: ordinals within each.
+        """Return a wait for samples of packs, given as ordinals within each pack.
 
         Raises:
             ObjectChanged: see ``find``.
@@ -83,10 +83,10 @@ class PackBook:
 
 
 class ObjectsFetcher:
-    """A ``SpanFetcher`` of objects and of packs, which all stand in one line.
+    """A ``SpanFetcher`` of objects and of packs, which share one scheduler.
 
-    The objects of a pack are held against length and ETag, not against checksums: asking for those would be one request
-    more for each.
+    Length and ETag of a pack's objects are verified, checksums are not, since those would cost one more request per
+    object.
 
     Args:
         plain: fetches objects.
@@ -103,9 +103,9 @@ class ObjectsFetcher:
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
         """Fill ``target``; see ``ShardFetcher.fetch``. Errors of a pack name the object they are about.
 
-        An object that is missing, or refused, is asked for again when the rest of the pack is here. If it is missing
-        again, the pack's table marks it as lost, and its sample is bad. If it is refused again, or if many objects are
-        missing, that is the error: only what is not there may be left out.
+        An object that is missing or refused is requested again after the rest of the pack. If it is missing again, the
+        pack's table marks it as lost, and its sample is bad. If it is refused again, or if many objects are missing,
+        the fetch fails: only objects that do not exist may be left out.
         """
         if not is_pack(ref):
             await self._plain.fetch(ref, target, watch)
@@ -125,12 +125,12 @@ class ObjectsFetcher:
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
     ) -> None:
-        """Fill parts of an object; see ``SpanFetcher.fetch_spans``."""
+        """Fill spans of an object; see ``SpanFetcher.fetch_spans``."""
         await self._plain.fetch_spans(ref, spans, target, watch)
 
 
 class _PackArrivals(Arrivals):
-    """A pack on its way in: an ``InflightPack``."""
+    """A pack being fetched: an ``InflightPack``."""
 
     many = True
     inflight: InflightPacks
@@ -142,49 +142,51 @@ class _PackArrivals(Arrivals):
         self._table = packs.table(number)
         self._edges: list[int] = self._table.starts().tolist()
         self._lost: set[int] = set()
-        self._again: dict[int, bool] | None = {}  # objects to ask for again, and whether they are missing; None: asked
-        self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # of each object
+        self._again: (
+            dict[int, bool] | None
+        ) = {}  # objects to request again, and whether they are missing; None: the second round has begun
+        self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # missing bytes of each object
         self._standing: FetchEntry | None = None
 
     @property
     def place(self) -> FilePlace | None:
-        """Where it lands; None: in no file."""
+        """The region of the file that the pack is written to, or None if the target is not a file."""
         return file_of(self.target)
 
     def joined(self, standing: FetchEntry) -> None:
-        """Stand in the line, where some of it may be hurried from now on."""
+        """Register the pack's entry in the scheduler, where its objects can be prioritized from now on."""
         self._standing = standing
         self.inflight.began(self)
 
     def missing(self, objects: set[int]) -> set[int]:
-        """Return those of some of its objects that have not come; lost ones have."""
+        """Return those of ``objects`` that have not arrived; lost objects count as arrived."""
         return {number for number in objects if self._left_bytes[number]}
 
     def whole(self, objects: set[int]) -> bool:
-        """Whether some of its objects are here, none of them lost."""
+        """Whether all of ``objects`` have arrived and none is lost."""
         return self._lost.isdisjoint(objects) and not self.missing(objects)
 
     def hurry(self, turn: int, objects: set[int]) -> None:
-        """Fetch these before others."""
-        assert self._standing is not None, "it stands in the line"
+        """Fetch these objects before others."""
+        assert self._standing is not None, "the pack has joined the scheduler"
         edges = self._edges
         self._standing.hurry(turn, (ByteRange(edges[one], edges[one + 1]) for one in sorted(objects)))
 
     async def begin(self) -> list[ByteRange]:
-        """Write the table; return where each object that has bytes goes."""
+        """Write the table and return the span of each non-empty object."""
         await self._write_table()
         return [ByteRange(low, high) for low, high in itertools.pairwise(self._edges) if high > low]
 
     def begin_again(self) -> list[ByteRange]:
-        """Return where each object goes that is asked for again; from now on a refusal is the last word."""
+        """Return the span of each object to request again; from now on a refusal is final."""
         again, self._again = sorted(self._again or ()), None
         edges = self._edges
         for number in again:
-            self._left_bytes[number] = edges[number + 1] - edges[number]  # parts of it may have come
+            self._left_bytes[number] = edges[number + 1] - edges[number]  # some parts of the object may have arrived
         return [ByteRange(edges[number], edges[number + 1]) for number in again]
 
     async def finish(self) -> None:
-        """Mark what did not come."""
+        """Mark the lost objects in the table."""
         if self._lost:
             self._table = replace(self._table, lost=tuple(sorted(self._lost)))
             await self._write_table()
@@ -196,7 +198,7 @@ class _PackArrivals(Arrivals):
             super().arrived(table, piece, "")
 
     def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
-        """Take note of an object, or of a part of a large one."""
+        """Record an object, or a part of a large object."""
         super().arrived(span, piece, answered_by)
         number = self._number(span)
         self._left_bytes[number] -= span.size_bytes
@@ -205,12 +207,12 @@ class _PackArrivals(Arrivals):
 
     @property
     def _lost_max(self) -> int:
-        """How many objects the pack can do without: more is no matter of single objects."""
+        """Number of objects the pack may lose; more losses point to a problem of the store."""
         count = len(self._edges) - 1
         return min(max(1, count // _LOST_SHARE), count - 1)
 
     def put_off(self, span: ByteRange, error: FeeddError) -> bool:
-        """Whether an object is asked for again at the end; see ``Arrivals.put_off``."""
+        """Whether an object is requested again at the end; see ``Arrivals.put_off``."""
         if self._again is None:
             return False
         missing = isinstance(error, NotFound)
@@ -223,7 +225,7 @@ class _PackArrivals(Arrivals):
         return True
 
     def lost(self, span: ByteRange, error: FeeddError) -> bool:
-        """Whether the pack can do without an object; see ``Arrivals.lost``."""
+        """Whether the pack tolerates the loss of an object; see ``Arrivals.lost``."""
         if self._again is not None or not isinstance(error, NotFound):
             return False
         number = self._number(span)
@@ -231,11 +233,15 @@ class _PackArrivals(Arrivals):
             if len(self._lost) >= self._lost_max:
                 return False
             self._lost.add(number)
-            _log.warning("an object is lost", object=self._members.ref(self._first + number).url, reason=error.message)
+            _log.warning(
+                "an object of a pack is missing: its sample is bad",
+                object=self._members.ref(self._first + number).url,
+                reason=error.message,
+            )
         return True
 
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
-        """Return which bytes of which object lie there."""
+        """Return the object and the byte range that belong to ``span``."""
         number = self._number(span)
         start = self._edges[number]
         return self._members.ref(self._first + number), ByteRange(span.start - start, span.end - start)

@@ -1,4 +1,4 @@
-"""One opening of a thing, however many ask for it at the same time."""
+"""Opens a shared resource once, however many tasks request it at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Once(Generic[T]):
     """Opens on first use and remembers the result.
 
-    The caller that opens may fail or be cancelled: the error is its own, and the next caller takes over.
+    The opening caller may fail or be cancelled: it gets the error, and the next caller opens.
     """
 
     def __init__(self, open_it: Callable[[], Awaitable[T]]) -> None:
@@ -24,11 +24,11 @@ class Once(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """What was opened, if it was."""
+        """The opened value, or None."""
         return self._value
 
     async def get(self) -> T:
-        """Return it, opening it where nobody has yet."""
+        """Return the value, opening it if no other caller has."""
         while self._value is None:
             if self._opening is not None:
                 await asyncio.shield(self._opening)  # a cancelled waiter must not cancel the others' future

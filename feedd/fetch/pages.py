@@ -1,4 +1,4 @@
-"""Closing listings that were not read to their end."""
+"""Closes listings that were not read to their end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def closing_pages(pages: AsyncIterator[list[ObjectRef]]) -> AsyncGenerator[AsyncIterator[list[ObjectRef]], None]:
-    """Yield ``pages`` and close them afterwards, where they can be closed: generators can."""
+    """Yield ``pages`` and close them afterwards if they have ``aclose``, as generators have."""
     try:
         yield pages
     finally:

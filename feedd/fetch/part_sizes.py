@@ -1,4 +1,4 @@
-"""How large the parts of an object should be: from what parts of its bucket took lately. Pure."""
+"""The size of an object's parts, from the recent parts of its bucket. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Final
 from feedd.units import MIB
 
 _START_BYTES: Final = 8 * MIB
-_FEW_PARTS: Final = 16  # for more of them parts get no smaller than ``_START_BYTES``
+_FEW_PARTS: Final = 16  # with more parts in flight than this, parts get no smaller than ``_START_BYTES``
 _LEAST_BYTES: Final = 1 * MIB  # a block of the cache
-_MOST_BYTES: Final = 16 * MIB  # measured: twice as large costs no less
+_MOST_BYTES: Final = 16 * MIB  # measured: parts twice as large cost no less
 _SAMPLES: Final = 32
 _SAMPLES_MIN: Final = 8
-_PART_S: Final = 0.0006  # of the event loop for each part, measured
-_OVERHEAD: Final = 0.05  # share of its time that a part may spend waiting, and of the loop's that parts may take
+_PART_S: Final = 0.0006  # event loop time per part, measured
+_OVERHEAD: Final = 0.05  # largest share of a part's time spent waiting, and of the loop's time spent on parts
 _STEADY: Final = 1.5  # smaller changes are not worth making
 
 
 class PartSize:
     """The size of the next objects' parts, for one bucket. Has no clock.
 
-    Large enough that the wait for the first byte is a small share of a part's time, and that all parts together keep
-    the event loop busy for a small share of its; no larger, because a part is what is sent again, hedged and held in
-    flight. So a far or fast store has large parts, a slow one small ones. Where the budget has no room for so many
-    parts of 8 MiB fewer are in flight: smaller ones would cost the event loop more than they bring.
+    A part is large enough that the wait for its first byte is a small share of its time. It is also large enough that
+    all parts together need a small share of the event loop. It is no larger, because a part is the unit of retries,
+    hedges and bytes in flight. So a far or fast store gets large parts, a slow store small ones. If the budget has no
+    room for that many parts of 8 MiB, fewer are in flight: smaller parts would cost the event loop more than they
+    bring.
 
     Args:
-        fixed_bytes: always that; 0: as measured.
-        parts_in_flight: of all objects together.
-        budget_bytes: of all parts in flight together.
+        fixed_bytes: fixed part size; 0: as measured.
+        parts_in_flight: concurrent parts of all objects together.
+        budget_bytes: bytes of all parts in flight together.
     """
 
     def __init__(self, fixed_bytes: int, parts_in_flight: int, budget_bytes: int) -> None:
@@ -48,25 +49,25 @@ class PartSize:
 
     @property
     def aim_bytes(self) -> int:
-        """Of parts of large objects."""
+        """Part size for large objects."""
         return self._fixed_bytes or self._aim_bytes
 
     def of(self, size_bytes: int) -> int:
-        """Return the size of the parts of an object: as near to the aim as makes all its parts alike."""
+        """Return the part size of one object: close to the aim, and such that all its parts are about equal."""
         if self._fixed_bytes:
             return self._fixed_bytes
-        if self._aim_bytes < MIB:  # all there is room for
+        if self._aim_bytes < MIB:  # the budget has no room for more
             return self._aim_bytes
         count = max(1, round(size_bytes / self._aim_bytes))
         return max(-(-size_bytes // count // MIB) * MIB, MIB)
 
     def note(self, size_bytes: int, first_byte_s: float, whole_s: float) -> None:
-        """Take a part into account that came whole.
+        """Record a part that arrived whole.
 
         Args:
-            size_bytes: of the part.
-            first_byte_s: from its request to its first byte.
-            whole_s: from its request to its end.
+            size_bytes: size of the part.
+            first_byte_s: time from its request to its first byte.
+            whole_s: time from its request to its end.
         """
         if self._fixed_bytes or size_bytes < _LEAST_BYTES:
             return

@@ -1,4 +1,4 @@
-"""Whole objects by parallel ranges: the most urgent first, bounded in count and in bytes over all objects."""
+"""Fetches whole objects by parallel ranges: most urgent first, bounded in count and in bytes over all objects."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How hard a ``RangeFetcher`` pulls.
+    """Bounds of a ``RangeFetcher``.
 
     Attributes:
-        part_size_bytes: of one request; 0: as suits the object and its bucket.
-        parts_in_flight: requests at one time, over all objects.
-        verified: hold objects against the checksums that their stores keep.
-        lanes: threads that write, each to a file of its own; see ``FetchScheduler``.
+        part_size_bytes: size of one request; 0: chosen by the object and its bucket.
+        parts_in_flight: concurrent requests, over all objects.
+        verified: verify objects against their stores' checksums.
+        lanes: number of writing threads, each with a different file; see ``FetchScheduler``.
     """
 
     part_size_bytes: int
@@ -46,18 +46,18 @@ class FetchLimits:
 
 
 class RangeFetcher:
-    """A ``ShardFetcher`` that cuts objects into parts.
+    """A ``ShardFetcher`` that splits objects into parts.
 
-    Parts of all objects stand in one line. The place of a part that ended goes to the most urgent fetch, so that the
-    bandwidth of the last parts of one object is already used by the first parts of the next.
+    Parts of all objects share one scheduler. The place of a finished part goes to the most urgent fetch. So the first
+    parts of the next object use the bandwidth that the last parts of one object leave free.
 
     Args:
         store_of: finds the store of a root.
-        budget: bytes of parts in flight; nobody else's.
+        budget: bytes of parts in flight; used by this fetcher only.
         recorder: takes the measurements.
-        limits: how hard to pull.
-        pace_of: finds the pace of a root; without, each root gets one of our own.
-        sizes_of: finds the part size of a root; likewise.
+        limits: bounds of the requests.
+        pace_of: finds the concurrency limit of a root; None: each root gets a new one.
+        sizes_of: finds the part size of a root; None: one size for all roots.
     """
 
     def __init__(
@@ -97,11 +97,13 @@ class RangeFetcher:
         return self._line.turns
 
     async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
-        """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops its siblings."""
+        """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops the others."""
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
         arrivals = Arrivals(ref, target, watch)
         spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
-        part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)  # once: what comes again is cut as it was before
+        part_bytes = self._sizes_of(ref.root).of(
+            ref.size_bytes
+        )  # chosen once, so that damaged spans are cut in the same way again
         fetch_count = 0
         while spans:
             ask = self._limits.verified and not fetch_count
@@ -112,12 +114,12 @@ class RangeFetcher:
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
     ) -> None:
-        """Fill parts of ``target``; see ``SpanFetcher.fetch_spans``."""
+        """Fill spans of ``target``; see ``SpanFetcher.fetch_spans``."""
         assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
         await self.fetch_to(Arrivals(ref, target, watch), spans)
 
     async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
-        """Fill spans of what arrives, each of the object that belongs there; nothing is held against checksums.
+        """Fill spans of ``arrivals``, each from the object that belongs there; checksums are not verified.
 
         Raises what ``ObjectStore.read_into`` raises.
         """
@@ -147,13 +149,13 @@ class RangeFetcher:
         except* FeeddError as group:
             failures = _flat(group)
         if failures:
-            if me.cancelling() > cancels_before:  # a task group with failures of its own forgets that we were cancelled
+            if me.cancelling() > cancels_before:  # a task group with failures of its own loses the outer cancellation
                 raise asyncio.CancelledError from failures[0]
-            # an error that ends the fetch for good says more than one that might have passed
+            # a final error says more than an error that a retry might have solved
             raise min(failures, key=lambda error: error.retryable)
 
     def _advance(self, freed: ByteRange | None = None) -> None:
-        """Begin as many parts as there are places for; ``freed``: one that ended, whose place is free again."""
+        """Begin as many parts as there are places; ``freed``: a part that ended and released its place."""
         loop = asyncio.get_running_loop()
         size_bytes, count = (0, 0) if freed is None else (-freed.size_bytes, -1)
         while (taken := self._line.take()) is not None:
@@ -164,17 +166,17 @@ class RangeFetcher:
                 self._line.give_back(parts, span)
                 continue
             size_bytes, count = size_bytes + span.size_bytes, count + 1
-            # the place is not given back by the task itself: one cancelled before its first step never runs
+            # a callback releases the place, because a task cancelled before its first step never runs
             task.add_done_callback(functools.partial(self._ended, parts, span, loop.time()))
         if size_bytes:
             self._recorder.move(FETCH_BYTES, size_bytes)
-        if count:  # mostly one took the place of another
+        if count:  # in most calls one part replaces another
             self._recorder.move(FETCH_PARTS, count)
         if self._line.small_count:
             self._watch.begin()
 
     def _ended(self, parts: _Parts, span: ByteRange, began_s: float, task: asyncio.Task[None]) -> None:
-        """Hand the place of a part on; of a fetch that failed nothing more begins."""
+        """Release the place of a part; a failed fetch begins no further part."""
         if not task.cancelled() and task.exception() is None:
             elapsed_s = asyncio.get_running_loop().time() - began_s
             self._pace_of(parts.group).ended(span.size_bytes, elapsed_s, self._line.in_flight_of(parts.group))
@@ -187,7 +189,7 @@ class RangeFetcher:
 
 
 class _Parts(FetchEntry):
-    """The parts of one fetch: in the line, in its task group, and what becomes of them."""
+    """The parts of one fetch: their scheduler entry, their tasks and their results."""
 
     def __init__(
         self,
@@ -205,17 +207,17 @@ class _Parts(FetchEntry):
         self.many = arrivals.many
         self._tasks = tasks
         self._sizes = sizes
-        self._context = contextvars.copy_context()  # a place may be freed by somebody else's part
+        self._context = contextvars.copy_context()  # another fetch's part may free the place
         self.ended = asyncio.Event()
-        if self.over:  # only empty spans
+        if self.over:  # there are only empty spans
             self.ended.set()
 
     def begin(self, span: ByteRange) -> asyncio.Task[None] | None:
-        """Start on a part; None: the fetch has failed in this turn of the loop, and nothing of it begins any more."""
+        """Begin a part; None: the fetch has just failed, and no part of it begins any more."""
         work = self._fetch(span)
         try:
             return self._tasks.create_task(work, context=self._context)
-        except RuntimeError:  # its task group is ending
+        except RuntimeError:  # the task group is ending
             work.close()
             return None
 

@@ -1,4 +1,4 @@
-"""When to try again, and how long to wait first: a pure decision."""
+"""Whether to retry, and after how long a wait: a pure decision."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class RetryPolicy:
     not retryable       give up at once
     ``BadResponse``     up to ``bad_response_attempts_max`` attempts: a store that keeps sending
                         the wrong bytes will not stop
-    ``Throttled``       always: being told to slow down is no failure. The wait grows from a base of its own, is
-                        never less than the server said, and only the request's deadline ends it
+    ``Throttled``       always, until the request's deadline. The wait grows from a separate base
+                        and is never shorter than the server said
     other retryable     up to ``attempts_max``
     ==================  =====================================================================
 
     Attributes:
-        attempts_max: attempts in all, the first one included.
-        bad_response_attempts_max: the same for answers that are not what was asked for.
+        attempts_max: attempts in total, the first included.
+        bad_response_attempts_max: the same for wrong answers.
         base_s: upper bound of the first wait; doubles with each attempt.
-        throttled_base_s: the same after being asked to slow down. No larger than a part takes: a store that refuses
-            one request in twenty would lose more by the waits than by the refusals; one that goes on refusing is
-            met by the doubling, the pace and the quota.
-        ceiling_s: upper bound of any wait, also of one the server suggests.
+        throttled_base_s: the same after throttling. No larger than a part's time: with a store that refuses one
+            request in twenty, longer waits would cost more than the refusals. Doubling, the concurrency limit and
+            the quota handle a store that keeps refusing.
+        ceiling_s: upper bound of any wait, also of a wait that the server suggests.
     """
 
     attempts_max: int = 8
@@ -43,13 +43,12 @@ class RetryPolicy:
             raise ValueError("expected at least one attempt")
 
     def delay_s(self, error: BaseException, attempt: int, chance: float) -> float | None:
-        """Return how long to wait before attempt ``attempt + 1``, or None to give up.
+        """Return the wait in seconds before attempt ``attempt + 1``, or None to give up.
 
         Args:
-            error: what attempt ``attempt`` (counted from 1) ended with.
-            attempt: attempts made so far, as far as they count.
-            chance: uniform in [0, 1): full jitter, so that a thousand clients told off together
-                do not come back together.
+            error: the error of attempt ``attempt`` (counted from 1).
+            attempt: attempts made so far that count.
+            chance: uniform in [0, 1): full jitter, so that a thousand throttled clients do not return together.
         """
         if not isinstance(error, FeeddError) or not error.retryable:
             return None
@@ -60,7 +59,7 @@ class RetryPolicy:
         if attempt >= limit and not throttled:
             return None
         base_s = self.throttled_base_s if throttled else self.base_s
-        # the exponent is capped for the float's sake: 2.0**30 s is beyond any ceiling
+        # the exponent is capped to keep the float finite: 2.0**30 s is beyond any ceiling
         delay_s = chance * min(self.ceiling_s, base_s * 2.0 ** min(attempt - 1, 30))
         suggested_s = error.retry_after_s if isinstance(error, Throttled) else None
         if suggested_s is not None:

@@ -1,7 +1,8 @@
-"""How many requests may be sent again: a share of those that went well, so that a brown-out stays one. Pure.
+"""How many requests may be retried: a share of the successful ones, so that retries cannot overload a weak store. Pure.
 
-A store in trouble answers every retry with another error. Clients that each try eight times then send it nine times
-its load; with a quota they send it a tenth more. Where nothing goes well at all, single probes find out when it does.
+A store in trouble answers every retry with another error. Clients that each try eight times then send it up to eight
+times its load; with a quota they send a tenth more. If every request fails, single probes find out when the store is
+back.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ class QuotaPolicy:
     """Bounds of a quota.
 
     Attributes:
-        share: retries earned by each request that went well.
-        initial: retries to begin with.
+        share: retries earned by each successful request.
+        initial: retries at the start.
         balance_max: retries that can be saved up.
-        probe_s: time between retries that are not paid for, doubled after each until something goes well.
+        probe_s: time between unpaid retries, doubled after each until a request succeeds.
         probe_max_s: upper bound of that time.
     """
 
@@ -35,7 +36,7 @@ class QuotaPolicy:
 
 
 class RetryQuota:
-    """The retries of one bucket. ``ask`` before each; ``succeeded`` after each request that went well."""
+    """The retries of one bucket. Call ``ask`` before each retry, ``succeeded`` after each successful request."""
 
     def __init__(self, policy: QuotaPolicy | None = None) -> None:
         self._policy = policy or QuotaPolicy()
@@ -52,17 +53,19 @@ class RetryQuota:
         return self._balance
 
     def succeeded(self) -> None:
-        """Earn a share of a retry, and the trust that others go well too."""
+        """Earn a share of a retry, and reset the probe interval."""
         self._balance = min(self._policy.balance_max, self._balance + self._policy.share)
         self._probe_every_s = self._policy.probe_s
 
     def ask(self, now_s: float) -> float:
-        """Take one retry: 0.0 where it may be sent now, else the seconds after which to ask again."""
+        """Take one retry. Returns 0.0 if it may be sent now, else the seconds after which to ask again."""
         if self._balance >= 1:
             self._balance -= 1
             return 0.0
         if now_s < self._probe_at_s:
-            return min(self._probe_at_s - now_s, self._policy.probe_max_s)  # the sum before was rounded, upwards too
+            return min(
+                self._probe_at_s - now_s, self._policy.probe_max_s
+            )  # the sum above was rounded, possibly upwards
         self._probe_at_s = now_s + self._probe_every_s
         self._probe_every_s = min(2 * self._probe_every_s, self._policy.probe_max_s)
         return 0.0

@@ -1,4 +1,4 @@
-"""A store that tries again where trying again can help."""
+"""A store that retries requests if a retry can help."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from feedd.values import ObjectChecksum, ObjectRef
 
 _T = TypeVar("_T")
-_PROGRESS_SHARE = 16  # an attempt that brought a sixteenth of the range did not fail; a drip would never end
+# An attempt that brought a sixteenth of the range does not count as failed. Without a bound, a trickle would never end.
+_PROGRESS_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """How often and how long to try.
+    """How often and how long to retry.
 
     Attributes:
         policy: decides after each error.
-        deadline_s: how long so many bytes may take with every attempt.
-        quota: of the bucket.
-        throttled: told whenever the store asks to slow down.
+        deadline_s: returns how long a request for that many bytes may take with all retries.
+        quota: the bucket's quota of retries.
+        throttled: called whenever the store asks to slow down.
     """
 
     policy: RetryPolicy
@@ -43,10 +44,10 @@ class RetryLimits:
 
 
 class RetryStore:
-    """Sends again what can be sent again: a listing goes on after its last key, a read where it broke off.
+    """Retries requests: a listing continues after its last key, a read where it broke off.
 
-    Whoever is told to slow down, or finds the quota used up, waits until its deadline; ``attempts_max`` bounds attempts
-    that brought next to nothing. One quota pays for all kinds of requests.
+    A throttled request, or one without quota, waits until its deadline. ``attempts_max`` bounds attempts that brought
+    next to nothing. One quota pays for all kinds of requests.
 
     Args:
         inner: sends each request once.
@@ -98,17 +99,17 @@ class RetryStore:
                 return
 
     async def head(self, key: str) -> ObjectRef:
-        """Ask the inner store until it answers or the policy gives up."""
+        """Send a HEAD to the inner store until it succeeds or the policy gives up."""
         return await self.ask(lambda: self._inner.head(key))
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Ask the inner store until it answers or the policy gives up; see ``ObjectStore.checksum``."""
+        """Get the checksum as ``head`` gets its answer; see ``ObjectStore.checksum``."""
         return await self.ask(lambda: self._inner.checksum(ref))
 
     async def read_into(
         self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
     ) -> None:
-        """Read from the inner store until the range is there or the policy gives up."""
+        """Read from the inner store until the range is complete or the policy gives up."""
         noted = part = progress or ReadProgress()
         ends_s = self._ends_s(span.size_bytes)
         attempt = done = 0
@@ -122,7 +123,7 @@ class RetryStore:
                 attempt = 1 if came_bytes * _PROGRESS_SHARE >= span.size_bytes else attempt + 1
                 done += came_bytes
                 if not await self._may_retry(error, attempt, ends_s):
-                    raise  # here and not there: an error that leads to the frame that raised it would keep the target
+                    raise  # not in ``_may_retry``, whose frame in the traceback would keep the target alive
             else:
                 self._limits.quota.succeeded()
                 return
@@ -132,7 +133,7 @@ class RetryStore:
             part = ReadProgress()
 
     async def ask(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Do ``call``, a request that may be sent twice, until it succeeds or the policy gives up."""
+        """Call ``call``, a request that may be sent twice, until it succeeds or the policy gives up."""
         attempt, ends_s = 0, self._ends_s(0)
         while True:
             try:
@@ -149,7 +150,7 @@ class RetryStore:
         return self._clock.monotonic_s() + self._limits.deadline_s(size_bytes)
 
     async def _may_retry(self, error: FeeddError, attempt: int, ends_s: float) -> bool:
-        """Return True when the request may be sent again, False where it should not be."""
+        """Return whether the request may be sent again, after any wait."""
         clock, quota = self._clock, self._limits.quota
         if isinstance(error, Throttled):
             self._limits.throttled()
@@ -164,7 +165,9 @@ class RetryStore:
                 return False
             self._recorder.count(SOURCE_RETRY_WAIT, wait_s, reason="quota")
             await clock.sleep_s(wait_s)
-        self._recorder.count(SOURCE_RETRIES, reason=error.kind)  # now, and not before: the quota may never come
+        self._recorder.count(
+            SOURCE_RETRIES, reason=error.kind
+        )  # counted only now, because the quota may never allow the retry
         return True
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A line before a bounded number of places: the most urgent goes first, and nothing is cut before its turn."""
+"""Schedules parts to a bounded number of places: the most urgent goes first, and spans are cut only at their turn."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class FetchEntry:
-    """One fetch in the line: what is left of it. Takes the same room however large the object is.
+    """One fetch in the scheduler: its remaining spans. Takes the same memory however large the object is.
 
     Attributes:
-        group: what shares a limit with it: its bucket.
-        urgency: asked whenever there is a choice; lower goes first, and minus infinity is waited for by somebody.
+        group: the bucket, whose parts share a limit.
+        urgency: called at each choice; lower goes first, and minus infinity means that a caller waits now.
         in_flight_count: its parts that hold a place.
-        hurried: some of it is, or was, waited for before the rest: what nobody waits for goes behind others' parts.
-        many: small ones of its parts share a place: they are objects of their own, and wait more than they flow.
+        hurried: a caller waits, or waited, for some spans before the rest; the rest goes behind other fetches' parts.
+        many: its parts are separate objects; several small ones share a place, because they mostly wait.
     """
 
     many = False
@@ -40,22 +40,22 @@ class FetchEntry:
         self.hurried = False
         self._part_size_bytes = part_size_bytes
         self._spans = deque(span for span in spans if span.size_bytes)
-        self._ahead: deque[tuple[int, ByteRange]] = deque()  # with the turn of who waits for it
-        self._gone: set[int] = set()  # starts of spans that are no longer to be taken from ``_spans``
+        self._ahead: deque[tuple[int, ByteRange]] = deque()  # with the turn of the caller that waits for it
+        self._gone: set[int] = set()  # starts of spans that must not be taken from ``_spans`` again
 
     @property
     def waiting(self) -> bool:
-        """Whether some of it has no place yet."""
+        """Whether some of its parts have no place yet."""
         return bool(self._spans or self._ahead)
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it waits or is in flight."""
+        """Whether no part waits or is in flight."""
         return not self.waiting and not self.in_flight_count
 
     @property
     def turn(self) -> int | None:
-        """Of who waits for its next part; None: nobody waits for it before the rest."""
+        """Turn of the caller that waits for its next part; None: no caller waits for that part before the rest."""
         return self._ahead[0][0] if self._ahead else None
 
     @property
@@ -65,19 +65,19 @@ class FetchEntry:
         return min(span.size_bytes, self._part_size_bytes)
 
     def hurry(self, turn: int, spans: Iterable[ByteRange]) -> None:
-        """Take these of its spans before all others, but behind those of an earlier turn.
+        """Take these spans before the rest, but after those of an earlier turn.
 
         Args:
-            turn: stands for the time at which this was asked for, in the line's own numbers.
-            spans: whole ones of those given at the start; what has begun already is left as it is.
+            turn: number from the scheduler's sequence that stands for the time of the request.
+            spans: whole spans among those given at the start; spans that have begun are ignored.
         """
         if not self.waiting:
-            return  # all of it has begun, or is given up
+            return  # all parts have begun, or the fetch was given up
         self.hurried = True
         wanted = {span.start: span for span in spans}
         fresh = [(turn, span) for start, span in wanted.items() if start not in self._gone]
         self._gone.update(wanted)
-        if self._ahead and turn < self._ahead[-1][0]:  # took its turn first, but had more to do before it said this
+        if self._ahead and turn < self._ahead[-1][0]:  # this caller took an earlier turn number but calls later
             moved = [(min(turn, its) if span.start in wanted else its, span) for its, span in self._ahead]
             self._ahead = deque(sorted((*moved, *fresh), key=itemgetter(0)))
         else:
@@ -85,7 +85,7 @@ class FetchEntry:
         self._settle()
 
     def cut(self) -> ByteRange:
-        """Take its next part."""
+        """Remove and return its next part."""
         turn = self.turn
         span = self._spans.popleft() if turn is None else self._ahead.popleft()[1]
         rest = None
@@ -102,43 +102,44 @@ class FetchEntry:
         return span
 
     def portions_of(self, size_bytes: int) -> int:
-        """Return how much of a place a part of that size takes, in parts of ``PARTS_PER_PLACE``."""
+        """Return the share of a place that a part of this size takes, in units of 1 / ``PARTS_PER_PLACE``."""
         return 1 if self.many and size_bytes < _SMALL_BYTES else PARTS_PER_PLACE
 
     def drop(self) -> None:
-        """Forget what waits."""
+        """Forget all waiting spans."""
         self._spans.clear()
         self._ahead.clear()
 
     def _settle(self) -> None:
-        """Have the first of the rest be one that was not taken before its turn."""
+        """Skip spans at the front that were taken before their turn."""
         while self._gone and self._spans and self._spans[0].start in self._gone:
             self._spans.popleft()
 
 
 _S = TypeVar("_S", bound=FetchEntry)
-PARTS_PER_PLACE = 8  # small objects in flight in the place of one part of a large one
+PARTS_PER_PLACE = 8  # small objects that share the place of one part of a large object
 _SMALL_BYTES = 1 << 20
 
 
 class FetchScheduler(Generic[_S]):
-    """Who may begin a part: bounded in parts, in parts of one group, and in bytes; pure bookkeeping.
+    """Decides which fetch may begin a part: bounded in parts, in parts per group, and in bytes; pure bookkeeping.
 
-    A place goes to one of the most urgent fetches whose groups have room (among equals, those that came first), to
-    the one that holds fewest. One for each thread that writes, because a file lets one writer in at a time:
-    measured, two threads on two files bring 2.1 GB/s at 0.60 CPU-seconds per GB where both on one file bring 1.8 at
-    0.72. But while somebody waits for a fetch, the more urgent one goes first: a first batch needs the shards of a
-    whole window, and whoever has waited for the first of them waits for the next. What is waited for apart from the
-    rest of its object (``FetchEntry.hurry``) has its place in the order of arrival from when that was said, and the
-    rest goes behind. Where the part does not fit into the budget nobody overtakes it, so that large parts do not
+    Candidates for a place are the most urgent fetches whose groups have room, at most ``lanes`` of them; among equals
+    the earlier go first. The candidate with the fewest parts in flight gets the place. There is one lane per writing
+    thread, because a file admits one writer at a time. Measured, two threads on two files bring 2.1 GB/s at 0.60
+    CPU-seconds per GB; on one file they bring 1.8 at 0.72.
+    While a caller waits for a fetch, the more urgent fetch always goes first. A first batch needs the shards of a whole
+    window, so after the first shard it waits for the next.
+    Spans requested apart from the rest of their object (``FetchEntry.hurry``) keep the order of those requests, and the
+    rest goes behind. If a part does not fit into the budget, no other part overtakes it, so that large parts do not
     starve.
 
     Args:
         places_max: parts in flight together.
-        budget: bytes of the parts in flight; nobody else may wait for them.
-        limit_of: parts in flight of one group, as of now.
-        lanes: so many fetches go side by side.
-        small_limit: small objects in flight together, as of now; 1 or more. None: as many as there are places.
+        budget: bytes of the parts in flight; used by this scheduler only.
+        limit_of: returns the current limit of parts in flight of one group.
+        lanes: number of fetches that progress side by side.
+        small_limit: returns the current limit of small objects in flight, 1 or more. None: as many as there are places.
     """
 
     def __init__(
@@ -158,7 +159,7 @@ class FetchScheduler(Generic[_S]):
         self._small_limit = small_limit or (lambda: places_max * PARTS_PER_PLACE)
         self._small_count = 0
         self._waiting: dict[int, _S] = {}  # in order of arrival
-        self._moving: set[_S] = set()  # those that hold a place
+        self._moving: set[_S] = set()  # fetches that hold a place
         self._numbers = itertools.count()
         self._in_flight_count = 0
         self._portions: Counter[str] = Counter()  # by group
@@ -169,22 +170,22 @@ class FetchScheduler(Generic[_S]):
 
     @property
     def turns(self) -> Iterator[int]:
-        """Numbers of who arrives, for who hurries something: the next one is always the last in the line."""
+        """Turn counter shared with ``FetchEntry.hurry``; the next number is always the last in order."""
         return self._numbers
 
     @property
     def waiting_count(self) -> int:
-        """Fetches of which something waits."""
+        """Number of fetches with waiting parts."""
         return len(self._waiting)
 
     @property
     def in_flight_count(self) -> int:
-        """Parts in flight."""
+        """Number of parts in flight."""
         return self._in_flight_count
 
     @property
     def small_count(self) -> int:
-        """Small objects in flight: parts that share a place."""
+        """Number of small objects in flight, which share places."""
         return self._small_count
 
     def in_flight_of(self, group: str) -> int:
@@ -192,18 +193,18 @@ class FetchScheduler(Generic[_S]):
         return -(-self._portions[group] // PARTS_PER_PLACE)
 
     def join(self, standing: _S) -> None:
-        """Stand at the end of the line."""
+        """Add a fetch behind all others."""
         if standing.waiting:
             self._waiting[next(self._numbers)] = standing
 
     def leave(self, standing: _S) -> None:
-        """Let no more of it begin; places it holds stay taken until they are given back. May be called twice."""
+        """Begin no more parts of a fetch; its places stay taken until they are given back. May be called twice."""
         standing.drop()
         for number in [number for number, other in self._waiting.items() if other is standing]:
             del self._waiting[number]
 
     def take(self) -> tuple[_S, ByteRange] | None:
-        """Give the next place; None where there is none to give, or nobody to take it."""
+        """Assign the next place; None if no place is free or no fetch can take it."""
         if self._portions_sum >= self._places_max * PARTS_PER_PLACE:
             return None
         number = self._next()
@@ -240,7 +241,7 @@ class FetchScheduler(Generic[_S]):
             del self._portions[standing.group]
 
     def _next(self) -> int | None:
-        """Return who is to be given a place: of the most urgent the one that holds fewest, unless it has to wait."""
+        """Return the number of the fetch that gets the next place, or None."""
         room: dict[str, bool] = {}
         able: list[tuple[float, bool, int, int]] = []
         small_full = self._small_count >= self._small_limit()
@@ -256,7 +257,7 @@ class FetchScheduler(Generic[_S]):
                 able.append((urgency, turn is None and standing.hurried, number if turn is None else turn, number))
         if not able:
             return None
-        first, *rest = sorted(able)[: self._lanes]  # a heap's way is slower for the dozens there are
+        first, *rest = sorted(able)[: self._lanes]  # for a few dozen fetches, sorting is faster than a heap
         chosen, fewest = first, self._waiting[first[-1]].in_flight_count
         for other in rest:
             held = self._waiting[other[-1]].in_flight_count
@@ -265,12 +266,12 @@ class FetchScheduler(Generic[_S]):
         return chosen[-1]
 
     def _alike(self, one: tuple[float, bool, int, int], other: tuple[float, bool, int, int]) -> bool:
-        """Whether neither of two is needed before the other."""
+        """Whether neither of two candidates is needed before the other."""
         if one[:2] != other[:2]:
             return False
         turns = (self._waiting[one[-1]].turn, self._waiting[other[-1]].turn)
         return turns[0] == turns[1]
 
     def _waited_for(self, urgency: float) -> bool:
-        """Whether somebody waits: for the most urgent of the line, or for one that is under way."""
+        """Whether a caller waits for the most urgent fetch or for one in flight."""
         return urgency == -math.inf or any(standing.urgency() == -math.inf for standing in self._moving)

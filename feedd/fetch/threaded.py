@@ -1,4 +1,4 @@
-"""An async iterator run by a thread with a loop of its own, consumed on this loop."""
+"""Runs an async iterator in a thread with its own loop, and yields its items on this loop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def iterate_in_thread(
 ) -> AsyncGenerator[T, None]:
     """Yield what ``make()`` yields; it runs in a thread, at most ``ahead_count`` items ahead.
 
-    Close the generator (``contextlib.aclosing``): the thread is cancelled and joined before that returns.
-    Errors of the iterator come out here, unchanged.
+    Close the generator (``contextlib.aclosing``): the thread is cancelled and joined before that returns. Errors of the
+    iterator are raised here unchanged.
     """
     pump = _Pump(make, ahead_count)
     thread = threading.Thread(target=pump.run, name=name, daemon=True)
@@ -46,7 +46,7 @@ async def iterate_in_thread(
 
 
 async def _whatever_happens(ended: asyncio.Future[None]) -> None:
-    """Wait for the thread even if cancelled meanwhile: it was told to stop, and its steps have deadlines."""
+    """Wait for the thread even if cancelled meanwhile: the thread was told to stop, and its steps have deadlines."""
     cancelled: asyncio.CancelledError | None = None
     while not ended.done():
         try:
@@ -72,15 +72,15 @@ class _Pump(Generic[T]):
         self._stopping = False
 
     def run(self) -> None:
-        """Body of the thread."""
+        """Run the iterator; the body of the thread."""
         error: BaseException | None = None
         try:
             asyncio.run(self._pump())
         except asyncio.CancelledError:
-            pass  # stopped by the consumer, who is not listening any more
+            pass  # stopped by the consumer, which no longer listens
         except BaseException as raised:  # noqa: BLE001 - it is raised again, by the consumer
             error = raised
-        with contextlib.suppress(RuntimeError):  # the consumer's loop was closed under us: nobody to tell
+        with contextlib.suppress(RuntimeError):  # the consumer's loop is closed
             self._consumer.call_soon_threadsafe(self._finish, error)
 
     def allow_one_more(self) -> None:
@@ -90,7 +90,7 @@ class _Pump(Generic[T]):
                 self._loop.call_soon_threadsafe(self._credit.release)
 
     def stop(self) -> None:
-        """Cancel the iterator. Either this sees the task, or the task sees the flag."""
+        """Cancel the iterator. Either this method sees the task, or the task sees the flag."""
         self._stopping = True
         if self._loop is not None and self._task is not None:
             with contextlib.suppress(RuntimeError):  # the thread has ended

@@ -1,4 +1,4 @@
-"""Bounds how many requests run at a time, so that the turns of the event loop stay short."""
+"""Bounds concurrent requests, so that turns of the event loop stay short."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from feedd.fetch.turn_limit import TurnLimit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LOOK_S: Final = 0.01  # between two looks at how long the loop's turns are
+_LOOK_S: Final = 0.01  # time between two measurements of the loop's turns
 
 
 class TurnWatch:
-    """Tells a ``TurnLimit`` how long the loop's turns are, for as long as something is in flight.
+    """Reports the length of the loop's turns to a ``TurnLimit`` while requests are in flight.
 
-    The processor's time is asked: waiting for a core, which decode workers may use, is no long turn. Objects given up
-    for that made epochs on two cores 5 to 18 % longer.
+    It measures CPU time, because waiting for a core that decode workers use is not a long turn. Counting that wait
+    lowered the limit and made epochs on two cores 5 to 18 % longer.
 
     Args:
-        limit: is told.
-        in_flight: says how many are in flight; at none, nothing is looked at until the next ``begin``.
-        looked: called behind each look.
+        limit: gets the measurements.
+        in_flight: returns the number of requests in flight; at zero, measuring pauses until the next ``begin``.
+        looked: called after each measurement.
     """
 
     def __init__(self, limit: TurnLimit, in_flight: Callable[[], int], looked: Callable[[], object]) -> None:
@@ -34,7 +34,7 @@ class TurnWatch:
         self._looking = False
 
     def begin(self) -> None:
-        """Look from now on. Idempotent; call it on the loop's thread."""
+        """Start measuring. Idempotent; call it on the loop's thread."""
         if not self._looking:
             self._looking = True
             self._look_later(asyncio.get_running_loop())
@@ -56,9 +56,9 @@ class TurnGate:
     """A context manager that waits for a place; first come, first served.
 
     Args:
-        places_max: never more.
-        first: places at the beginning; twice as many each time that turns are short, until they were long once.
-        least: never fewer.
+        places_max: upper bound of places.
+        first: places at the beginning; doubled while turns are short, until the first long turn.
+        least: lower bound of places.
     """
 
     def __init__(self, places_max: int, first: int = 8, least: int = 2) -> None:
@@ -77,7 +77,7 @@ class TurnGate:
             try:
                 await mine
             except asyncio.CancelledError:
-                if not mine.cancelled():  # the place came together with the cancellation
+                if not mine.cancelled():  # the place was granted together with the cancellation
                     self._leave()
                 raise
         else:
@@ -94,6 +94,6 @@ class TurnGate:
     def _admit(self) -> None:
         while self._waiting and self._count < self._limit.limit:
             first = self._waiting.popleft()
-            if not first.done():  # else it was cancelled, and has not run since
+            if not first.done():  # else it was cancelled and has not run since
                 self._count += 1
                 first.set_result(None)

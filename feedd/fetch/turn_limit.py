@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-_LOOKS: Final = 8  # a period; one look that was late for another reason (a collection of garbage) decides nothing
+_LOOKS: Final = 8  # measurements per period; a single late one (garbage collection) decides nothing
 _LONG_S: Final = 0.003
 _SHORT_S: Final = 0.0015
-_TOO_LONG_S: Final = 0.012  # two such looks end a period: of turns that long, a whole period would be most of a second
-_RISE: Final = 8  # an eighth more each period
+_TOO_LONG_S: Final = (
+    0.012  # two such measurements end a period, because a whole period of long turns would take most of a second
+)
+_RISE: Final = 8  # the limit rises by an eighth per period
 _FALL_MIN: Final = 0.5
 
 
 class TurnLimit:
-    """The number of small requests in flight, led by how late the loop's own work makes its timers. Has no clock.
+    """The number of small requests in flight, set by how late the loop's own work makes its timers. Has no clock.
 
-    A loop that is never idle handles in one turn all answers that arrived during the turn before. More of them in
-    flight then bring nothing but longer turns, and everything else on the loop waits for a turn's end.
+    A loop that is never idle handles in one turn all answers that arrived during the turn before. More requests in
+    flight then only make turns longer, and everything else on the loop waits for the end of a turn.
 
     Args:
-        limit_max: never more.
-        least: never fewer, unless ``limit_max`` is.
-        first: where it starts, and it doubles until a turn was long; 0: at ``limit_max``.
+        limit_max: upper bound.
+        least: lower bound, unless ``limit_max`` is smaller.
+        first: initial limit, doubled until a turn was long; 0: start at ``limit_max``.
     """
 
     def __init__(self, limit_max: int, least: int = 16, first: int = 0) -> None:
@@ -43,10 +45,10 @@ class TurnLimit:
         return self._limit
 
     def woke(self, late_s: float, in_flight_count: int) -> None:
-        """Take note of a timer that ran.
+        """Record a timer that ran.
 
         Args:
-            late_s: how much later than asked, because the loop was at work.
+            late_s: delay caused by the loop's own work.
             in_flight_count: small requests in flight at that time.
         """
         self._lates_s.append(late_s)

@@ -1,4 +1,4 @@
-"""One object on its way in, held against the checksum its store keeps."""
+"""Verifies one object, while it is fetched, against its store's checksum."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from feedd.values import ByteRange, ObjectRef
 
 _FETCHES_MAX = 3
-_TOLD_MAX = 4  # who answered, in messages
+_TOLD_MAX = 4  # senders named in messages
 
 _log = structlog.get_logger(__name__)
 
 
 class Arrivals:
-    """What has come of one object: tells the watch, and the verification as soon as there is one.
+    """The arrived parts of one object; passes them to the watch, and to the verification once there is one.
 
     Attributes:
         ref: the object.
-        watch: whoever the fetch is for.
-        target: the object's bytes.
-        many: its parts are objects of their own.
+        watch: observer of the fetch.
+        target: memory for the object's bytes.
+        many: its parts are separate objects.
     """
 
     many = False
@@ -44,15 +44,15 @@ class Arrivals:
         self._answered: dict[str, None] = {}  # an ordered set
 
     async def ask(self, store: ObjectStore, whole: asyncio.Event, unverified: set[str]) -> None:
-        """Ask for the checksum; parts that come before the answer are digested in the end.
+        """Get the checksum; parts that arrive before the answer are digested at the end.
 
-        A refusal counts only when the object itself came: a HEAD does not say why it is refused, and where credentials
-        ran out the parts have others found.
+        A refusal counts only once the object itself has arrived. A HEAD does not tell the reason, and if credentials
+        expired, the parts' requests find others.
 
         Args:
-            store: where the object is.
-            whole: set when all parts are there.
-            unverified: roots whose checksums we may not see; this one is added, and logged, where that is so.
+            store: the object's store.
+            whole: set when all parts have arrived.
+            unverified: roots whose checksums may not be read; this root is added, and logged, in that case.
         """
         try:
             try:
@@ -64,28 +64,28 @@ class Arrivals:
                 expected = await store.checksum(self.ref)
         except (PermissionDenied, Unsupported) as error:
             unverified.add(store.root)
-            _log.warning("objects are not verified", root=store.root, reason=str(error))
+            _log.warning("objects are not verified: their checksums cannot be read", root=store.root, reason=str(error))
             return
         if expected is not None:
             self._verification = Verification(self.ref, expected)
 
     def joined(self, standing: FetchEntry) -> None:
-        """Take note of who stands in the line for it."""
+        """Handle the scheduler entry of the fetch."""
 
     def locate(self, span: ByteRange) -> tuple[ObjectRef, ByteRange]:
-        """Return which bytes of which object belong there."""
+        """Return the object and the byte range that belong to ``span``."""
         return self.ref, span
 
     def put_off(self, span: ByteRange, error: FeeddError) -> bool:  # noqa: ARG002 - packs ask for both
-        """Whether what the store refuses is asked for again later, by whoever began the fetch."""
+        """Whether the caller of the fetch will request a refused span again later."""
         return False
 
     def lost(self, span: ByteRange, error: FeeddError) -> bool:  # noqa: ARG002 - packs ask for both
-        """Whether what the store refuses can be done without; then zeros arrive in its place."""
+        """Whether a refused span may be replaced by zeros."""
         return False
 
     def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
-        """Take note of a part, and of who sent it."""
+        """Record a part and its sender."""
         if answered_by and len(self._answered) < _TOLD_MAX:
             self._answered[answered_by] = None
         if self._verification is not None:
@@ -94,10 +94,10 @@ class Arrivals:
             self.watch.arrived(span, piece)
 
     async def damaged(self, recorder: Recorder, fetch_count: int) -> tuple[ByteRange, ...]:
-        """Return what must be fetched again, having been fetched so often; called when all has arrived.
+        """Return the spans that must be fetched again, after ``fetch_count`` fetches; called when all have arrived.
 
         Raises:
-            BadResponse: it was fetched often enough.
+            BadResponse: the object was fetched often enough.
         """
         if self._verification is None:
             return ()
@@ -107,13 +107,18 @@ class Arrivals:
         recorder.count(FETCH_DAMAGED, sum(span.size_bytes for span in spans))
         said = f'{self._verification.describe()}, etag "{self.ref.etag}"'
         senders = "; ".join(self._answered) or "unknown"
-        self._answered.clear()  # whoever answers next is who may be wrong next
+        self._answered.clear()  # the next senders may be the wrong ones then
         if fetch_count >= _FETCHES_MAX:
             raise BadResponse(
-                f"{said}, in {fetch_count} fetches, the last answered by {senders}",
+                f"{said}, in {fetch_count} fetches, the last from {senders}",
                 object=self.ref.url,
-                hint='the object, its checksum or the way here is damaged; fetch.verify = "length" takes it as it is',
+                hint='the object, its checksum or the network is damaged; fetch.verify = "length" skips the check',
                 stage="source",
             )
-        _log.warning("an object is not what its checksum says", object=self.ref.url, said=said, answered_by=senders)
+        _log.warning(
+            "an object does not match its checksum: fetching it again",
+            object=self.ref.url,
+            said=said,
+            answered_by=senders,
+        )
         return spans

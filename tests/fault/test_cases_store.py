@@ -226,7 +226,7 @@ REFUSALS = {
 async def test_refusals_say_what_to_do(server: S3Server, rig: Rig, bad: fault.Fault, hint: str) -> None:
     """A key that may not be used, an archived object and a bucket that charges: each says what would help, at once."""
     server.script("bucket", "key", always=bad)
-    with pytest.raises(PermissionDenied, match="expected") as caught:
+    with pytest.raises(PermissionDenied) as caught:
         await rig.fetch()
     assert hint in caught.value.hint
     assert rig.recorder.total(SOURCE_RETRIES) == 0

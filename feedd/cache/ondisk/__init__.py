@@ -1,1 +1,1 @@
-"""A cache directory: its files, its owner, its state after a crash. Blocking: called in threads."""
+"""A cache directory: its files, its owner, and its recovery after a crash. Blocking: called in threads."""

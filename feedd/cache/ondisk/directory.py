@@ -1,4 +1,4 @@
-"""A place for entries on disk: whole files in one directory, owned while open."""
+"""Stores entries as whole files in one directory, which is owned while open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _OPEN_DEADLINE_S = 300.0
-_LOOK_FLOOR_S = 30.0  # and as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
+_LOOK_FLOOR_S = 30.0  # plus as long again for every 256 MiB: a disk that reads below 8 MiB/s has failed
 _LOOK_BYTES_PER_S = 8 << 20
 _FILES_KEPT = 4096
 _SPARE_FOR_S = 1.0  # an eviction that makes room is followed by its fill at once
@@ -38,19 +38,19 @@ _log = structlog.get_logger(__name__)
 
 
 class DirectoryPlace:
-    """Files of a directory: an ``EntryStorage``. One thread changes the directory, a few look at it."""
+    """Files of a directory: an ``EntryStorage``. One thread changes the directory, a few threads read it."""
 
     def __init__(self, options: CacheOptions) -> None:
         self._options = options
         self._lock = DirectoryLock(options.directory)
         self._spares = Spares()
         self._dropping: asyncio.TimerHandle | None = None
-        self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by others than this run
-        self._files: dict[ObjectRef, ShardFile] = {}  # of entries asked for lately: a path takes ten hashes to make
+        self._runs: dict[ObjectRef, tuple[bytes, bytes]] = {}  # of entries written by earlier runs
+        self._files: dict[ObjectRef, ShardFile] = {}  # of entries requested lately; computing a path takes ten hashes
 
     @property
     def names(self) -> Names:
-        """For messages."""
+        """Words that describe this directory in messages."""
         return Names(
             where=str(self._options.directory),
             space="disk space",
@@ -60,15 +60,15 @@ class DirectoryPlace:
 
     @property
     def shared(self) -> bool:
-        """Anybody may change files."""
+        """True: other processes may change the files."""
         return True
 
     async def open(self, failed: Callable[[BaseException], None]) -> Opened:
-        """Take the directory over.
+        """Lock the directory and read its index.
 
         Raises:
-            CacheUnavailable: somebody else owns it, it cannot be written, the disk has no room for a cache, or does
-                not answer.
+                CacheUnavailable: another process owns the directory, it cannot be written, the disk has no room for a
+                cache, or the disk does not answer.
         """
         self._disk = DiskThread(failed)
         try:
@@ -106,18 +106,18 @@ class DirectoryPlace:
         return Draft(ref, mapping, temp)
 
     async def publish(self, draft: Draft, sums: BlockSums) -> None:
-        """Write the header, rename the file, list it."""
+        """Write the header, rename the file, and add it to the journal."""
         draft.published = True
         await self._disk.change(self._publish, draft, sums)
 
     def abandon(self, draft: Draft) -> None:
-        """Unmap and unlink; runs after what was handed over before, whether or not we saw that end."""
+        """Unmap and unlink the draft's file, after all jobs handed over before, cancelled or not."""
         assert draft.temp is not None, "drafts of a directory have a file"
         self._disk.post(files.unmap, draft.mapping)
         self._disk.post(files.remove, draft.temp, *([self._path(draft.ref)] if draft.published else []))
 
     def remove(self, refs: Iterable[ObjectRef]) -> None:
-        """Unlink files."""
+        """Unlink the files of entries."""
         paths = self._forget(refs)
         if paths:
             self._disk.post(files.remove, *paths)
@@ -133,7 +133,7 @@ class DirectoryPlace:
         self._dropping = asyncio.get_running_loop().call_later(_SPARE_FOR_S, self._drop_spares)
 
     async def look(self, refs: Sequence[ObjectRef], depth: Depth) -> list[Finding]:
-        """Look at files in threads of their own."""
+        """Verify files in separate threads."""
         wanted = [(self._path(ref), ref) for ref in refs]
         deadline_s = _LOOK_FLOOR_S + sum(ref.size_bytes for ref in refs) / _LOOK_BYTES_PER_S
         deadline_s = min(deadline_s, self._options.fill_deadline_s)
@@ -144,9 +144,9 @@ class DirectoryPlace:
             raise os_errors.stalled(self._options.directory, deadline_s) from error
 
     async def identify(self, strays: Sequence[Stray]) -> list[ObjectRef]:
-        """Read the headers of files the list did not know.
+        """Read the headers of files that the journal did not list.
 
-        In the thread for changes: a file found broken must not have been replaced by a good one when it is removed.
+        This runs in the thread for changes, so that a broken file cannot be replaced by a good one before its removal.
         """
         headers = await self._disk.change(boot.identify, self._options.directory, self._ledger, strays)
         for header in headers:
@@ -154,7 +154,7 @@ class DirectoryPlace:
         return [header.ref for header in headers]
 
     async def close(self, entries: Sequence[ObjectRef], deadline_s: float) -> bool:
-        """Flush, write the list, give the lock back."""
+        """Flush the file system, write the journal and release the lock."""
         if self._dropping is not None:
             self._dropping.cancel()
         self._drop_spares()

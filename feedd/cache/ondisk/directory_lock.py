@@ -1,4 +1,4 @@
-"""One owner per cache directory, told by a lock that the kernel drops with its owner."""
+"""One owner per cache directory, ensured by a lock that the kernel releases when its owner ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK_NAME = "lock"
 
 
 def was_owned(directory: Path) -> bool:
-    """Whether a directory has an owner, or had one that was killed: who releases it leaves no name behind."""
+    """Whether a directory has an owner, or had one that was killed; a normal release empties the lock file."""
     try:
         return (directory / LOCK_NAME).lstat().st_size > 0
     except OSError:
@@ -24,7 +24,7 @@ def was_owned(directory: Path) -> bool:
 
 
 class DirectoryLock:
-    """An flock on ``<directory>/lock``; the directory is made if missing. A context manager.
+    """An flock on ``<directory>/lock``; the directory is created if missing. A context manager.
 
     The file stays when the lock is released: removing it would let two owners lock two files of that name.
     """
@@ -34,10 +34,10 @@ class DirectoryLock:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        """Lock.
+        """Lock the directory.
 
         Raises:
-            CacheUnavailable: somebody else owns the directory, or it cannot be made or written.
+            CacheUnavailable: another process owns the directory, or it cannot be created or written.
         """
         try:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class DirectoryLock:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Release; harmless when not held."""
+        """Release the lock; harmless if it is not held."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             try:
@@ -63,10 +63,10 @@ class DirectoryLock:
                 os.close(fd)
 
     def sign(self) -> None:
-        """Write the owner's name again, if a full disk had no room for it.
+        """Write the owner's process id again, in case a full disk had no room for it.
 
         Raises:
-            CacheUnavailable: it cannot be written.
+            CacheUnavailable: the id cannot be written.
         """
         try:
             self._sign(self._fd)
@@ -78,7 +78,7 @@ class DirectoryLock:
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             if not os_errors.is_full(error):
-                raise  # entries of ours may fill the disk: the lock is held without its owner's name
+                raise  # the cache's own entries may fill the disk, so the lock is held without its owner's id
 
     def _lock(self, fd: int) -> None:
         try:
@@ -88,7 +88,7 @@ class DirectoryLock:
         except BlockingIOError as error:
             owner = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
             raise CacheUnavailable(
-                f"expected a cache directory of our own, got one in use by process {owner}",
+                f"the cache directory is in use by process {owner}",
                 object=str(self._directory),
                 hint="stop that process, or pass another --cache-dir",
                 stage="cache",

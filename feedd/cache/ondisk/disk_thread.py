@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class DiskThread:
-    """One thread for everything that changes the directory, and a few for looking at it.
+    """One thread for everything that changes the directory, and a few for reading it.
 
-    The single changing thread is what keeps the disk in step with the index without a lock: an evicted file is
-    unlinked before any space decided on later is allocated, and before a later fill of the same object is renamed
-    into its place. A job once handed over always runs, whatever becomes of the task that waits for it. The threads are
-    daemon threads: a disk that hangs does not keep the process from ending.
+    The single changing thread keeps the disk in step with the index without a lock. An evicted file is unlinked before
+    later space is allocated, and before a later fill of the same object is renamed. A job that was handed over always
+    runs, even if the waiting task ends. The threads are daemon threads, so a hanging disk does not keep the process
+    from ending.
     """
 
     def __init__(self, failed: Callable[[BaseException], None], look_threads: int = 4) -> None:
@@ -34,9 +34,9 @@ class DiskThread:
         return await asyncio.shield(self._changes.begin(job, *args, **kwargs))
 
     def post(self, job: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Hand a change over without waiting for it; an exception goes to ``failed`` on the loop.
+        """Hand over a change without waiting for it; an exception goes to ``failed`` on the loop.
 
-        Dropped after ``close``: what it would have removed is found by the next start's scan.
+        After ``close`` the job is dropped; the next start's scan finds the files it would have removed.
         """
         if self._closed:
             return
@@ -53,7 +53,7 @@ class DiskThread:
         return await asyncio.shield(self._looks.begin(job, *args, **kwargs))
 
     async def close(self, deadline_s: float) -> None:
-        """Let all changes handed over finish, then end the threads; those stuck for longer are left to themselves."""
+        """Finish all changes handed over, then end the threads; threads stuck past the deadline are abandoned."""
         if self._closed:
             return
         self._closed = True
@@ -64,8 +64,8 @@ class DiskThread:
                 await self.look(lambda: None)
                 idle = True
         except TimeoutError:
-            self._failed(TimeoutError("expected the disk to finish its work, got nothing from it"))
+            self._failed(TimeoutError("the disk did not finish its work in time"))
         finally:
-            # Busy threads end by themselves: the disk hangs, or we are cancelled.
+            # Busy threads are not joined: the disk hangs, or this call was cancelled.
             self._changes.close(wait=idle)
             self._looks.close(wait=idle)

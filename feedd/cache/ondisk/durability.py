@@ -1,8 +1,8 @@
-"""Which entries of an earlier run can be believed after the machine went down. Blocking file work.
+"""Which entries of an earlier run can be trusted after the machine went down. Blocking file work.
 
 Fills are renamed into place without fsync, so a power cut can leave a good header over lost data. Headers therefore
-name the boot and the run that wrote them: within one boot the page cache is the truth; after another boot only runs
-that ended by flushing the file system count, and they are listed in ``<directory>/flushed``.
+name the boot and the run that wrote them. Within one boot the page cache is the truth. After another boot, only runs
+that flushed the file system at their end count. ``<directory>/flushed`` lists those runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> bytes:
-    """Return 16 bytes that change when the kernel starts; zeros where that cannot be told."""
+    """Return 16 bytes that change when the kernel starts; zeros if the boot id cannot be read."""
     try:
         return bytes.fromhex(_BOOT_ID.read_text("ascii").strip().replace("-", ""))[:_RUN_BYTES].ljust(_RUN_BYTES, b"\0")
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def boot_id() -> bytes:
 
 
 class RunLedger:
-    """The runs whose data is on the disk for sure."""
+    """The runs whose data is known to be on the disk."""
 
     def __init__(self, directory: Path, boot: bytes | None = None) -> None:
         self._path = directory / FLUSHED_NAME
@@ -44,18 +44,18 @@ class RunLedger:
         self._flushed = frozenset(_read(self._path))
 
     def believes(self, header: Header) -> bool:
-        """Whether the data under a good header is what was written."""
+        """Whether the data under a good header is known to be what was written."""
         return self.holds(header.boot, header.run)
 
     def holds(self, boot: bytes, run: bytes) -> bool:
-        """Whether what that run wrote under that boot is there for sure."""
+        """Whether the data that ``run`` wrote during ``boot`` is known to be on the disk."""
         return boot == self.boot or run in self._flushed
 
     def flush(self, seen_runs: Iterable[bytes]) -> None:
-        """Write everything back and list the runs whose entries are still here, this one included.
+        """Flush the file system and list the runs whose entries still exist, this run included.
 
         Raises:
-            CacheUnavailable: the flush failed; the list is then as it was.
+            CacheUnavailable: the flush failed; the list is unchanged then.
         """
         temp = self._path.with_name(f"{FLUSHED_NAME}.new")
         try:
@@ -77,11 +77,11 @@ def _read(path: Path) -> list[bytes]:
     try:
         return [bytes.fromhex(line) for line in path.read_text("ascii").split()]
     except (OSError, ValueError):
-        return []  # nothing is believed then: more to fetch, nothing wrong served
+        return []  # no earlier run is trusted then: more is fetched, nothing wrong is served
 
 
 def _sync_file_system(fd: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # releases the interpreter while it waits
+    libc = ctypes.CDLL(None, use_errno=True)  # releases the interpreter lock while it waits
     if libc.syncfs(fd):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

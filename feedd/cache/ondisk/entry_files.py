@@ -1,4 +1,4 @@
-"""What is done to files of the cache. Blocking: called in the disk thread, or where nothing else runs."""
+"""Operations on files of the cache. Blocking: called in the disk thread, or where nothing else runs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file of ours in a cache directory.
+    """A file of the cache, found in its directory.
 
     Attributes:
         path: the file.
-        header: what it holds; None: broken or unfinished.
-        written_s: when it was written, seconds since the Unix epoch.
+        header: the file's header; None: broken or unfinished.
+        written_s: time of the last write, seconds since the Unix epoch.
     """
 
     path: Path
@@ -36,26 +36,28 @@ class Found:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return what an unprivileged user may still write to the file system.
+    """Return the bytes an unprivileged user may still write to the file system.
 
     Raises:
-        OSError: as named.
+        OSError: the file system cannot be queried.
     """
     space = os.statvfs(directory)
     return space.f_bavail * space.f_frsize
 
 
 def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
-    """Make a fully allocated file and map it shared and writable; nothing is left behind where that fails.
+    """Create a fully allocated file and map it shared and writable; a failure leaves nothing behind.
 
-    Allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
+    The file is allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
 
     Raises:
-        PlaceFull: no room for it beside the reserve.
+        PlaceFull: there is no room for the file and the reserve.
         CacheUnavailable: the directory cannot be written.
     """
     try:
-        for folder in reversed((path.parent, *path.parents[1:3])):  # all of ours: they may have been removed under us
+        for folder in reversed(
+            (path.parent, *path.parents[1:3])
+        ):  # all folders of the cache, since another process may have removed them
             folder.mkdir(mode=0o700, exist_ok=True)
         available = free_bytes(path.parent)
         if available - size_bytes < reserve_bytes:
@@ -76,10 +78,11 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
 
 
 def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> None:
-    """Write the header of a filled file and give it its name.
+    """Write the header of a filled file and rename the file to its final name.
 
     Raises:
-        CacheUnavailable: it cannot be written or renamed, as when somebody removed the directory meanwhile.
+            CacheUnavailable: the file cannot be written or renamed, for example because the directory was removed
+            meanwhile.
     """
     try:
         write_at(mapping.fd, memoryview(header), 0)
@@ -90,23 +93,23 @@ def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> Non
 
 
 def unmap(mapping: mmap.mmap) -> None:
-    """Unmap now, or, where the fetcher's frames still hold views in a traceback, as soon as those are gone."""
+    """Unmap now, or when the last view over the mapping is gone; a fetch's traceback may hold views."""
     with contextlib.suppress(BufferError):
         mapping.close()
 
 
 def remove(*paths: Path) -> None:
-    """Unlink files; those already gone are fine.
+    """Unlink files; missing files are fine.
 
     Raises:
-        CacheUnavailable: one cannot be removed; all others are tried first.
+        CacheUnavailable: a file cannot be removed; all others are tried first.
     """
     failure: tuple[OSError, Path] | None = None
     for path in paths:
         try:
             path.unlink(missing_ok=True)
         except NotADirectoryError:
-            continue  # its folder was replaced by something else: gone
+            continue  # its folder was replaced by something else, so the file is gone
         except OSError as error:
             failure = error, path
     if failure is not None:
@@ -114,10 +117,10 @@ def remove(*paths: Path) -> None:
 
 
 def folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield the folders a cache made for one format, each with all names in it, foreign ones too.
+    """Yield the folders of one cache format, each with all names in it, foreign ones included.
 
     Raises:
-        CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
+        CacheUnavailable: the directory cannot be read. A missing or empty directory yields nothing.
     """
     try:
         for name in _names(top):
@@ -128,15 +131,15 @@ def folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a cache could have made a file of that name: an entry, or an unfinished fill."""
+    """Whether a file has the name pattern of an entry or of an unfinished fill."""
     return entry_layout.is_entry_name(name) or entry_layout.is_temp_name(name)
 
 
 def walk(directory: Path) -> Iterator[Found]:
-    """Yield every file that a cache made in ``directory``, examined; foreign ones are passed over.
+    """Yield every file of the cache in ``directory``, examined; foreign files are skipped.
 
     Raises:
-        CacheUnavailable: the directory cannot be read. One that is not there, or empty, yields nothing.
+        CacheUnavailable: the directory cannot be read. A missing or empty directory yields nothing.
     """
     for folder, names in folders(directory / entry_layout.FORMAT_FOLDER):
         for name in filter(is_ours, sorted(names)):
@@ -153,11 +156,11 @@ def _names(folder: Path) -> list[str]:
 
 
 def examine(directory: Path, path: Path) -> Found | None:
-    """Return what a file named like one of ours is; None: it is gone, or not a file."""
+    """Examine a file that has a name of the cache; None: it is gone, or not a regular file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        return None  # removed since it was listed
+        return None  # removed since the listing
     except OSError:
         return Found(path, None, 0.0) if path.is_file() and not path.is_symlink() else None
     try:
@@ -174,7 +177,7 @@ def examine(directory: Path, path: Path) -> Found | None:
 
 
 def read_header(fd: int) -> Header | None:
-    """Return what the header of an open file says; None where it is torn or unreadable: to be fetched again."""
+    """Return the header of an open file, or None if it is torn or unreadable and must be fetched again."""
     try:
         page = os.pread(fd, entry_layout.PAGE_BYTES, 0)
         size = entry_layout.header_bytes(page)

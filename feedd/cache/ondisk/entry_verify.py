@@ -1,7 +1,7 @@
-"""Whether an entry's file still is what was written. Blocking: called in threads for looking.
+"""Whether an entry's file still holds what was written. Blocking: called in threads for reading.
 
-Read with ``preadv`` into memory that is used again: a failing disk is then an ``OSError``, where under a mapping it
-would be the end of the process.
+The file is read with ``preadv`` into a reused buffer. A failing disk is then an ``OSError``, while under a mapping it
+would kill the process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from feedd.cache.entry_layout import Header
     from feedd.values import ObjectRef
 
-_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # say nothing about the file
+_OURS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})  # errors that say nothing about the file
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _memory = threading.local()
 
 
 def look(wanted: Sequence[tuple[Path, ObjectRef]], depth: Depth, believes: Callable[[Header], bool]) -> list[Finding]:
-    """Look at files; ``believes`` says whether the data under a good header can be what was written.
+    """Verify files; ``believes`` tells whether the data under a good header can be trusted.
 
     Raises:
         CacheUnavailable: this process is out of descriptors or memory.
@@ -72,7 +72,7 @@ def _of_content(fd: int, ref: ObjectRef, depth: Depth, believes: Callable[[Heade
 
 
 def _blocks_match(fd: int, header: Header) -> bool:
-    """Tell whether every block has its checksum.
+    """Return whether every block matches its checksum.
 
     Raises:
         OSError: the disk failed.
@@ -86,7 +86,7 @@ def _blocks_match(fd: int, header: Header) -> bool:
             piece = buffer[: min(len(buffer), block_end - at)]
             count = os.preadv(fd, (piece,), at)
             if not count:
-                return False  # cut short since its length was taken
+                return False  # truncated since its length was read
             got = crc32c(piece[:count], got)
             at += count
         if got != expected:

@@ -1,4 +1,4 @@
-"""A cache directory seen from outside, for when no daemon runs. Blocking."""
+"""Reads a cache directory from outside, for commands that run without a daemon. Blocking."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def scan(directory: Path) -> Iterator[CacheEntry]:
-    """Yield the whole entries of a directory, owned by a running daemon or not; changes nothing.
+    """Yield the whole entries of a directory, even one that a running daemon owns; changes nothing.
 
     Raises:
-        CacheUnavailable: it cannot be read. A directory that does not exist yields nothing.
+        CacheUnavailable: the directory cannot be read. A missing directory yields nothing.
     """
     if directory.exists() and not directory.is_dir():
         raise os_errors.unavailable(NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)), directory)
@@ -31,10 +31,10 @@ def scan(directory: Path) -> Iterator[CacheEntry]:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Return what the entries of a directory take, whole or not; none is opened.
+    """Return the disk bytes of all entries of a directory, whole or not; no file is opened.
 
     Raises:
-        CacheUnavailable: it cannot be read. A directory that does not exist has no entries.
+        CacheUnavailable: the directory cannot be read. A missing directory has no entries.
     """
     taken_bytes = 0
     for folder, names in files.folders(directory / entry_layout.FORMAT_FOLDER):

@@ -1,10 +1,9 @@
 """Which entries a directory holds, in the order of their use, so that a start need not open a million files.
 
-``<directory>/index`` only saves work: it is never believed about a file that is not there, a file it does not know is
-examined, and what it says of a file is checked at that file's first use. It may be stale, torn or gone.
-
+``<directory>/index`` only saves work. A listed file that does not exist is ignored, an unlisted file is examined, and a
+listed file is checked at its first use. The list may be stale, torn or missing.
 Format: magic[8], version u32, then chunks: payload_bytes u32, crc32c u32 of the payload, payload (msgpack). Entries
-published later follow as chunks of one; a chunk that does not check out ends the list. Blocking: used in the thread
+published later follow as chunks of one entry. A chunk with a wrong checksum ends the list. Blocking: used in the thread
 for changes.
 """
 
@@ -37,9 +36,9 @@ class Record(NamedTuple):
     """One entry.
 
     Attributes:
-        name: its file's name, 64 hexadecimal digits.
-        boot: as in its header.
-        run: as in its header.
+        name: the file's name, 64 hexadecimal digits.
+        boot: the boot in its header.
+        run: the run in its header.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Record(NamedTuple):
 
 
 class _Chunk(msgspec.Struct, array_like=True):
-    """Columns; texts as bytes, for names of local files need not be UTF-8."""
+    """Columns of a chunk; texts are bytes, because names of local files need not be UTF-8."""
 
     runs: list[tuple[bytes, bytes]]
     roots: list[bytes]
@@ -65,23 +64,23 @@ _decoder = msgspec.msgpack.Decoder(_Chunk)
 
 
 class Journal:
-    """The list of one directory; never fails, for it only saves work."""
+    """The list of one directory; it only saves work, so its methods never raise."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / INDEX_NAME
         self._fd = -1
-        self._good_bytes = 0  # of the file: those before the first chunk that does not check out
+        self._good_bytes = 0  # length of the file before the first chunk with a wrong checksum
         self._listed_count = 0
 
     def read(self) -> dict[str, Record]:
-        """Return what is listed, by name, last published or used last."""
+        """Return the listed entries by name; the last published or used entry comes last."""
         records: dict[str, Record] = {}
         with contextlib.suppress(OSError, ValueError, LookupError):
             for chunk, end in _chunks(self._path.read_bytes()):
                 fresh, known_count = _records(chunk), len(records)
                 records.update((record.name, record) for record in fresh)
                 if len(records) < known_count + len(fresh):
-                    for record in fresh:  # listed again: its last place counts
+                    for record in fresh:  # listed again: the last position counts
                         del records[record.name]
                         records[record.name] = record
                 self._listed_count += len(fresh)
@@ -89,7 +88,7 @@ class Journal:
         return records
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Go on with the list that was read, or write it anew where much of it is not among ``records``."""
+        """Continue the list that was read, or rewrite it if most of it is not among ``records``."""
         if self._good_bytes and self._listed_count <= 2 * len(records) + _CHUNK_ENTRIES:
             with contextlib.suppress(OSError):
                 self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -98,7 +97,7 @@ class Journal:
         self.start(records)
 
     def start(self, records: Iterable[Record]) -> None:
-        """Write the list anew and keep it open for what is published later."""
+        """Write the list anew and keep it open for entries published later."""
         self.close()
         temp = self._path.with_name(f"{INDEX_NAME}.new")
         try:
@@ -120,16 +119,16 @@ class Journal:
             self._fd = fd
 
     def add(self, record: Record) -> None:
-        """List one entry more."""
+        """Append one entry."""
         if self._fd < 0:
             return
         try:
             _write(self._fd, _framed([record]))
         except OSError:
-            self.close()  # what follows a torn chunk could not be read
+            self.close()  # a reader could not read past a torn chunk
 
     def close(self) -> None:
-        """Stop listing."""
+        """Close the list's file."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -146,7 +145,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[_Chunk, int]]:
-    """Yield chunks, each with where it ends."""
+    """Yield each chunk with its end offset."""
     if not data.startswith(_HEAD):
         return
     view, at = memoryview(data), len(_HEAD)
@@ -160,10 +159,10 @@ def _chunks(data: bytes) -> Iterator[tuple[_Chunk, int]]:
 
 
 def _records(chunk: _Chunk) -> list[Record]:
-    """Return a chunk's rows, made column by column: there may be a million.
+    """Return a chunk's records, built column by column because there may be a million.
 
     Raises:
-        LookupError, ValueError: columns that do not fit together.
+        LookupError, ValueError: the columns do not fit together.
     """
     digits, width = chunk.names.hex(), 2 * _NAME_BYTES
     names = [digits[at : at + width] for at in range(0, len(digits), width)]

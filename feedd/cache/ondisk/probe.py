@@ -1,4 +1,4 @@
-"""Trying a disk out, in a thread of its own: a hanging disk holds up nothing but that thread."""
+"""Probes a disk in a separate thread, so that a hanging disk blocks only that thread."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _PATTERN = bytes(range(256)) * 16
 
 
 def try_directory(directory: Path) -> None:
-    """Write a page to a file in ``directory``, down to the disk, read it back and remove it. Blocking.
+    """Write a page to a file in ``directory``, sync it to the disk, read it back and remove it. Blocking.
 
     Raises:
-        OSError: as named, or the page came back with other bytes.
+        OSError: the disk failed, or the page came back with other bytes.
     """
-    directory.mkdir(mode=0o700, exist_ok=True)  # it may have been removed under us
+    directory.mkdir(mode=0o700, exist_ok=True)  # another process may have removed it
     path = directory / PROBE_NAME
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.pwrite(fd, _PATTERN, 0)
         os.fsync(fd)
         if os.pread(fd, len(_PATTERN), 0) != _PATTERN:
-            raise OSError(f"expected the bytes written to {path}, got others")
+            raise OSError(f"{path} does not hold the bytes just written to it")
     finally:
         os.close(fd)
     path.unlink(missing_ok=True)
 
 
 class Prober:
-    """Runs one probe at a time; while one hangs, others fail at once instead of queueing behind it."""
+    """Runs one probe at a time; while a probe hangs, further probes fail at once."""
 
     def __init__(self, probe: Callable[[], None]) -> None:
         self._probe = probe
@@ -44,7 +44,7 @@ class Prober:
         self._last: asyncio.Future[None] | None = None
 
     async def run(self, deadline_s: float) -> bool:
-        """Return whether a probe went well within the deadline."""
+        """Return whether a probe succeeded within the deadline."""
         if self._last is not None and not self._last.done():
             return False
         waiting = self._last = self._thread.begin(self._probe)
@@ -52,10 +52,12 @@ class Prober:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(waiting)
         except (OSError, TimeoutError):
-            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, whenever it ends
+            waiting.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # retrieves a late exception, so that asyncio does not log it
             return False
         return True
 
     def close(self) -> None:
-        """End the thread; one that hangs is left to itself."""
+        """End the thread; a hanging thread is abandoned."""
         self._thread.close(wait=self._last is None or self._last.done())

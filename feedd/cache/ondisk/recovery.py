@@ -1,4 +1,4 @@
-"""Taking over a cache directory: what of it can be used. Blocking: called in the thread for changes."""
+"""Opens a cache directory and finds the usable entries in it. Blocking: called in the thread for changes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _run_of: Final = itemgetter(slice(2, None))  # boot and run of a record
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A directory that is ours.
+    """A cache directory that this process owns.
 
     Attributes:
-        opened: what the cache needs to know.
-        ledger: which runs' data is on the disk for sure.
+        opened: the index and the files still to examine.
+        ledger: the runs whose data is known to be on the disk.
         journal: the list of entries, open.
         runs: boot and run that wrote each entry of an earlier run.
     """
@@ -51,7 +51,7 @@ class Taken:
 
 @dataclass(slots=True)
 class _Found:
-    """Names in the directory: listed ones in the order of their last use, others by age, oldest first."""
+    """Files of the directory: listed ones in the order of their last use, others by age, oldest first."""
 
     listed: list[Record]
     strays: list[Stray]
@@ -59,23 +59,24 @@ class _Found:
 
 
 def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
-    """Lock the directory, remove what is no use, enter what its list knows; the rest is left to be examined.
+    """Lock the directory, remove useless files and enter all listed entries; other files are examined later.
 
     Raises:
-        CacheUnavailable: somebody else owns it, it cannot be written, it lies on a network, or the disk has no room.
+            CacheUnavailable: another process owns the directory, it cannot be written, it lies on a network file
+            system, or the disk has no room.
     """
     if not options.allow_network_fs:
         mounts.refuse_network(options.directory)
     lock.__enter__()
     with _uncollected():
         taken = _take(options)
-    lock.sign()  # a full disk may have room only now
+    lock.sign()  # the start may have freed room on a full disk
     return taken
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Let no cyclic garbage be looked for while a million objects are made, none of which is garbage."""
+    """Disable the cyclic garbage collector while a million objects are created, none of them garbage."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -110,10 +111,10 @@ def _take(options: CacheOptions) -> Taken:
 
 
 def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> list[entry_layout.Header]:
-    """Return what strays hold; those that are broken are removed.
+    """Return the headers of the good files; broken files are removed.
 
     Raises:
-        CacheUnavailable: one cannot be removed.
+        CacheUnavailable: a broken file cannot be removed.
     """
     headers = []
     for stray in strays:
@@ -128,14 +129,14 @@ def identify(directory: Path, ledger: RunLedger, strays: Sequence[Stray]) -> lis
 
 
 def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Found:
-    """Sort what is in the directory; unfinished fills, and entries of other formats or of lost runs, are removed."""
+    """Sort the files of the directory; remove unfinished fills and entries of other formats or of lost runs."""
     lost = {run for run in set(map(_run_of, records.values())) if not ledger.holds(*run)}
     believed = {name: record for name, record in records.items() if _run_of(record) not in lost} if lost else records
     present: set[str] = set()
     strays: list[Stray] = []
     broken_count = 0
     for folder, names in files.folders(directory / entry_layout.FORMAT_FOLDER):
-        here = believed.keys() & map(entry_layout.entry_name, names)  # sets: there may be a million
+        here = believed.keys() & map(entry_layout.entry_name, names)  # sets, because there may be a million names
         present |= here
         if len(here) == len(names):
             continue
@@ -156,7 +157,7 @@ def _find(directory: Path, ledger: RunLedger, records: dict[str, Record]) -> _Fo
 
 
 def _removed(path: Path) -> int:
-    """Remove a file of ours; 0 where somebody put something else in its place."""
+    """Remove a file of the cache and return 1; return 0 if the path is no longer a regular file."""
     if path.is_symlink() or not path.is_file():
         return 0
     files.remove(path)
@@ -167,14 +168,14 @@ def _stray(path: Path) -> list[Stray]:
     try:
         status = path.lstat()
     except OSError:
-        return []  # gone since it was listed
+        return []  # removed since the listing
     if not stat.S_ISREG(status.st_mode):
         return []
     return [Stray(path, entry_layout.whole_pages(status.st_size), status.st_mtime)]
 
 
 def _surplus_count(sizes: list[int], limit_bytes: int) -> int:
-    """Return how many of the first have to go."""
+    """Return how many of the first entries must be removed to fit the limit."""
     over_bytes = sum(sizes) - limit_bytes
     count = 0
     while over_bytes > 0:
@@ -184,10 +185,10 @@ def _surplus_count(sizes: list[int], limit_bytes: int) -> int:
 
 
 def limit_bytes(options: CacheOptions, cached_bytes: int) -> int:
-    """Return how large a cache may be whose entries take ``cached_bytes`` now.
+    """Return the size limit of a cache whose entries take ``cached_bytes`` now.
 
     Raises:
-        CacheUnavailable: there is no room for any entry, or the directory cannot be looked at.
+        CacheUnavailable: there is no room for any entry, or the directory cannot be read.
     """
     try:
         free_bytes = files.free_bytes(options.directory)
@@ -196,8 +197,8 @@ def limit_bytes(options: CacheOptions, cached_bytes: int) -> int:
     limit_bytes = min(options.size_bytes, free_bytes + cached_bytes - options.free_reserve_bytes)
     if limit_bytes < 2 * entry_layout.PAGE_BYTES:
         raise CacheUnavailable(
-            f"expected room for a cache of {format_size(options.size_bytes)} beside a reserve of "
-            f"{format_size(options.free_reserve_bytes)}, got {format_size(free_bytes)} of free disk space",
+            f"a cache of {format_size(options.size_bytes)} and a reserve of {format_size(options.free_reserve_bytes)} "
+            f"need more disk space than the {format_size(free_bytes)} free",
             object=str(options.directory),
             hint="free disk space, lower the free-space reserve, or pass another --cache-dir",
             stage="cache",

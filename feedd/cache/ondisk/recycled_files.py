@@ -1,10 +1,9 @@
-"""Evicted files whose pages the next fills write again. Blocking: used in the thread for changes only.
+"""Evicted files whose pages the next fills overwrite. Blocking: used in the thread for changes only.
 
-Fresh pages are dear: measured (Linux 6.18, CPU-seconds per GB written through a mapping) 0.89 on tmpfs and 0.36 on
-ext4 for a new file after unlinking the old one; 0.20 and 0.13 for the old one written over.
-
-A file that anybody still has open or mapped is unlinked instead, so that its reader finishes with the bytes it began
-with; the kernel tells by granting a write lease only on a file nobody else has open.
+Fresh pages are expensive. Measured (Linux 6.18, CPU-seconds per GB written through a mapping): a new file after
+unlinking the old one takes 0.89 on tmpfs and 0.36 on ext4. Overwriting the old file takes 0.20 and 0.13.
+A file that any process has open or mapped is unlinked instead, so its reader finishes with the bytes it began with. The
+kernel shows this by granting a write lease only on a file that no other process has open.
 """
 
 from __future__ import annotations
@@ -29,39 +28,39 @@ class _Spare(NamedTuple):
 
 
 class Spares:
-    """Files between their eviction and their next use, under names of unfinished fills: a crash leaves nothing.
+    """Evicted files until their reuse, under names of unfinished fills: a start after a crash removes them.
 
-    Whatever is taken, the directory never grows by more than what was free when the spares were retired.
+    The directory never grows by more than the space that was free when the spares were retired.
     """
 
     def __init__(self) -> None:
         self._spares: list[_Spare] = []
 
     def retire(self, paths: Sequence[Path]) -> None:
-        """Take evicted entries out of the cache's sight.
+        """Rename evicted entries so that no reader finds them.
 
         Raises:
-            CacheUnavailable: one can neither be kept nor removed; all others are retired first.
+            CacheUnavailable: a file can neither be kept nor removed; all others are retired first.
         """
         left = []
         for path in paths:
             spare = entry_layout.temp_path(path)
             try:
-                path.rename(spare)  # nobody finds it from here on
+                path.rename(spare)  # no reader finds the file from here on
                 self._spares.append(_Spare(spare, _reusable_bytes(spare)))
             except OSError:
                 left += [path, spare]
         files.remove(*left)
 
     def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping | None:
-        """Return a spare as a new file of that name and size, allocated and mapped; None where there is none."""
+        """Return a spare as a new file of this name and size, allocated and mapped, or None if there is none."""
         disk_bytes = entry_layout.whole_pages(size_bytes)
         while self._spares:
             same = [spare for spare in self._spares if spare.disk_bytes == disk_bytes]
             chosen = same[0] if same else max(self._spares, key=lambda spare: spare.disk_bytes)
             self._spares.remove(chosen)
             grown_bytes = disk_bytes - chosen.disk_bytes
-            while grown_bytes > 0 and self._spares:  # what it grows by, others give
+            while grown_bytes > 0 and self._spares:  # other spares give up the bytes by which this file grows
                 grown_bytes -= self._drop_one()
             try:
                 if grown_bytes > 0 and files.free_bytes(chosen.path.parent) - grown_bytes < reserve_bytes:
@@ -74,7 +73,7 @@ class Spares:
         return None
 
     def drop(self) -> None:
-        """Remove what nobody took."""
+        """Remove all unused spares."""
         while self._spares:
             self._drop_one()
 
@@ -85,10 +84,10 @@ class Spares:
 
 
 def _reusable_bytes(path: Path) -> int:
-    """Return what a file takes on disk.
+    """Return the disk bytes of a file.
 
     Raises:
-        OSError: somebody has it open or mapped, or the file system cannot tell.
+        OSError: a process has the file open or mapped, or the file system supports no leases.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -105,7 +104,9 @@ def _renewed(old: Path, new: Path, size_bytes: int) -> FileMapping:
     fd = os.open(new, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, size_bytes)
-        os.posix_fallocate(fd, 0, size_bytes)  # also where it only seemed to be whole: a hole would be SIGBUS
+        os.posix_fallocate(
+            fd, 0, size_bytes
+        )  # also for a file that seems whole, since writing to a hole would be SIGBUS
         return FileMapping(fd, size_bytes)
     finally:
         os.close(fd)

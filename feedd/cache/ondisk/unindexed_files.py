@@ -1,4 +1,4 @@
-"""Files a cache found at its start and knows nothing of: examined while it already serves."""
+"""Files found at the start but not listed in the journal; they are examined while the cache already serves."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from feedd.cache.policy.cache_index import CacheIndex, TooLarge
     from feedd.values import ObjectRef
 
-_BATCH: Final = 256  # files at a time: changes of the directory wait for one batch at most
+_BATCH: Final = 256  # files at a time: changes of the directory wait for at most one batch
 _log = structlog.get_logger(__name__)
 
 
 class Examination:
-    """Enters strays that are whole; their space is kept from the index until each one's turn has come.
+    """Examines unlisted files and indexes the whole ones; until then the index leaves their space free.
 
     Attributes:
-        left_bytes: disk bytes of those not examined yet.
-        limit_bytes: the index's limit when they all are.
+        left_bytes: disk bytes of the files not examined yet.
+        limit_bytes: the index's limit once all files are examined.
     """
 
     def __init__(self, place: EntryStorage, index: CacheIndex, metrics: CacheMetrics, strays: Sequence[Stray]) -> None:
@@ -42,17 +42,17 @@ class Examination:
         index.room.limit_bytes -= self.left_bytes
 
     def start(self, group: asyncio.TaskGroup, changed: Callable[[], None]) -> None:
-        """Begin; ``changed`` is called whenever there may be more room."""
+        """Start examining; ``changed`` is called whenever there may be more room."""
         if self._strays:
             self._task = group.create_task(self._run(changed))
 
     def close(self) -> None:
-        """Stop: what is left is examined after the next start."""
+        """Stop; the remaining files are examined after the next start."""
         if self._task is not None:
             self._task.cancel()
 
     def too_large(self, refs: Sequence[ObjectRef]) -> TooLarge | None:
-        """Tell whether ``refs`` cannot be held together even by an empty cache, once all strays are examined."""
+        """Return why even an empty cache cannot hold ``refs`` together once all files are examined, or None."""
         room = self._index.room
         room.limit_bytes, held_bytes = self.limit_bytes, room.limit_bytes
         try:

@@ -1,1 +1,1 @@
-"""What a cache decides: who stays, who goes, where to. Pure: no files, no clock, no tasks."""
+"""The cache's decisions: what stays, what is evicted, where an object goes. Pure: no files, no clock, no tasks."""

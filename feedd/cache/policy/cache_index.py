@@ -1,7 +1,7 @@
-"""The cache's books: who is in it, who holds what, who has to go. Pure: no files, no clock, no tasks.
+"""The cache's index: its entries, their pins, and which entry to evict. Pure: no files, no clock, no tasks.
 
-``committed_bytes + reserved_bytes <= limit_bytes`` holds at all times, the first adoption of entries from disk
-included, and so it does for each quota; a pinned entry is never evicted.
+``committed_bytes + reserved_bytes <= limit_bytes`` always holds, also while entries from disk are adopted. The same
+holds for each quota. A pinned entry is never evicted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Claim:
     """Entries that are now pinned, and what the caller must do for them.
 
     Attributes:
-        entries: one per ref asked for, in that order.
-        present: those whose data is on disk.
-        running: those whose fill somebody else has started.
-        missing: those that the caller must fill, then commit or abort.
+        entries: one per requested ref, in that order.
+        present: entries whose data is on disk.
+        running: entries whose fill another caller has started.
+        missing: entries that the caller must fill, then commit or abort.
         evicted: no longer in the index; the caller removes their files before it fills anything.
     """
 
@@ -45,11 +45,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class FullNow:
-    """No space until pins or reservations end; nothing was changed.
+    """There is no space until pins or reservations end; nothing was changed.
 
     Attributes:
-        wanted_bytes: so many more than there are.
-        quota: URL prefix of the quota that has no space; empty: the cache has none.
+        wanted_bytes: bytes missing now.
+        quota: URL prefix of the quota that has no space; empty: the cache itself has none.
     """
 
     wanted_bytes: int
@@ -57,14 +57,14 @@ class FullNow:
 
 
 class CacheIndex:
-    """Entries by object version; every method decides at once and says what has to be done on disk.
+    """Entries by object version; every method decides at once and returns what has to be done on disk.
 
     Attributes:
-        room: the space, and who gives way when it ends.
+        room: the space, and which entry is evicted when it runs out.
         committed_bytes: disk bytes of whole entries.
-        reserved_bytes: disk bytes claimed by fills under way.
+        reserved_bytes: disk bytes reserved by running fills.
         committed_count: whole entries.
-        pin_count: pins held on entries, also on those that were removed since.
+        pin_count: pins held on entries, including entries removed since.
     """
 
     def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
@@ -74,7 +74,9 @@ class CacheIndex:
         self.committed_count = 0
         self.pin_count = 0
         self._entries: dict[ObjectRef, Entry] = {}
-        self._next_uses: dict[ObjectRef, float] = {}  # finite ones only, of entries and of objects not yet here
+        self._next_uses: dict[
+            ObjectRef, float
+        ] = {}  # finite positions only, of entries and of objects not in the cache
         self._now = 0
 
     @property
@@ -83,27 +85,28 @@ class CacheIndex:
         return self.room.limit_bytes
 
     def __iter__(self) -> Iterator[Entry]:
-        """All entries, reserved ones included."""
+        """Iterate over all entries, reserved ones included."""
         return iter(self._entries.values())
 
     def find(self, ref: ObjectRef) -> Entry | None:
-        """Return the object's entry, reserved or committed."""
+        """Return the object's entry, reserved or committed, or None."""
         return self._entries.get(ref)
 
     def adopt_all(self, sizes: Iterable[tuple[ObjectRef, int]]) -> list[ObjectRef]:
-        """Enter objects found on disk, oldest use first, one after another: there may be a million.
+        """Enter objects found on disk, oldest use first, in one call because there may be a million.
 
         Args:
             sizes: objects and their disk bytes.
 
         Returns:
-            Those not entered: no limit leaves room for them beside those before them, or they are here already.
+                The objects not entered: a limit leaves no room for them after the earlier ones, or they are indexed
+                already.
         """
         adopted: list[Entry] = []
         refused: list[ObjectRef] = []
         entries, uses, room = self._entries, self._next_uses, self.room
         for ref, disk_bytes in sizes:
-            next_use = uses.get(ref, math.inf) if uses else math.inf  # an empty one is not worth a hash
+            next_use = uses.get(ref, math.inf) if uses else math.inf  # skip the hash if there are none
             entry = Entry(ref, disk_bytes, EntryState.COMMITTED, next_use=next_use, group=room.group(ref))
             if not room.fits(entry) or entries.setdefault(ref, entry) is not entry:
                 refused.append(ref)
@@ -118,7 +121,7 @@ class CacheIndex:
         return refused
 
     def reserve_all(self, refs: Sequence[ObjectRef]) -> Claim | FullNow | TooLarge:
-        """Pin all of ``refs`` (no duplicates) and reserve what is missing: everything or nothing."""
+        """Pin all of ``refs`` (no duplicates) and reserve the missing ones: all or nothing."""
         too_large = self.room.too_large(refs)
         if too_large is not None:
             return too_large
@@ -142,7 +145,7 @@ class CacheIndex:
         return Claim(entries, present, running, fresh, evicted)
 
     def reserve_ahead(self, ref: ObjectRef) -> Claim | FullNow | TooLarge:
-        """Reserve one object nobody waits for, unpinned; evicts only what is needed strictly later than it.
+        """Reserve one object in advance, unpinned; evicts only entries that are needed strictly later.
 
         The object must not be in the index yet. An object whose next use is unknown evicts nothing.
         """
@@ -158,7 +161,7 @@ class CacheIndex:
         return Claim((entry,), (), (), (entry,), evicted)
 
     def commit(self, entry: Entry) -> bool:
-        """Make a filled entry whole; False where it was orphaned: then its space is free and its file must go."""
+        """Make a filled entry whole. False: it was orphaned, so its space is free and its file must be removed."""
         if self._entries.get(entry.ref) is not entry:
             self.abort(entry)
             return False
@@ -181,12 +184,12 @@ class CacheIndex:
         self.orphan(entry)
 
     def orphan(self, entry: Entry) -> None:
-        """Hide a reserved entry whose fill is being cancelled: a new demand reserves anew, the space stays claimed."""
+        """Hide a reserved entry whose fill is being cancelled. A new request reserves anew; the space stays taken."""
         if self._entries.get(entry.ref) is entry:
             del self._entries[entry.ref]
 
     def unpin(self, entry: Entry) -> bool:
-        """Drop one pin; True where that removed a damaged entry, whose file the caller then removes."""
+        """Drop one pin. True: a damaged entry was removed, and the caller removes its file."""
         assert entry.pins > 0, "unpin follows a pin"
         entry.pins -= 1
         self.pin_count -= 1
@@ -200,7 +203,7 @@ class CacheIndex:
         return False
 
     def reopen(self, entry: Entry) -> None:
-        """Turn a committed entry whose file is gone or broken into a reservation in place, its pins kept."""
+        """Turn a committed entry whose file is gone or broken into a reservation; its pins stay."""
         assert entry.state is EntryState.COMMITTED, "only whole entries can break"
         if entry.stamp:
             self.room.order.remove(entry)
@@ -212,10 +215,14 @@ class CacheIndex:
         entry.generation += 1
 
     def discard(self, ref: ObjectRef) -> Entry | None:
-        """Remove a broken entry, once its last pin ends if it has any; returned where the file can go right now."""
+        """Remove a broken entry, or mark a pinned one for removal with its last pin.
+
+        Returns:
+            The removed entry, whose file the caller removes now, or None.
+        """
         entry = self._entries.get(ref)
         if entry is None or entry.state is not EntryState.COMMITTED:
-            return None  # a fill under way brings fresh bytes anyway
+            return None  # a running fill brings fresh bytes anyway
         if entry.pins:
             entry.damaged = True
             return None
@@ -224,12 +231,12 @@ class CacheIndex:
         return entry
 
     def make_room(self, wanted_bytes: int, after: float = -math.inf) -> tuple[Entry, ...]:
-        """Evict idle entries of ``wanted_bytes`` in all, where the disk has less space than the limit promised."""
+        """Evict idle entries of ``wanted_bytes`` in total, because the disk has less space than the limit assumed."""
         victims = self.room.order.take(wanted_bytes, after=after) if wanted_bytes > 0 else []
         return self._drop_all(victims or [])
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Set when objects are needed next, those not here included; inf forgets.
+        """Set when objects are needed next, objects not in the cache included; inf forgets the position.
 
         Raises:
             ValueError: a position is not a number.

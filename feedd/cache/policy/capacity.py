@@ -1,4 +1,4 @@
-"""The space of one cache: what is taken, which quota it counts against, and who would have to give way. Pure."""
+"""The space of one cache: the bytes taken, the quotas they count against, and the entries to evict. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NOT_NEEDED = sys.float_info.max
 
 @dataclass(frozen=True, slots=True)
 class TooLarge:
-    """No space even in an empty cache; nothing was changed.
+    """Not even an empty cache has the space; nothing was changed.
 
     Attributes:
-        needed_bytes: of all objects asked for; of those of one quota where ``quota`` names it.
-        limit_bytes: what there is at most.
-        quota: URL prefix of the quota that is too small; empty: the cache is.
+        needed_bytes: bytes of all requested objects, or of those that count against ``quota``.
+        limit_bytes: the limit they exceed.
+        quota: URL prefix of the quota that is too small; empty: the cache itself is.
     """
 
     needed_bytes: int
@@ -43,7 +43,7 @@ class Capacity:
     Attributes:
         limit_bytes: upper limit of ``taken_bytes``.
         taken_bytes: disk bytes of all entries, reserved or committed.
-        order: of idle entries; the index keeps it.
+        order: eviction order of idle entries; the index maintains it.
     """
 
     def __init__(self, limit_bytes: int, quotas: Quotas | None = None) -> None:
@@ -54,34 +54,34 @@ class Capacity:
         self._group_bytes: Counter[str] = Counter()  # of groups with a quota
 
     def group(self, ref: ObjectRef) -> str:
-        """Return the quota an object counts against; empty: none."""
+        """Return the quota that an object counts against; empty: none."""
         return self._quotas.group(ref)
 
     def fits(self, entry: Entry) -> bool:
-        """Whether an entry could be counted in with nobody giving way."""
+        """Whether an entry fits without any eviction."""
         if entry.disk_bytes > self._free_bytes:
             return False
         limit_bytes = self._quotas.limit_bytes(entry.group) if entry.group != NO_GROUP else None
         return limit_bytes is None or self._group_bytes[entry.group] + entry.disk_bytes <= limit_bytes
 
     def take(self, entry: Entry) -> None:
-        """Count an entry in."""
+        """Add an entry's bytes."""
         self.taken_bytes += entry.disk_bytes
         if entry.group != NO_GROUP:
             self._group_bytes[entry.group] += entry.disk_bytes
 
     def give_back(self, entry: Entry) -> None:
-        """Count an entry out."""
+        """Subtract an entry's bytes."""
         self.taken_bytes -= entry.disk_bytes
         if entry.group != NO_GROUP:
             self._group_bytes[entry.group] -= entry.disk_bytes
 
     def lacking_bytes(self, sizes: Mapping[ObjectRef, int]) -> int:
-        """Return how much more than is free objects not here need: of the cache, or of the quota that lacks most."""
+        """Return how many bytes new objects lack: in the cache as a whole, or in the quota that lacks most."""
         return max(sum(sizes.values()) - self._free_bytes, *self._over_quota(sizes).values(), 0)
 
     def lacking_quota(self, sizes: Mapping[ObjectRef, int], keep: Collection[Entry] = ()) -> str:
-        """Return the quota inside which too little can give way now for objects not here; empty: none does."""
+        """Return a quota in which too little can be evicted now for objects not in the cache; empty: none."""
         for group, over_bytes in self._over_quota(sizes).items():
             inside = self.order.take(over_bytes, after=-math.inf, keep=keep, group=group)
             if inside is None:
@@ -90,7 +90,7 @@ class Capacity:
         return NO_GROUP
 
     def too_large(self, refs: Iterable[ObjectRef]) -> TooLarge | None:
-        """Tell whether ``refs`` (no duplicates) cannot be held together even by an empty cache."""
+        """Return why even an empty cache cannot hold ``refs`` (no duplicates) together, or None."""
         sizes = {ref: entry_layout.disk_bytes(ref) for ref in refs}
         needed_bytes = sum(sizes.values())
         if needed_bytes > self.limit_bytes:
@@ -102,9 +102,10 @@ class Capacity:
         return None
 
     def price(self, refs: Iterable[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs`` (none of them here); changes nothing.
+        """Return the earliest next use among the entries that ``refs`` would evict; changes nothing.
 
-        inf: none, there is space. ``NOT_NEEDED``: of entries nobody is known to need. -inf: there is no space now.
+        None of ``refs`` may be in the cache. inf: no eviction is needed. ``NOT_NEEDED``: only entries without a known
+        use would be evicted. -inf: there is no space now.
         """
         victims = self.victims({ref: entry_layout.disk_bytes(ref) for ref in refs}, -math.inf)
         if victims is None:
@@ -113,15 +114,15 @@ class Capacity:
         return min(*(entry.next_use for entry in victims), NOT_NEEDED) if victims else math.inf
 
     def victims(self, sizes: Mapping[ObjectRef, int], after: float, keep: Collection[Entry] = ()) -> list[Entry] | None:
-        """Take out of the order what has to go for objects not here: first inside their quotas, then anywhere.
+        """Take entries to evict for new objects out of the order: first inside their quotas, then anywhere.
 
         Args:
-            sizes: disk bytes of the objects.
+            sizes: disk bytes of the objects, none of them in the cache.
             after: only entries whose next use is strictly later; -inf: any.
             keep: entries not to be taken.
 
         Returns:
-            What to evict; None where that is not enough, and then the order is as it was.
+            The entries to evict. None: they would not be enough, and the order is unchanged.
         """
         taken: list[Entry] = []
         for group, over_bytes in self._over_quota(sizes).items():
@@ -145,7 +146,7 @@ class Capacity:
         return self.limit_bytes - self.taken_bytes
 
     def _over_quota(self, sizes: Mapping[ObjectRef, int]) -> dict[str, int]:
-        """Return by how many bytes each quota would be exceeded, where it would."""
+        """Return by how many bytes each exceeded quota would be exceeded."""
         found = {}
         for group, group_bytes in self._quotas.sums(sizes.items()).items():
             limit_bytes = self._quotas.limit_bytes(group)

@@ -1,4 +1,4 @@
-"""Which idle entries go first: furthest next use, then least recently used. Pure."""
+"""Which idle entries are evicted first: furthest next use, then least recently used. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _COMPACT_SLACK = 64
-_BULK_SHARE = 8  # of a heap: fewer new tickets than that are pushed, more are worth ordering all of it
+_BULK_SHARE = 8  # of a heap: fewer new tickets are pushed one by one, more are worth a new heapify
 
 
 class EntryState(enum.Enum):
-    """Life of an entry, in order; only REOPENED entries go back a step (see ``CacheIndex.reopen``)."""
+    """Life of an entry, in order; only reopened entries go back a step (see ``CacheIndex.reopen``)."""
 
     RESERVED = "reserved"
     COMMITTED = "committed"
@@ -27,19 +27,19 @@ class EntryState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One object's place in the cache; changed by ``CacheIndex`` only.
+    """One object's entry in the cache; changed by ``CacheIndex`` only.
 
     Attributes:
         ref: the object.
-        disk_bytes: what it takes on disk, headers and rounding included.
-        state: where it is in its life.
-        pins: how many hold it.
-        next_use: position of the future at which it is needed; inf: unknown or never.
-        used_at: logical time of its last use.
-        generation: how often its file was replaced under it.
+        disk_bytes: disk bytes, header and rounding included.
+        state: where the entry is in its life.
+        pins: number of pins.
+        next_use: position at which the object is needed next; inf: unknown or never.
+        used_at: logical time of the last use.
+        generation: number of times its file was replaced.
         damaged: found broken while pinned; fetched again at the next acquire, removed with its last pin.
         stamp: its current ticket in the eviction order; 0: not evictable.
-        seen_s: when the file was last known to be there; the cache's to keep, the index has no clock.
+        seen_s: when the file was last known to exist; the cache sets this, since the index has no clock.
         group: the quota it counts against; empty: none.
     """
 
@@ -56,12 +56,12 @@ class Entry:
     group: str = ""
 
 
-_Ticket = tuple[float, int, int, Entry]  # furthest use first, then longest unused; stamps are unique
+_Ticket = tuple[float, int, int, Entry]  # furthest use first, then least recently used; stamps are unique
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Tickets of one group's entries: a heap, stale ones included, and how many are not stale."""
+    """Tickets of one group's entries: a heap that may contain stale tickets, and the number of live ones."""
 
     heap: list[_Ticket] = field(default_factory=list)
     count: int = 0
@@ -88,12 +88,12 @@ class _Lane:
 
 
 class EvictionOrder:
-    """Idle (committed, unpinned) entries in the order of their eviction: heaps with tickets, stale ones skipped.
+    """Idle (committed, unpinned) entries in the order of their eviction: heaps of tickets, stale ones skipped.
 
-    A heap per group of entries, so that one group can be asked alone; there are as many as there are quotas.
+    There is one heap per quota, so that the entries of one quota can be evicted alone.
 
     Attributes:
-        idle_bytes: disk bytes of all entries in it.
+        idle_bytes: disk bytes of all entries in the order.
     """
 
     def __init__(self) -> None:
@@ -102,14 +102,14 @@ class EvictionOrder:
         self._lanes: dict[str, _Lane] = {}
 
     def add(self, entry: Entry) -> None:
-        """Put an entry that has just become idle in its place."""
+        """Add an entry that has just become idle."""
         assert entry.stamp == 0, "already in the order"
         self.idle_bytes += entry.disk_bytes
         self._lanes.setdefault(entry.group, _Lane()).count += 1
         self._push(entry)
 
     def add_all(self, entries: Iterable[Entry]) -> None:
-        """Put entries in their places, as ``add`` would one after another; the work of very many is done at once."""
+        """Add many entries at once; the result is the same as with ``add`` one by one."""
         tickets: dict[str, list[_Ticket]] = {}
         for entry in entries:
             assert entry.stamp == 0, "already in the order"
@@ -121,14 +121,14 @@ class EvictionOrder:
             self._lanes.setdefault(group, _Lane()).push_all(fresh)
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out; it is no longer idle."""
+        """Remove an entry that is no longer idle."""
         assert entry.stamp, "not in the order"
         entry.stamp = 0
         self.idle_bytes -= entry.disk_bytes
         self._lanes[entry.group].count -= 1
 
     def move(self, entry: Entry) -> None:
-        """Put an entry whose next use changed in its new place."""
+        """Reorder an entry whose next use changed."""
         if entry.stamp:
             self._push(entry)
 
@@ -144,7 +144,7 @@ class EvictionOrder:
             group: only entries of this group; None: any.
 
         Returns:
-            What to evict, in order; None where that much cannot be freed.
+            The entries to evict, in order; None if that much cannot be freed.
         """
         if self.idle_bytes < wanted_bytes:
             return None

@@ -1,4 +1,4 @@
-"""Whether the cache's disk can be used. Pure: told of errors, answers and the time, it knows nothing else.
+"""Whether the cache's disk can be used. Pure: the state depends only on reported errors, answers and times.
 
 ::
 
@@ -7,8 +7,8 @@
       | +--- no space ---> full --- a pause, then a fill ---+  |                            |
       +-----------------------------------------------------+--+--- clean_ops clean probes -+
 
-Normal: all is used. Full: what is there is read, nothing is written until the pause is over. Unstable: what is there
-is read, nothing is written. Down: nothing is touched. An operation that takes longer than ``slow_op_s`` is an error.
+Normal: the disk is read and written. Full: entries are read, nothing is written until the pause is over. Unstable:
+entries are read, nothing is written. Down: the disk is not used. An operation longer than ``slow_op_s`` is an error.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from feedd.cache.os_errors import PlaceFull, is_full
 
-# Ours, not the disk's: nothing is known of the disk from them.
+# This process's own errors; they say nothing about the disk.
 _NOT_THE_DISK = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENAMETOOLONG})
 
 
 class DiskState(enum.Enum):
-    """What can be done with the disk, most first."""
+    """What can be done with the disk, from most to least."""
 
     NORMAL = "normal"
     FULL = "full"
@@ -34,7 +34,7 @@ class DiskState(enum.Enum):
 
 
 class Symptom(enum.Enum):
-    """What an error says of the disk."""
+    """What an error says about the disk."""
 
     SICK = "sick"
     FULL = "full"
@@ -43,16 +43,17 @@ class Symptom(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HealthOptions:
-    """How much is too much.
+    """Thresholds of the disk's state.
 
     Attributes:
-        errors_max: so many errors within ``error_window_s`` make the disk unstable.
+        errors_max: this many errors within ``error_window_s`` make the disk unstable.
         slow_op_s: an operation that takes longer is an error.
-        clean_ops: so many clean probes in a row make it normal again.
-        probe_interval_s: time between probes while it is unstable.
-        down_after_s: so long unstable, it is down.
-        down_probe_interval_s: time between probes while it is down.
-        full_pause_s: time without fills after the disk was full; doubles up to ``full_pause_max_s`` while it stays so.
+        clean_ops: this many clean probes in a row make the disk normal again.
+        probe_interval_s: time between probes of an unstable disk.
+        down_after_s: time after which an unstable disk is down.
+        down_probe_interval_s: time between probes of a disk that is down.
+            full_pause_s: time without fills after the disk was full; doubles up to ``full_pause_max_s`` while the disk
+            stays full.
     """
 
     errors_max: int = 3
@@ -70,7 +71,7 @@ class DiskHealth:
     """The state machine. All times are of one monotonic clock.
 
     Attributes:
-        state: where it is.
+        state: the disk's state.
     """
 
     def __init__(self, options: HealthOptions) -> None:
@@ -84,25 +85,25 @@ class DiskHealth:
         self._absent = False
 
     def absent(self) -> None:
-        """Take note that there is no open cache on the disk: whoever opens it says so, probes do not."""
+        """Record that no cache is open on the disk; only ``opened`` ends this, probes do not."""
         self.state, self._absent = DiskState.DOWN, True
 
     def opened(self) -> None:
-        """Take note that the cache on the disk is open at last."""
+        """Record that the cache on the disk is open at last."""
         self.state, self._absent = DiskState.NORMAL, False
 
     def may_read(self) -> bool:
-        """Whether what is on the disk is to be read from there."""
+        """Whether entries on the disk may be read."""
         return self.state is not DiskState.DOWN
 
     def may_fill(self, now_s: float) -> bool:
-        """Whether anything is to be written; after a pause for fullness it is tried again."""
+        """Whether new entries may be written; a full disk is tried again after a pause."""
         if self.state is DiskState.FULL:
             return now_s >= self._full_until_s
         return self.state is DiskState.NORMAL
 
     def probe_interval_s(self) -> float | None:
-        """Return the time between probes in this state; None: none are needed."""
+        """Return the time between probes in this state, or None if none are needed."""
         if self._absent:
             return None
         if self.state is DiskState.UNSTABLE:
@@ -110,7 +111,7 @@ class DiskHealth:
         return self._options.down_probe_interval_s if self.state is DiskState.DOWN else None
 
     def failed(self, now_s: float) -> None:
-        """Take note of an error, or of an operation that took too long."""
+        """Record an error, or an operation that took too long."""
         self._clean_count = 0
         self._errors_s.append(now_s)
         while self._errors_s[0] <= now_s - self._options.error_window_s:
@@ -121,7 +122,7 @@ class DiskHealth:
         self._age(now_s)
 
     def full(self, now_s: float) -> None:
-        """Take note that there was no space for a fill."""
+        """Record that there was no space for a fill."""
         if self.state in {DiskState.NORMAL, DiskState.FULL}:
             options = self._options
             self._pause_s = min(max(2 * self._pause_s, options.full_pause_s), options.full_pause_max_s)
@@ -129,13 +130,13 @@ class DiskHealth:
             self.state = DiskState.FULL
 
     def filled(self) -> None:
-        """Take note that a fill succeeded: there is space."""
+        """Record that a fill succeeded, so there is space."""
         self._pause_s = 0.0
         if self.state is DiskState.FULL:
             self.state = DiskState.NORMAL
 
     def probed(self, now_s: float, took_s: float) -> None:
-        """Take note of a probe that went well."""
+        """Record a probe that succeeded."""
         if took_s > self._options.slow_op_s:
             self.failed(now_s)
             return
@@ -154,7 +155,7 @@ class DiskHealth:
 
 
 def symptom(error: BaseException) -> Symptom:
-    """Tell what an error of the cache says of its disk, by what it was raised from."""
+    """Return what an error of the cache says about its disk, judged by the error's causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, PlaceFull):

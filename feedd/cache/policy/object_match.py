@@ -1,4 +1,4 @@
-"""Which objects a user means by what he typed."""
+"""Matches objects against a pattern that a user typed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 
 def matches(url: str, pattern: str) -> bool:
-    """Tell whether a URL is meant: by shell pattern, or by prefix where there is no ``*``, ``?`` or ``[``."""
+    """Return whether a URL matches a shell pattern, or a prefix if there is no ``*``, ``?`` or ``[``."""
     if any(character in pattern for character in "*?["):
         return fnmatchcase(url, pattern)
     return url.startswith(pattern)

@@ -1,4 +1,4 @@
-"""Which of two tiers an object goes to. Synchronous; looks at the tiers' books, touches nothing."""
+"""Which of two tiers an object goes to. Synchronous; reads the tiers' indexes and changes nothing in them."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 
 class Tier(ShardCache, Protocol):
-    """A shard cache that can be one of several: its books can be looked into. ``async with`` opens it."""
+    """A shard cache that can be one of several tiers, with a readable index. ``async with`` opens it."""
 
     @property
     def limit_bytes(self) -> int:
-        """Most disk bytes of its entries."""
+        """Upper limit of the disk bytes of its entries."""
 
     @property
     def stats(self) -> CacheStats:
-        """A snapshot."""
+        """A snapshot of its statistics."""
 
     def entries(self) -> list[CacheEntry]:
-        """Return the whole entries, in no order."""
+        """Return the whole entries, in no particular order."""
 
     def holds(self, ref: ObjectRef) -> bool:
-        """Whether an object is here whole."""
+        """Whether the tier holds the whole object."""
 
     def knows(self, ref: ObjectRef) -> bool:
-        """Whether it has an entry for the object, or a fill of it under way."""
+        """Whether the tier holds the object or is filling it."""
 
     def price(self, refs: Sequence[ObjectRef]) -> float:
-        """Return the next use that would have to give way for ``refs``, none of them held; see ``Capacity.price``."""
+        """Return the next use of the first entry that ``refs`` (none held) would evict; see ``Capacity.price``."""
 
     async def __aenter__(self) -> object:
-        """Open."""
+        """Open the tier."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What may be done with the disk now."""
+    """Whether the disk may be read and filled now."""
 
     read: bool = True
     fill: bool = True
@@ -59,12 +59,12 @@ class DiskUse:
 
 @dataclass(slots=True)
 class Routes:
-    """Where the objects of one demand are, or go.
+    """The tier of each object of one request.
 
     Attributes:
-        disk: those of the lower tier.
-        memory: those of the upper tier.
-        bypassed_count: those in ``memory`` that would be on disk if it could be used.
+        disk: objects in the lower tier.
+        memory: objects in the upper tier.
+        bypassed_count: objects in ``memory`` that would be on disk if the disk could be used.
     """
 
     disk: list[ObjectRef] = field(default_factory=list)
@@ -73,19 +73,19 @@ class Routes:
 
 
 class Placement:
-    """Sends every object to one tier: where it is, where somebody has already sent it, else where it costs least.
+    """Sends every object to one tier: where it is, where another request has sent it, else where it costs least.
 
-    What costs least is what is needed last of all that would have to give way: so both tiers together evict as one
-    cache does. Space nobody needs is taken in memory first.
+    The cost is the next use of the first entry to evict: a later next use costs less. So both tiers together evict like
+    one cache. Free space is taken in memory first.
     """
 
     def __init__(self, memory: Tier, disk: Tier, *, standby: bool) -> None:
-        """Look at two tiers.
+        """Decide between two tiers.
 
         Args:
-            memory: the upper one.
-            disk: the lower one.
-            standby: memory is for when the disk cannot be used, and for nothing else.
+            memory: the upper tier.
+            disk: the lower tier.
+            standby: use memory only while the disk cannot be used.
         """
         self._memory = memory
         self._disk = disk
@@ -93,13 +93,13 @@ class Placement:
         self._sent: dict[Hashable, Routes] = {}
 
     def route(self, who: Hashable, refs: Iterable[ObjectRef], use: DiskUse, *, together: bool) -> Routes:
-        """Send ``refs`` somewhere, and remember that for ``who`` until it asks anew or is forgotten.
+        """Choose a tier for each of ``refs``, and remember the choice until ``who`` asks again or is forgotten.
 
         Args:
-            who: an owner of wishes, or one demand.
-            refs: without duplicates.
+            who: an owner of wishes, or one request.
+            refs: the objects, without duplicates.
             use: what may be done with the disk.
-            together: they are needed at one time, so they have to fit into their tiers beside each other.
+            together: the objects are needed at one time, so each tier must be able to hold its objects together.
         """
         self._sent.pop(who, None)
         routes = Routes()
@@ -127,7 +127,7 @@ class Placement:
         return routes
 
     def past_disk(self, who: Hashable, kept: Sequence[ObjectRef]) -> Routes:
-        """Send what was on its way to the disk to memory instead, but for ``kept``."""
+        """Send the objects that were going to the disk to memory instead, except ``kept``."""
         before = self._sent[who]
         moved = [ref for ref in before.disk if ref not in kept]
         routes = Routes(list(kept), before.memory + moved, before.bypassed_count + len(moved))
@@ -135,15 +135,15 @@ class Placement:
         return routes
 
     def sent(self, who: Hashable) -> Routes:
-        """Return what is remembered."""
+        """Return the remembered choice for ``who``."""
         return self._sent.get(who) or Routes()
 
     def forget(self, who: Hashable) -> None:
-        """Forget it."""
+        """Forget the choice for ``who``."""
         self._sent.pop(who, None)
 
     def _home(self, ref: ObjectRef) -> bool | None:
-        """Whether somebody else sent it to the disk; None: nobody sent it anywhere."""
+        """Whether another request sent the object to the disk; None: no request sent it anywhere."""
         for routes in self._sent.values():
             if ref in routes.disk:
                 return True
@@ -155,14 +155,16 @@ class Placement:
         if self._standby:
             return True
         memory, disk = self._memory.price([*new_memory, ref]), self._disk.price([*new_disk, ref])
-        return memory < disk or (memory == disk < math.inf)  # where both pay alike, the larger one is the better LRU
+        return memory < disk or (memory == disk < math.inf)  # if both cost the same, the larger cache is the better LRU
 
     def _fitting(self, ref: ObjectRef, routes: Routes, *, to_disk: bool) -> bool:
-        """Return the other tier where this one could never hold it beside what goes there already."""
+        """Return whether the object goes to disk; switches tiers if only the other tier can hold all objects."""
         on_disk, in_memory = (sum(map(entry_layout.disk_bytes, [*refs, ref])) for refs in (routes.disk, routes.memory))
         fits_disk, fits_memory = on_disk <= self._disk.limit_bytes, in_memory <= self._memory.limit_bytes
         if fits_disk and fits_memory:
             return to_disk
         if fits_disk or fits_memory:
             return fits_disk
-        return self._disk.limit_bytes >= self._memory.limit_bytes  # it will say what is too small
+        return (
+            self._disk.limit_bytes >= self._memory.limit_bytes
+        )  # the larger tier will raise the error that says what is too small

@@ -16,17 +16,19 @@ NO_GROUP = ""
 
 
 class Quotas:
-    """Groups of objects by URL prefix, the longest match wins; what matches none is bounded by the cache alone."""
+    """Groups of objects by URL prefix; the longest match wins. Only the cache's limit bounds all other objects."""
 
     def __init__(self, limits: Mapping[str, int] | None = None) -> None:
-        """Take limits in bytes on disk by URL prefix, such as ``s3://bucket/train/``.
+        """Take limits in disk bytes by URL prefix, such as ``s3://bucket/train/``.
 
         Raises:
-            ValueError: an empty prefix, or a limit that is not above 0.
+            ValueError: a prefix is empty, or a limit is not above 0.
         """
         for prefix, limit_bytes in (limits or {}).items():
             if not prefix:
-                raise ValueError("expected the URL prefix of a quota, got an empty one: that is the size of the cache")
+                raise ValueError(
+                    "expected the URL prefix of a quota, got an empty prefix: use the cache's size instead"
+                )
             if limit_bytes <= 0:
                 raise ValueError(f"expected a quota above 0 bytes for {prefix}, got {limit_bytes}")
         self._limits = dict(sorted((limits or {}).items(), key=lambda item: len(item[0]), reverse=True))
@@ -35,14 +37,14 @@ class Quotas:
         return f"Quotas({', '.join(f'{prefix}: {format_size(size)}' for prefix, size in self._limits.items())})"
 
     def group(self, ref: ObjectRef) -> str:
-        """Return the prefix the object counts against; empty: none."""
+        """Return the prefix that the object counts against; empty: none."""
         if not self._limits:
             return NO_GROUP
         url = ref.url
         return next((prefix for prefix in self._limits if url.startswith(prefix)), NO_GROUP)
 
     def limit_bytes(self, group: str) -> int | None:
-        """Return what a group may take; None: as much as the cache holds."""
+        """Return the byte limit of a group; None: only the cache's own limit."""
         return self._limits.get(group)
 
     def sums(self, sizes: Iterable[tuple[ObjectRef, int]]) -> dict[str, int]:
@@ -57,10 +59,10 @@ class Quotas:
 
 
 def too_small(refs: Sequence[ObjectRef], quota: str, needed_bytes: int, limit_bytes: int) -> CacheTooSmall:
-    """Return what to raise where ``refs`` can never be held together within a quota."""
+    """Return the error to raise if ``refs`` can never fit together into a quota."""
     return CacheTooSmall(
-        f"expected {len(refs)} shards of {format_size(needed_bytes)} to fit together into the quota of {quota}, "
-        f"got a limit of {format_size(limit_bytes)}",
+        f"{len(refs)} shards of {format_size(needed_bytes)} do not fit together into the quota of {quota}, which is "
+        f"{format_size(limit_bytes)}",
         object=refs[0].url if len(refs) == 1 else quota,
         hint=f'raise cache.quotas."{quota}" or shrink the shuffle window',
         stage="cache",

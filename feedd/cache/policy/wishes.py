@@ -1,4 +1,4 @@
-"""What owners would like to find in the cache before they ask for it. Pure."""
+"""Objects that owners want in the cache in advance. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class WishLists:
-    """Unserved wishes of each owner, in order; owners are served in turn."""
+    """Each owner's unserved wishes, in order; owners are served in turn."""
 
     def __init__(self) -> None:
         self._lists: dict[str, deque[ObjectRef]] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything is left to serve."""
+        """Whether any wish is unserved."""
         return bool(self._lists)
 
     def replace(self, owner: str, refs: Iterable[ObjectRef]) -> None:
@@ -30,31 +30,31 @@ class WishLists:
             self._lists.pop(owner, None)
 
     def owners(self) -> tuple[str, ...]:
-        """Those with wishes left, the one served longest ago first."""
+        """Owners with unserved wishes, the least recently served first."""
         return tuple(self._lists)
 
     def head(self, owner: str) -> ObjectRef | None:
-        """Return the owner's next wish; None where none is left."""
+        """Return the owner's next wish, or None if none is left."""
         wishes = self._lists.get(owner)
         return wishes[0] if wishes else None
 
     def drop_head(self, owner: str) -> None:
-        """Take the owner's next wish off its list: it is served, needless or hopeless."""
+        """Drop the owner's next wish: it was served, or it is needless or hopeless."""
         wishes = self._lists[owner]
         wishes.popleft()
         if not wishes:
             del self._lists[owner]
 
     def served(self, owner: str) -> None:
-        """Send the owner to the end of the queue of owners."""
+        """Move the owner to the end of the queue of owners."""
         wishes = self._lists.pop(owner, None)
         if wishes:
             self._lists[owner] = wishes
 
     def wanted(self, ref: ObjectRef) -> bool:
-        """Whether anybody still waits for its turn with this wish."""
+        """Whether any owner has this unserved wish."""
         return any(ref in wishes for wishes in self._lists.values())
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all wishes."""
         self._lists.clear()

@@ -1,4 +1,4 @@
-"""Which address of an endpoint to connect to next. Pure: time is handed in."""
+"""Which address of an endpoint to connect to next. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 QUARANTINE_FIRST_S = 1.0
 QUARANTINE_MAX_S = 60.0
-_SLOW_FACTOR = 4.0  # slower than this times the usual is slow
-_STRIKES_MAX = 3  # in a row: a few late answers of a good address are no reason to leave it
-_WEIGHT = 0.1  # of one answer in what is usual
+_SLOW_FACTOR = 4.0  # an answer this many times slower than usual is slow
+_STRIKES_MAX = 3  # slow answers in a row: a few late answers of a good address are no reason to leave it
+_WEIGHT = 0.1  # weight of one answer in the usual time
 
 
 @dataclass(slots=True)
 class _Health:
-    """What is known of one address.
+    """Health of one address.
 
     Attributes:
         strikes: slow answers in a row.
-        quarantine_s: length of its latest quarantine; 0: it is in good standing.
-        probe_at_s: when somebody is to try it again.
-        probing: somebody does.
+        quarantine_s: length of its latest quarantine; 0: not in quarantine.
+        probe_at_s: when the next probe is due.
+        probing: a probe is running.
     """
 
     strikes: int = 0
@@ -35,16 +35,17 @@ class _Health:
 
 
 class Addresses:
-    """The addresses a name resolved to.
+    """The addresses of one host name.
 
-    Connections are spread over them. One that is dead, or slow several times in a row, is left alone for a second,
-    then probed by one request, then left alone for twice as long, up to a minute, until it answers as the others do.
+    Connections are spread over them. An address that is dead, or slow several times in a row, is not used for a second,
+    then probed by one request. If the probe fails, the pause doubles, up to a minute, until the address is as fast as
+    the others.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, _Health] = {}
         self._turn = 0
-        self._usual_s = 0.0  # per MiB
+        self._usual_s = 0.0  # usual time per MiB
 
     def __repr__(self) -> str:
         bad = sum(map(self._quarantined, self._known))
@@ -54,14 +55,14 @@ class Addresses:
         return len(self._known)
 
     def learn(self, found: Iterable[str]) -> None:
-        """Take a new resolution; what is not in it is forgotten."""
+        """Replace the addresses by a new resolution; addresses not in it are forgotten."""
         self._known = {address: self._known.get(address) or _Health() for address in found}
 
     def order(self, load: Mapping[str, int], avoid: Collection[str] = ()) -> list[str]:
-        """Return all addresses, the one to try first in front.
+        """Return all addresses, best first.
 
-        Those in quarantine come last, before them those to ``avoid``, then those with more ``load``; where all that
-        is equal each call begins one further.
+        Addresses in quarantine come last, before them those to ``avoid``, then those with more ``load``. Among equals,
+        each call starts one address further.
         """
         known = list(self._known)
         at = self._turn % max(1, len(known))
@@ -70,7 +71,7 @@ class Addresses:
         return sorted(in_turn, key=lambda one: (self._quarantined(one), one in avoid, load.get(one, 0)))
 
     def due(self, now_s: float) -> str | None:
-        """Return an address for the caller to probe: its quarantine is over. Nobody else is sent there meanwhile."""
+        """Return an address to probe because its quarantine is over, or None. No other caller gets it meanwhile."""
         for address, health in self._known.items():
             if health.quarantine_s and health.probe_at_s <= now_s:
                 health.probe_at_s, health.probing = now_s + health.quarantine_s, True
@@ -78,21 +79,21 @@ class Addresses:
         return None
 
     def shunned(self, address: str, avoid: Collection[str] = ()) -> bool:
-        """Tell whether a connection there is not to be used, because there are better addresses."""
+        """Return whether connections to an address must not be used because there are better addresses."""
         if not self._quarantined(address) and address not in avoid:
             return False
         return any(one not in avoid and not self._quarantined(one) for one in self._known)
 
     def failed(self, address: str, now_s: float) -> None:
-        """Note that nobody answered there: refused, timed out, or fallen silent."""
+        """Record that an address did not answer: refused, timed out, or fell silent."""
         health = self._known.get(address)
         if health is None or (health.quarantine_s and not health.probing):
-            return  # of many that fail together only the first says something new
+            return  # of many requests that fail together, only the first says something new
         health.quarantine_s = min(QUARANTINE_MAX_S, 2 * health.quarantine_s or QUARANTINE_FIRST_S)
         health.probe_at_s, health.probing, health.strikes = now_s + health.quarantine_s, False, 0
 
     def timed(self, address: str, size_bytes: int, duration_s: float, now_s: float, *, whole: bool = True) -> None:
-        """Note how long an answer took; one not waited for to its end (not ``whole``) counts where it was slow."""
+        """Record how long an answer took; a request given up early (not ``whole``) counts only if it was slow."""
         pace_s = duration_s * MIB / max(size_bytes, MIB)
         usual_s = self._usual_s or pace_s
         slow = pace_s > _SLOW_FACTOR * usual_s

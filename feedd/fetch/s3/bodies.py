@@ -1,4 +1,4 @@
-"""Where the body of an answer goes, and on which way: the bytes are received once, by the cheapest one there is."""
+"""Chooses the cheapest way from the socket to the target for each body."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     from feedd.values import ReadProgress
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # S3's heads are below 1 KiB
-_WORTH_IT_BYTES: Final = 256 << 10  # below that a turn through another thread costs more than it saves
+_WORTH_IT_BYTES: Final = 256 << 10  # smaller bodies are cheaper on the loop than through another thread
 _NOTHING: Final = memoryview(b"")
 
 
 class Body(Protocol):
-    """One body on its way; ``progress`` follows it."""
+    """One body being received; ``progress`` follows it."""
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes may be put, never beyond the body's end."""
+        """Return the buffer for the next bytes, never beyond the body's end."""
 
     def received(self, size_bytes: int) -> None:
-        """Take note of bytes that were put there.
+        """Handle bytes that were put into the buffer.
 
         Raises:
             CacheUnavailable: the target's file cannot be written.
-            BadResponse: more came than the body has.
+            BadResponse: there are more bytes than the body has.
         """
 
     def stop(self) -> None:
-        """Let go of the target. Does not wait for a write that a disk holds up: the file's ``writers`` tell of that."""
+        """Stop using the target. Does not wait for a write that a disk delays: the file's ``writers`` track it."""
 
     @property
     def waits_for_file(self) -> bool:
-        """Whether it is the file that does not answer, not the socket."""
+        """Whether the file delays the body, not the socket."""
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was received, and it is only to be written."""
+        """Whether all bytes were received and only the write is missing."""
 
 
 class MemoryBody:
-    """Received straight into the target, which is no file."""
+    """A body received straight into the target, which is not a file."""
 
     waits_for_file = False
     whole = False
@@ -62,47 +62,47 @@ class MemoryBody:
         self._progress = progress
 
     def buffer(self) -> memoryview:
-        """Return what is left of the target."""
+        """Return the rest of the target."""
         return self._target[self._progress.filled_bytes :]
 
     def received(self, size_bytes: int) -> None:
-        """Count."""
+        """Count the received bytes."""
         _count(self._progress, size_bytes)
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: no thread uses the target."""
 
 
 class WrittenBody:
-    """Received into memory that stays in the processor's cache, and written from there to a file that is memory too.
+    """A body received into a buffer in the CPU cache, and written from there to a file in memory.
 
-    Against receiving into the mapping: a copy more, of bytes that are hot, and no fault and no clearing of fresh pages.
-    Measured on tmpfs, 100 KB: 37 against 73 us. The pages stay unmapped, and their checksum is taken from that memory.
-    Only for files in memory: this is done on the event loop.
+    Compared with receiving into the mapping, this costs one more copy of cached bytes, but saves page faults and the
+    clearing of fresh pages. Measured on tmpfs, 100 KB: 37 against 73 us. The pages stay unmapped, and their checksum is
+    computed from the buffer. Only for files in memory, because the write runs on the event loop.
 
     Args:
-        place: where in the file the body goes.
-        size_bytes: of the body.
-        progress: follows it.
-        memory: what it passes through; anybody's again after each ``received``.
+        place: region of the file for the body.
+        size_bytes: size of the body.
+        progress: follows the body.
+        memory: the buffer; free for other uses after each ``received``.
     """
 
     waits_for_file = False
     whole = False
 
     def __init__(self, place: FilePlace, size_bytes: int, progress: ReadProgress, memory: memoryview) -> None:
-        assert place.in_memory, "the event loop waits for no disk"
+        assert place.in_memory, "the event loop must not wait for a disk"
         self._place = place
         self._size_bytes = size_bytes
         self._progress = progress
         self._memory = memory
 
     def buffer(self) -> memoryview:
-        """Return memory for as much as is left."""
+        """Return the buffer, cut to the rest of the body."""
         return self._memory[: self._size_bytes - self._progress.filled_bytes]
 
     def received(self, size_bytes: int) -> None:
-        """Write what was put there.
+        """Write the bytes that were received into the buffer.
 
         Raises:
             CacheUnavailable: the file cannot be written.
@@ -110,7 +110,7 @@ class WrittenBody:
         self.write(self._memory[:size_bytes])
 
     def write(self, data: memoryview) -> None:
-        """Write what comes next.
+        """Write the next bytes of the body.
 
         Raises:
             CacheUnavailable: the file cannot be written.
@@ -125,14 +125,14 @@ class WrittenBody:
         _count(self._progress, len(data))
 
     def stop(self) -> None:
-        """Nothing to stop: it writes only while it is told of bytes."""
+        """Do nothing: writes happen only within ``received``."""
 
 
 class MovedBody:
-    """Moved from the transport's socket to the target's file by a thread; the transport is paused meanwhile.
+    """A body that a thread moves from the transport's socket to the target's file while the transport is paused.
 
-    ``ended(error)`` is called on the loop: None: all is in the file, and the transport reads again. It is not called
-    after ``stop``.
+    ``ended(error)`` is called on the loop. None means that the whole body is in the file and the transport reads again.
+    It is not called after ``stop``.
     """
 
     def __init__(
@@ -149,10 +149,10 @@ class MovedBody:
         self._move: BodyTransfer | None = None
 
     def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress, first: memoryview) -> None:
-        """Hand the body to the thread, and ``first``, what has come of it.
+        """Hand the body to the thread, with ``first``, the bytes received already.
 
         Raises:
-            OSError: there is no descriptor for that, or no thread; the transport goes on as it was.
+            OSError: no descriptor or thread is left; the transport continues as before.
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
         if isinstance(self._transport, TlsTransport):
@@ -169,29 +169,29 @@ class MovedBody:
         self._move = move
 
     def buffer(self) -> memoryview:
-        """Raise: the transport does not read."""
+        """Raise, because a paused transport does not read."""
         raise AssertionError("a paused transport reads")
 
     def received(self, size_bytes: int) -> None:
-        """Raise: the transport does not read."""
+        """Raise, because a paused transport does not read."""
         raise AssertionError(f"a paused transport read {size_bytes} bytes")
 
     def stop(self) -> None:
-        """End it here."""
+        """Stop the transfer."""
         if self._move is not None:
             self._move.stop()
             self._transfer_thread.look()
 
     @property
     def waits_for_file(self) -> bool:
-        """Whether a write is under way."""
+        """Whether a write is running."""
         return self._move is not None and self._move.writing
 
     whole = False
 
     def _over(self, move: BodyTransfer) -> None:
-        """Called in the mover's thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        """Report the end of the transfer to the loop; called in the transfer thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the body
             self._loop.call_soon_threadsafe(self._tell, move)
 
     def _tell(self, move: BodyTransfer) -> None:
@@ -204,14 +204,14 @@ class MovedBody:
         else:
             self._ended(None)
             if not self._transport.is_closing():
-                self._transport.resume_reading()  # only now: what comes next is no part of the body
+                self._transport.resume_reading()  # not earlier: the next bytes belong to no body
 
 
 class Files:
-    """Chooses each body's way: made once per pool.
+    """Chooses the way of each body; one instance per connection pool.
 
     Args:
-        movers: threads for bodies that go to files; None: all are received where they belong.
+        transfer_threads: threads for bodies that go to files; None: every body is received straight into its target.
     """
 
     def __init__(self, transfer_threads: TransferThreads | None) -> None:
@@ -221,10 +221,10 @@ class Files:
         self._spares: list[memoryview] = []
 
     def at_once(self, target: memoryview) -> memoryview | None:
-        """Return where a small body that goes to a file is received together with its head, as both mostly are here.
+        """Return a buffer to receive a small body for a file together with its head, or None for another way.
 
-        Anybody's again as soon as what was received is looked at. Against the head by itself: one ``recv`` and one
-        ``pwrite`` instead of three and two. None: the body goes another way.
+        The buffer is free again as soon as the received bytes are processed. Compared with receiving the head alone:
+        one ``recv`` and one ``pwrite`` instead of three and two.
         """
         small = self._transfer_threads is not None and 0 < target.nbytes < _WORTH_IT_BYTES
         return self._memory if small and file_of(target) is not None else None
@@ -238,10 +238,10 @@ class Files:
         ended: Callable[[Exception | None], object],
         first: memoryview = _NOTHING,
     ) -> Body:
-        """Begin with a body, of which ``first`` has come already.
+        """Start a body whose bytes ``first`` have been received already.
 
         Raises:
-            CacheUnavailable: the target's file cannot be written, or there is no thread for that.
+            CacheUnavailable: the target's file cannot be written, or no thread is left for it.
         """
         progress.filled_bytes = 0
         place = file_of(target) if target.nbytes and self._transfer_threads is not None else None
@@ -259,7 +259,7 @@ class Files:
                 moved = MovedBody(transfer_thread, transport, loop, ended)
                 moved.begin(place, target.nbytes, progress, first)
                 return moved
-        except OSError as error:  # no descriptor or thread is left: memory needs none
+        except OSError as error:  # no descriptor or thread is left; a file in memory needs none
             if place.in_memory:
                 return self._written(place, target.nbytes, progress, first)
             if not self._transfer_threads.started(place):

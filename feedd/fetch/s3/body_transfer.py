@@ -1,9 +1,9 @@
-"""Bodies on their way from a socket into a file, without passing through the event loop.
+"""Transfers of bodies from a socket into a file, bypassing the event loop.
 
-Plain ones by ``splice``, which hands the socket's pages to a pipe and has them copied from there into the file's pages.
-Compared with receiving into a mapping it saves a fault and the clearing of every fresh page; measured on tmpfs (Linux
-6.18), file allocation included: 0.51 to 0.60 against 0.84 CPU-seconds per GB, and 0.27 against 0.54 where the file's
-pages were there already. Those with TLS are decrypted into a buffer that stays in the processor's cache.
+Plain bodies use ``splice``, which hands the socket's pages to a pipe and copies them into the file's pages. Compared
+with receiving into a mapping, it saves a page fault and the clearing of every fresh page.
+Measured on tmpfs (Linux 6.18), file allocation included: 0.51 to 0.60 against 0.84 CPU-seconds per GB, and 0.27 against
+0.54 if the file's pages existed. TLS bodies are decrypted into a buffer that stays in the CPU cache.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from feedd.flow.mapping import FilePlace
     from feedd.values import ReadProgress
 
-_PIPE_BYTES = 1 << 20  # the most an unprivileged process gets; smaller ones cost more: measured, 256 KiB a third more
-_LOW_WATER_BYTES = 256 << 10  # woken for that much: fewer turns, and progress is still seen several times per part
-_BUFFER_BYTES = 256 << 10  # stays in the processor's cache
-_RECORD_BYTES = 17 << 10  # a TLS record and what surrounds it; OpenSSL may hold one half read
+_PIPE_BYTES = 1 << 20  # the most an unprivileged process gets; measured, 256 KiB cost a third more
+_LOW_WATER_BYTES = 256 << 10  # low-water mark: fewer wake-ups, and progress is still seen several times per part
+_BUFFER_BYTES = 256 << 10  # fits into the CPU cache
+_RECORD_BYTES = 17 << 10  # a TLS record with its overhead; OpenSSL may hold a half-read one
 _MOVE = 1  # SPLICE_F_MOVE
 _NONBLOCK = 2  # SPLICE_F_NONBLOCK
 
 
 class Cipher(NamedTuple):
-    """One connection's TLS, fed by hand; used by one thread at a time.
+    """The TLS state of one connection; used by one thread at a time.
 
     Attributes:
-        tls: what decrypts.
-        incoming: where it looks for what was received.
+        tls: decrypts.
+        incoming: holds received bytes for ``tls``.
     """
 
     tls: ssl.SSLObject
@@ -48,19 +48,19 @@ class Cipher(NamedTuple):
 
 
 class BodyTransfer(ABC):
-    """One body on its way from a socket into a file, a step at a time in one thread.
+    """The transfer of one body from a socket into a file, step by step in one thread.
 
-    No lock is held while anything is read or written: a disk may hold up a step for as long as it likes, and whoever
-    stops the move meanwhile does not wait. The file's ``writers`` tell when this one has let go of it.
+    No lock is held during a read or write. A disk may delay a step without limit, and a caller that stops the transfer
+    does not wait. The file's ``writers`` tell when this transfer has released the file.
 
     Attributes:
-        stopped: whoever wanted it does not any more.
+        stopped: the body is no longer wanted.
         writing: a step waits for the file.
         file_error: the file could not be written.
-        socket_error: the socket broke; ``ConnectionResetError`` too where it ended early.
-        sock_fd: descriptor of the socket, our own.
+        socket_error: the socket failed; ``ConnectionResetError`` if it ended early.
+        sock_fd: a duplicated descriptor of the socket.
         file: descriptor of the file; open until the file's writers have ended.
-        first: what was received before, to be written before anything else.
+        first: bytes received already, which are written first.
     """
 
     def __init__(
@@ -90,19 +90,19 @@ class BodyTransfer(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the transfer has ended."""
         return self.stopped or not self._left_bytes or bool(self.file_error or self.socket_error)
 
     def stop(self) -> None:
-        """Count no byte from here on, and begin no other write. Does not wait for one that is under way."""
+        """Count no further byte and begin no further write. Does not wait for a running write."""
         with self._counting:
             if not self.over:
-                with contextlib.suppress(OSError):  # the sender need not wait for the disk to hear of it
+                with contextlib.suppress(OSError):  # the sender learns of the end without waiting for the disk
                     self._sock.shutdown(socket.SHUT_RDWR)
             self.stopped = True
 
     def prepare(self, buffers: TransferBuffers) -> None:
-        """Move what was received before, and have the socket count as readable only when it is worth it."""
+        """Write the bytes received already, and set the socket's low-water mark."""
         if self.first and not self.over:
             self._first_byte()
             self._write(memoryview(self.first))
@@ -111,20 +111,20 @@ class BodyTransfer(ABC):
             self._set_low_water()
 
     def step(self, buffers: TransferBuffers) -> None:
-        """Move what there is, at most a pipe's content."""
+        """Move the available bytes, at most one pipe full."""
         if not self.over:
             self._advance(buffers)
             self._set_low_water()
 
     def fail(self, error: Exception) -> None:
-        """End it with what nobody expected."""
+        """End the transfer with an unexpected error."""
         if isinstance(error, OSError):
             self.socket_error = error
         else:
             self.socket_error = ConnectionResetError(f"a transfer ended with {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        """Let go of socket and file, and tell."""
+        """Release the socket and the file, and report the end."""
         with contextlib.suppress(OSError):
             self._ask_for(1)  # the next head is short
         with self._counting:
@@ -134,22 +134,22 @@ class BodyTransfer(ABC):
 
     @abstractmethod
     def _begin(self, buffers: TransferBuffers) -> None:
-        """Move what is here already."""
+        """Move the bytes that are already buffered."""
 
     @abstractmethod
     def _advance(self, buffers: TransferBuffers) -> None:
-        """Move what the socket has."""
+        """Move the bytes that the socket has."""
 
     @abstractmethod
     def _owed_bytes(self) -> int:
-        """Return how much the socket will bring at least."""
+        """Return how many bytes the socket will bring at least."""
 
     def _arrived(self, data: memoryview | None, size_bytes: int) -> bool:
-        """Count what is in the file, and tell who wants to know; False: nobody does any more.
+        """Count bytes written to the file and report them; False: the body is no longer wanted.
 
         Args:
-            data: those bytes; None where nobody is to be told.
-            size_bytes: how many.
+            data: the bytes; None: nothing needs them.
+            size_bytes: number of bytes.
         """
         if self._landed is not None and data is not None and not self.stopped:
             self._landed(self._at, data, begins=not self._progress.filled_bytes)
@@ -187,10 +187,10 @@ class BodyTransfer(ABC):
 
 
 class SplicedMove(BodyTransfer):
-    """A body as it is on the wire."""
+    """The transfer of a body without TLS."""
 
     def _begin(self, buffers: TransferBuffers) -> None:
-        """There is nothing yet."""
+        """Do nothing: no bytes are buffered."""
 
     def _owed_bytes(self) -> int:
         return self._left_bytes
@@ -210,18 +210,18 @@ class SplicedMove(BodyTransfer):
             finally:
                 self.writing = False
             if not told:
-                buffers.drain()  # what is still in it belongs to nobody
+                buffers.drain()  # the rest in the pipe is not wanted
                 return
             count -= written
 
     def _written(self, buffer: memoryview, size_bytes: int) -> bool:
-        """Count what was written; read back, from the processor's cache still, where somebody wants to know of it."""
+        """Count written bytes; if checksums are taken, read the bytes back while they are in the CPU cache."""
         if self._landed is None:
             return self._arrived(None, size_bytes)
         while size_bytes:
             count = os.preadv(self.file, [buffer[:size_bytes]], self._at)
             if not count:
-                raise OSError(errno.EIO, "file ends before what was written")
+                raise OSError(errno.EIO, "the file ends before the written bytes")
             if not self._arrived(buffer[:count], count):
                 return False
             size_bytes -= count
@@ -242,7 +242,7 @@ class SplicedMove(BodyTransfer):
 
 
 class DecryptedMove(BodyTransfer):
-    """A body under TLS. Nobody else uses ``cipher`` until it is over."""
+    """The transfer of a body under TLS. No other thread uses ``cipher`` until it is over."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class DecryptedMove(BodyTransfer):
         self._decrypt(buffers)
 
     def _decrypt(self, buffers: TransferBuffers) -> None:
-        """Write all that can be decrypted."""
+        """Write all bytes that can be decrypted."""
         ready = True
         while ready and not self.over:
             filled, limit = 0, min(buffers.buffer.nbytes, self._left_bytes)
@@ -300,29 +300,29 @@ class DecryptedMove(BodyTransfer):
 
 
 class TransferBuffers:
-    """What bodies pass through; empty between steps.
+    """Buffers that bodies pass through; empty between steps.
 
     Attributes:
-        buffer: for what goes to the file, or came to it.
-        received: for what comes from the socket and is not decrypted yet.
+        buffer: for bytes to or from the file.
+        received: for bytes from the socket that are not decrypted yet.
         out: the pipe's end to read from.
-        into: its other end.
+        into: the pipe's end to write to.
     """
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self.received = memoryview(bytearray(_BUFFER_BYTES))
         self.out, self.into = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        with contextlib.suppress(OSError):  # the user's pipes may be at their limit: smaller works too
+        with contextlib.suppress(OSError):  # the user's pipes may be at their limit; a smaller pipe works too
             fcntl.fcntl(self.into, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Close both ends of the pipe."""
         os.close(self.out)
         os.close(self.into)
 
     def drain(self) -> None:
-        """Throw away what is in the pipe; takes no descriptor, as another pipe would."""
+        """Discard the content of the pipe; unlike a new pipe, this needs no descriptor."""
         with contextlib.suppress(BlockingIOError):
             while os.readv(self.out, [self.buffer]):
                 pass

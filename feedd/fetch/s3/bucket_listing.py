@@ -1,4 +1,4 @@
-"""Listing a bucket beside the daemon's loop, which millions of keys must not hold: one thread asks, others read."""
+"""Lists a bucket off the event loop, which millions of keys would block: one thread requests pages, others parse."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ async def list_pages(
 ) -> AsyncGenerator[list[ObjectRef], None]:
     """Yield non-empty pages of the keys under ``asked.url`` that come after ``start_after``.
 
-    Folder markers (zero bytes, key ending in ``/``) are left out. The thread is gone when the generator is closed.
+    Folder markers (zero bytes, key ending in ``/``) are left out. The thread has ended when the generator is closed.
 
     Raises:
         Unsupported: the store lists out of order.
-        BadResponse: objects without key, size or etag.
+        BadResponse: an object has no key, size or etag.
         NotFound, PermissionDenied, StoreUnavailable: as the store answered.
     """
 
@@ -41,11 +41,11 @@ async def list_pages(
     root, order = f"s3://{bucket}", _Order(asked, start_after)
     answers = iterate_in_thread(make, name=f"feedd-list-{bucket}", ahead_count=_PAGES_AHEAD_COUNT)
     async with contextlib.aclosing(answers):
-        async for answer in answers:  # the next one is on its way meanwhile
+        async for answer in answers:  # the next page is being requested meanwhile
             try:
                 wanted = await CPU.run(_page, answer, root, order)
             except BadResponse as error:
-                error.object = asked.url  # a page does not know what was asked for
+                error.object = asked.url  # the page's parser does not know the URL
                 raise
             if wanted:
                 yield wanted
@@ -54,7 +54,7 @@ async def list_pages(
 async def _answers(
     bucket: str, asked: Asked, limits: SourceOptions, start_after: str, facts: BucketFacts
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Run in the thread: ask for page after page, with a client of this loop."""
+    """Request page after page, with a client of the thread's own loop; runs in the thread."""
     s3 = limits.for_bucket(bucket)
     query = {"Bucket": bucket, "Prefix": asked.url.removeprefix(f"s3://{bucket}/")}
     if s3.requester_pays:
@@ -78,7 +78,7 @@ async def _answers(
 
 
 def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef]:
-    """Return what is wanted of the objects of an answer; takes some 30 microseconds for each."""
+    """Return the wanted objects of an answer; takes about 30 microseconds per object."""
     refs = [
         ObjectRef(root, one.key, one.size_bytes, one.etag.removeprefix("W/").strip('"'))
         for one in contents.objects_of(answer)
@@ -87,7 +87,7 @@ def _page(answer: Mapping[str, Any], root: str, order: _Order) -> list[ObjectRef
 
 
 class _Order:
-    """Verifies that keys rise in UTF-8 byte order, across pages; drops folder markers and what came before."""
+    """Checks that keys rise in UTF-8 byte order across pages; drops folder markers and keys up to ``start_after``."""
 
     def __init__(self, asked: Asked, start_after: str) -> None:
         self._asked = asked
@@ -95,9 +95,9 @@ class _Order:
         self._last = ""
 
     def keep(self, refs: list[ObjectRef]) -> list[ObjectRef]:
-        """Return the refs wanted; order is checked on all of them."""
+        """Return the wanted refs; the order of all refs is checked."""
         for ref in refs:
-            # str compares by code point, which is the order of UTF-8 bytes
+            # str compares by code point, which equals the order of UTF-8 bytes
             if ref.key <= self._last:
                 raise Unsupported(
                     f"expected keys in byte order, got {ref.key!r} after {self._last!r}",

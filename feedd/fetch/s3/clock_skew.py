@@ -1,4 +1,4 @@
-"""Signing with the store's time where this machine's clock is off."""
+"""Signs with the store's time if this machine's clock is wrong."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KEY = "feedd_clock_offset_s"
 
 
 class ClockOffset:
-    """How much later it is at the store than here, once the store complained.
+    """The difference between the store's clock and this machine's, once the store has complained.
 
-    All clients of a bucket share one, those of its listings too, which run in threads of their own.
+    All clients of a bucket share one object, including the clients of listings, which run in separate threads.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class ClockOffset:
         return f"ClockOffset({self.offset_s:+.0f} s)"
 
     def learn(self, date: str, url: str, used_s: float = 0.0, least_s: float = 0.0) -> bool:
-        """Take the Date header of a refusal; False if signing with that time cannot help.
+        """Learn the offset from the Date header of a refusal; False if signing with that time cannot help.
 
         Args:
             date: the header.
-            url: what was refused.
-            used_s: the offset that the request was signed with.
-            least_s: a smaller difference from that cannot be why it was refused.
+            url: URL of the refused request.
+            used_s: offset with which the request was signed.
+            least_s: a smaller change of the offset cannot explain the refusal.
         """
         try:
             there = parsedate_to_datetime(date)
@@ -49,12 +49,16 @@ class ClockOffset:
         if abs(offset_s - used_s) < least_s:
             return False
         if abs(offset_s - self.offset_s) > 1:  # the header has whole seconds
-            _log.warning("this machine's clock is off: signing with the store's", object=url, offset_s=offset_s)
+            _log.warning(
+                "this machine's clock is wrong: requests are signed with the store's time",
+                object=url,
+                offset_s=offset_s,
+            )
             self.offset_s = offset_s
         return True
 
     def attach(self, client: Any) -> None:  # noqa: ANN401 - see open_client
-        """Let ``client`` sign with this offset from the moment there is one; until then its signers are botocore's."""
+        """Make ``client`` sign with this offset once there is one; until then botocore's own signers sign."""
         client.meta.events.register_first("choose-signer.s3", self._choose)
 
     def _choose(self, signature_version: object, context: MutableMapping[str, Any], **kwargs: Any) -> str | None:  # noqa: ANN401 - the arguments of botocore's event
@@ -66,7 +70,7 @@ class ClockOffset:
 
 
 class _Shifted:
-    """What both signers need: the time is set before this is called, and everything is derived from it after."""
+    """Common part of both signers: runs after botocore set the time and before anything is derived from it."""
 
     def _modify_request_before_signing(self, request: AWSRequest) -> None:
         here = datetime.strptime(request.context["timestamp"], SIGV4_TIMESTAMP).replace(tzinfo=UTC)
@@ -76,16 +80,16 @@ class _Shifted:
 
 
 class _ShiftedS3(_Shifted, S3SigV4Auth):
-    """S3's signature, at the store's time."""
+    """The S3 signature at the store's time."""
 
 
 class _ShiftedExpress(_Shifted, S3ExpressAuth):
     """The signature of a session with a directory bucket, at the store's time."""
 
 
-# the signer of multi-region access points is native and takes the time from this machine: those stay refused
+# The signer of multi-region access points is native and uses this machine's time, so those requests stay refused.
 _SHIFTED: dict[object, str] = {"v4": "s3v4-feedd", "s3v4": "s3v4-feedd", "v4-s3express": "v4-s3express-feedd"}
 AUTH_TYPE_MAPS["s3v4-feedd"] = _ShiftedS3
 AUTH_TYPE_MAPS["v4-s3express-feedd"] = _ShiftedExpress
 SIGNATURES = frozenset(_SHIFTED) | set(_SHIFTED.values()) | {"v4a", "s3v4a"}
-"""Versions of the signature that are known to sign nothing but method, URL and headers."""
+"""Signature versions known to sign nothing but method, URL and headers."""

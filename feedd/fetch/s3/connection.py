@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection; where the bytes of bodies are received, and how they get to the target, is ``body``'s."""
+"""One HTTP/1.1 connection. ``bodies`` decides how the bytes of a body get to the target."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ if TYPE_CHECKING:
 
 _NOTHING = memoryview(bytearray())
 _NO_FILES = Files(None)
-_NOBODYS = ReadProgress()  # never written: there is no body without somebody who waits for it
+_NOBODYS = ReadProgress()  # never written, since every body belongs to an exchange
 
 
 class StaleConnection(ConnectionError):
-    """A kept connection turned out to be closed before a byte of the answer: the request may go out once more."""
+    """The server had closed a kept connection before any byte of the answer: the request may be sent once more."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Sends one request at a time. Whoever gets an error from ``exchange`` leaves a dropped connection behind.
+    """Sends one request at a time. After an error from ``exchange`` the connection is closed.
 
-    The target is let go of in the same step in which ``exchange`` is answered or left: the kernel is offered it no
-    longer, and no write to it begins. One that is under way in a thread is not waited for; see ``Writers``.
+    The target is released in the same step in which ``exchange`` returns or raises. From then on the kernel gets no
+    part of the target, and no write to it begins. A write that a thread has begun is not waited for; see ``Writers``.
 
     Args:
-        read_timeout_s: longest silence while an answer is owed; noticed after up to half as much again.
-        on_lost: called once, when the socket is gone.
-        address: where it leads.
-        files: chooses the way that bodies take.
+        read_timeout_s: longest silence while an answer is expected; noticed after up to half as much again.
+        on_lost: called once, when the socket is closed.
+        address: the remote address.
+        files: chooses the way of each body.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Connection(asyncio.BufferedProtocol):
         self._body: Body | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
-        self._scratch = memoryview(bytearray(HEAD_BYTES_MAX))  # what lies behind a head in it is copied once
-        self._shared: memoryview | None = None  # instead, for an answer of which nothing has come
+        self._scratch = memoryview(bytearray(HEAD_BYTES_MAX))  # bytes behind a head are copied out of it once
+        self._shared: memoryview | None = None  # used instead while no byte of the answer has come
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._served_count = 0
         self._idle = LazyTimer(self.drop)
@@ -70,8 +70,8 @@ class Connection(asyncio.BufferedProtocol):
         self._progress = _NOBODYS
         self._judge: Callable[[Answer], object] | None = None
         self._answer: Answer | None = None
-        self._filled = 0  # of the scratch memory
-        self._received_bytes = 0  # in all
+        self._filled = 0  # bytes used of the scratch memory
+        self._received_bytes = 0  # bytes received in total
 
     def __repr__(self) -> str:
         return f"Connection({self._served_count} served)"
@@ -86,11 +86,11 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Answer:
         """Send ``request``, a head without a body, and return the answer.
 
-        Below 300 its body fills ``target``, and ``judge`` has seen its head before a byte of it was received;
-        otherwise the answer has its body itself, and ``target`` is untouched. ``progress`` follows the body.
+        If the status is below 300, the body fills ``target``, and ``judge`` has checked the head before any byte of the
+        body. Otherwise the answer holds the body, and ``target`` is untouched. ``progress`` follows the body.
 
         Raises:
-            BadResponse: no HTTP, or a body that is not delimited by its length.
+            BadResponse: the answer is not HTTP, or the body is not delimited by its length.
             StaleConnection, OSError: the connection broke. TimeoutError: silence.
             FeeddError: as ``judge`` raised it.
         """
@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         return answer
 
     def drop(self) -> None:
-        """Close without ceremony; the memory of an exchange is let go of at once."""
+        """Abort the connection; the memory of an exchange is released at once."""
         self._let_go()
         self._idle.stop()
         self._silence.stop()
@@ -121,31 +121,31 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def park(self, idle_s: float) -> None:
-        """Drop it if it is not taken up again within ``idle_s``."""
+        """Close the connection unless it is used again within ``idle_s``."""
         self._idle.set(self._loop.time() + idle_s)
 
     def unpark(self) -> None:
-        """Keep it."""
+        """Cancel the close that ``park`` scheduled."""
         self._idle.set(math.inf)
 
-    # ------------------------------------------------------------ what the transport calls
+    # ------------------------------------------------------------ called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Transport: connected, with TLS where asked for."""
+        """Transport: connected, with TLS if required."""
         self._transport = transport
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in {socket.AF_INET, socket.AF_INET6}:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - all that is left is offered, so that one recv takes whatever is there
-        """Transport: where the next bytes go."""
+        """Transport: return the buffer for the next bytes."""
         return self._memory[self._filled :] if self._body is None else self._body.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Transport: that many bytes went there."""
+        """Transport: handle the bytes that were put into the buffer."""
         self._received_bytes += nbytes
         if not self._owed:
-            self._surplus = True  # nobody asked for this: whatever it is, the connection is out of step
+            self._surplus = True  # bytes without a request: the connection is out of step
             self.drop()
             return
         try:
@@ -159,14 +159,14 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Transport: gone, for whatever reason."""
+        """Transport: handle the loss of the connection."""
         answer = self._answer
         if self._owed:
             silent = not (self._filled or answer)
             if exc is None and answer is not None and self._body is None and answer.ends_with_connection:
                 self._finish()
-            elif self._body is None or not self._body.whole:  # else it has come, and is being written
-                # not exc itself: its traceback may lead to frames that hold the target
+            elif self._body is None or not self._body.whole:  # else all bytes have come and are being written
+                # not exc itself, because its traceback may refer to frames that hold the target
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
@@ -179,8 +179,8 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ the answer
 
     def _read(self, data: memoryview) -> None:
-        """Take in what has come and is not of a body's: all that counts of it is kept, or has been written."""
-        if self._answer is not None:  # an error's body
+        """Process received bytes outside a body; whatever matters is copied or written."""
+        if self._answer is not None:  # body of an error
             self._read_error_body(self._answer, bytes(data))
             return
         while (end := (head := bytes(data[:HEAD_BYTES_MAX])).find(b"\r\n\r\n") + 4) >= 4:
@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._filled = 0
                 self._read_behind_head(answer, data)
                 return
-        # the answer is yet to come, maybe behind a "please wait"
+        # the final head is yet to come, maybe after a 1xx answer
         if data.nbytes >= HEAD_BYTES_MAX:
             message = f"expected a head of at most {HEAD_BYTES_MAX} bytes, got a longer one"
             raise BadResponse(message, stage="source")
@@ -207,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         answer.drop_parser()
         assert self._judge is not None
         self._judge(answer)
-        if answer.size_bytes is None:  # chunked, or until the connection closes: a guess where it ends is no option
+        if answer.size_bytes is None:  # chunked, or until the connection closes: the end of such a body is not certain
             raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
         size_bytes = self._target.nbytes
         if answer.size_bytes != size_bytes or len(data) > size_bytes:
@@ -248,7 +248,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answered(self, outcome: Answer | Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
-            # not set_exception: the loop holds the future a while longer, and it would lead to frames with the target
+            # not set_exception: the loop keeps the future for a while, and the error would refer to frames with the
+            # target
             self._outcome = outcome
             self._waiter.set_result(None)
 
@@ -262,10 +263,10 @@ class Connection(asyncio.BufferedProtocol):
                 raise outcome
             return outcome
         finally:
-            del outcome  # an error would lead to this frame, and this frame to it
+            del outcome  # an error would refer to this frame, and this frame to the error
 
     def _let_go(self) -> None:
-        """Offer the kernel nothing of anybody's memory from here on."""
+        """Give the kernel no part of the caller's memory from here on."""
         if self._body is not None:
             self._body.stop()
             self._body = None
@@ -276,25 +277,25 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _memory(self) -> memoryview:
-        """Where what is not of a body is received: memory of our own, once something has to be kept in it."""
+        """Buffer for bytes outside a body: the shared one, until bytes must survive a callback."""
         return self._scratch if self._filled or self._shared is None else self._shared
 
     @property
     def _owed(self) -> bool:
-        """Whether somebody waits for an answer that has not come."""
+        """Whether an exchange waits for its answer."""
         return self._waiter is not None and not self._waiter.done()
 
     def _come(self) -> tuple[int, int]:
-        """Return how much has come: here, and through a thread."""
+        """Return how many bytes have come, on the loop and through a thread."""
         return self._received_bytes, self._progress.filled_bytes
 
     def _silent(self) -> None:
         if self._owed:
             stuck = self._body is not None and self._body.waits_for_file
-            self._fail(_no_disk() if stuck else TimeoutError("no byte for too long"))
+            self._fail(_no_disk() if stuck else TimeoutError("no byte received within the read timeout"))
 
 
 def _no_disk() -> CacheUnavailable:
-    message = "expected the disk to take what was received, got no answer from it"
+    message = "the disk does not take the received bytes"
     hint = "see the kernel's log for a failing disk, or pass another --cache-dir"
     return CacheUnavailable(message, hint=hint, stage="source")

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.http_answer import Answer
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
-_RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds, and wants load spread over them
+_RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds and wants the load spread over them
 _CLOSE_S = 5.0
 _CLOSE_TURNS = 16
-_PROBE_SHARE = 8  # of the time for connecting: a probe of an address that was dead delays a part by no more
+_PROBE_SHARE = 8  # share of the connect timeout: a probe of a dead address delays a part by no more than this
 _SUBJECTS_MAX = 1024
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to connect.
+    """An endpoint to connect to.
 
     Attributes:
         url: scheme and authority, for messages.
         host: name or literal address, without brackets.
         port: TCP port.
-        tls: context to wrap connections in; None: plain.
+        tls: context for TLS; None: plain.
     """
 
     url: str
@@ -57,10 +57,10 @@ class Endpoint:
 
 
 class ConnectionPool:
-    """Lends connections, the last used first, to at most ``connections_max`` requests at a time.
+    """Lends connections, the last used first, to at most ``connections_max`` concurrent requests.
 
-    A request that is sent again, because the one before failed or is slow, goes to another address than that one,
-    where there is one. Where the process has no descriptor left, idle connections are given up and others awaited.
+    A retry, or a hedge of a slow request, goes to another address if there is one. If the process has no descriptor
+    left, idle connections are closed, or a used one is awaited.
     """
 
     def __init__(self, endpoint: Endpoint, limits: SourceOptions, files: Files | None = None) -> None:
@@ -72,11 +72,11 @@ class ConnectionPool:
         self._idle = Idle()
         self._all: set[Connection] = set()
         self._load: Counter[str] = Counter()
-        self._sent_to: OrderedDict[Hashable, str] = OrderedDict()  # where what is not answered yet went last
+        self._sent_to: OrderedDict[Hashable, str] = OrderedDict()  # last address of each unanswered request
         self._given_back = asyncio.Event()
         self._addresses = Addresses()
         self._resolution: Once[float] = Once(self._resolve)
-        self._closing: set[socket.socket] = set()  # of handshakes that were broken off
+        self._closing: set[socket.socket] = set()  # sockets of handshakes that were broken off
         self._received = memoryview(bytearray(RECEIVE_BYTES if endpoint.tls else 0))
         self._closed = False
 
@@ -92,13 +92,13 @@ class ConnectionPool:
         progress: ReadProgress | None = None,
         subject: Hashable = None,
     ) -> Answer:
-        """Exchange ``request`` for an answer on some connection; see ``Connection.exchange``.
+        """Send ``request`` on some connection and return the answer; see ``Connection.exchange``.
 
         Requests with the same ``subject`` want the same bytes.
 
         Raises:
-            EndpointConnectionError, ConnectTimeoutError: botocore's, where no address could be connected to.
-            ResourceExhausted: no descriptor came free in time.
+            EndpointConnectionError, ConnectTimeoutError: botocore's, if no address could be connected to.
+            ResourceExhausted: no descriptor became free in time.
         """
         progress = progress or ReadProgress()
         async with self._permits:
@@ -112,16 +112,16 @@ class ConnectionPool:
                 try:
                     answer = await self._exchange(connection, request, target, judge, progress, subject)
                 except StaleConnection:
-                    continue  # each time round there is one idle connection less, and new ones are not stale
+                    continue  # each round uses up an idle connection, and new connections are not stale
                 if answer.status < 300:
                     self._sent_to.pop(subject, None)
                 return answer
 
     async def aclose(self) -> None:
-        """Drop all connections and wait until their sockets are closed; idempotent."""
+        """Close all connections and wait until their sockets are closed; idempotent."""
         self._closed = True
         await self._drop(list(self._all))
-        for _ in range(_CLOSE_TURNS):  # there is no connection yet that could tell that it is lost
+        for _ in range(_CLOSE_TURNS):  # a broken-off handshake has no connection that could report its end
             if any(sock.fileno() >= 0 for sock in self._closing):
                 await asyncio.sleep(0)
 
@@ -173,7 +173,7 @@ class ConnectionPool:
             connection.drop()
 
     def _idle_one(self, avoid: Collection[str]) -> Connection | None:
-        """Take the idle connection whose address has the least to do, the last used of several."""
+        """Take an idle connection to the address with the least load; the last used one if there are several."""
         fit = []
         for address in self._idle.addresses:
             if self._addresses.shunned(address):
@@ -196,7 +196,9 @@ class ConnectionPool:
 
     async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
         while True:
-            if len(self._all) >= self._limits.connections_max:  # the idle ones lead where this one is not to go
+            if (
+                len(self._all) >= self._limits.connections_max
+            ):  # the idle connections lead to addresses that must be avoided
                 await self._drop(list(islice(self._idle, 1)))
             try:
                 connection = await self._connect(avoid, due)
@@ -211,20 +213,20 @@ class ConnectionPool:
             if self._closed:
                 await self._drop([connection])
                 raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="the pool is closed")
-            if connection.lost.done():  # before we came to note it
+            if connection.lost.done():  # lost before it was registered
                 raise EndpointConnectionError(endpoint_url=self._endpoint.url, error="closed at once")
             self._all.add(connection)
             return connection
 
     async def _free_a_descriptor(self, error: OSError) -> None:
-        """Give up idle connections, or wait for one that is in use."""
+        """Close idle connections, or wait until a used one is returned."""
         if self._idle:
             await self._drop(list(self._idle))
         elif self._all:
             self._given_back.clear()
             await self._given_back.wait()
         else:
-            message = f"expected a free descriptor for a connection, got: {error.strerror}"
+            message = f"no descriptor is free for a connection: {error.strerror}"
             hint = "raise the limit of open files (ulimit -n)"
             raise ResourceExhausted(message, object=self._endpoint.url, hint=hint, stage="source") from error
 
@@ -237,7 +239,7 @@ class ConnectionPool:
     async def _connect(self, avoid: Collection[str], due: str | None) -> Connection:
         await self._resolved()
         order = self._addresses.order(self._load, avoid)
-        # one that does not answer leaves time for another
+        # an address that does not answer leaves time for another
         limit_s = self._limits.connect_timeout_s / min(2, len(order) or 1)
         tries = [(address, limit_s) for address in order]
         if due is not None:
@@ -265,7 +267,9 @@ class ConnectionPool:
         except BaseException:
             sock.close()
             raise
-        self._closing.add(sock)  # its transport closes it, a turn of the loop or two after a handshake was broken off
+        self._closing.add(
+            sock
+        )  # after a broken-off handshake, the transport closes the socket a turn of the loop or two later
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
         tls_transport = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
         try:
@@ -275,11 +279,11 @@ class ConnectionPool:
         except BaseException:
             connection.drop()
             if tls_transport:
-                tls_transport.abort()  # with the handshake under way, the connection knows no transport
+                tls_transport.abort()  # during the handshake the connection has no transport yet
             raise
         finally:
             self._closing = {one for one in self._closing if one.fileno() >= 0}
-        self._closing.discard(sock)  # known by its connection from here on
+        self._closing.discard(sock)  # the connection owns the socket from here on
         return connection
 
     def _forget(self, connection: Connection) -> None:
@@ -294,7 +298,7 @@ class ConnectionPool:
             await self._resolution.get()
 
     async def _resolve(self) -> float:
-        """Ask for the addresses; where the answer does not come, the last good ones stay in use."""
+        """Resolve the host; if there is no answer, the last good addresses stay in use."""
         loop, endpoint = self._loop, self._endpoint
         within_s = self._limits.connect_timeout_s / 4 if self._addresses else None  # None: the caller's limit
         try:
@@ -312,7 +316,7 @@ async def _addresses_of(host: str, port: int) -> list[str]:
     """Return the addresses of a host.
 
     Raises:
-        OSError: it has none, or the resolver does not say.
+        OSError: the host has none, or the resolver does not answer.
     """
     try:
         return [str(ipaddress.ip_address(host))]

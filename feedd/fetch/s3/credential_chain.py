@@ -1,4 +1,4 @@
-"""Where credentials come from, and what to do while that place does not answer."""
+"""Finds credentials, and keeps the old ones while their source does not answer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from feedd.fetch.fetch_options import S3Options
 
 _log = structlog.get_logger(__name__)
-_MANDATORY_S = 30  # before they end everybody waits for new ones; earlier, one request does and the others go on
+_MANDATORY_S = (
+    30  # in this time before expiry every request waits for new credentials; earlier, one request refreshes them
+)
 _ASK_AGAIN_S = 30.0
 
 
 def keep_until_expiry(credentials: object) -> None:
-    """Use what is left of credentials while their source is down, and say so early.
+    """Use credentials until they expire while their source is down, and warn early.
 
-    botocore begins to refresh fifteen minutes ahead; by itself it fails every request from ten minutes ahead on,
-    although the credentials are still good, and asks the source for each.
+    botocore begins to refresh fifteen minutes before the expiry. Unpatched, it fails every request from ten minutes
+    before on, although the credentials are still valid, and asks the source for each.
     """
     if isinstance(credentials, AioRefreshableCredentials):
         credentials._refresh_using = _Patient(credentials)  # noqa: SLF001 - botocore offers no way to hook in here
@@ -36,7 +38,7 @@ def keep_until_expiry(credentials: object) -> None:
 
 
 class _Patient:
-    """A source of credentials that answers with those at hand where it cannot get others."""
+    """A source of credentials that returns the current ones if it cannot get others."""
 
     def __init__(self, credentials: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         self._credentials = credentials
@@ -44,7 +46,7 @@ class _Patient:
         self._ask_at_s = 0.0
 
     async def __call__(self) -> Mapping[str, str]:
-        """Return new ones, or the old ones where they still are good."""
+        """Return new credentials, or the old ones if they are still valid."""
         held = self._credentials
         good = held._frozen_credentials is not None and not held._is_expired()  # noqa: SLF001 - see above
         if good and time.monotonic() < self._ask_at_s:
@@ -73,23 +75,23 @@ class _Patient:
 
 
 def find_credentials(s3: S3Options) -> str:
-    """Return what provided the credentials, such as ``env`` or ``iam-role``; blocks for a second or two at most.
+    """Return the source of the credentials, such as ``env`` or ``iam-role``; blocks for a second or two at most.
 
     Raises:
         PermissionDenied: there are none, or profile and files contradict each other.
     """
     if s3.anonymous:
-        return "nobody: requests are anonymous"
+        return "none: requests are anonymous"
     session = Session(profile=s3.profile)
-    # On a machine outside the cloud the metadata service does not answer: do not wait for it for long.
+    # Outside the cloud the metadata service does not answer: do not wait long for it.
     session.set_config_variable("metadata_service_timeout", 1)
     session.set_config_variable("metadata_service_num_attempts", 1)
     try:
         found = session.get_credentials()
     except (BotoCoreError, OSError) as error:
         hint = "check profile and AWS configuration files"
-        raise PermissionDenied(f"expected credentials, got: {error}", hint=hint, stage="source") from error
+        raise PermissionDenied(f"the credentials cannot be read: {error}", hint=hint, stage="source") from error
     if found is None:
         hint = "set AWS_* variables, a profile or an instance role; or anonymous = true for public buckets"
-        raise PermissionDenied("expected credentials, got none", hint=hint, stage="source")
+        raise PermissionDenied("there are no credentials", hint=hint, stage="source")
     return str(found.method)

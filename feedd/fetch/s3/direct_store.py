@@ -1,6 +1,6 @@
-"""S3 without the SDK in the way of the bytes: ranged GETs are received straight into the target.
+"""An S3 store that receives ranged GETs straight into the target, without the SDK.
 
-botocore still finds credentials and endpoint, signs, lists, and does whatever else comes up once; see S3Store.
+botocore still finds credentials and endpoint, signs, lists, and does everything else that is rare; see S3Store.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One read: what is wanted, where it goes, and what to call it."""
+    """One read: the range, its target, and its name in errors."""
 
     ref: ObjectRef
     span: ByteRange
@@ -53,9 +53,9 @@ class _Part:
 
 
 class DirectStore:
-    """One bucket. Reads by itself, and hands to an ``S3Store`` what it cannot: listings, HEADs, proxies.
+    """One bucket. Reads by itself, and leaves listings, HEADs and proxies to an ``S3Store``.
 
-    Sends each request once, but for one on a kept connection that the server had closed already.
+    Sends each request once, except on a kept connection that the server had closed already.
     """
 
     def __init__(self, bucket: str, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
@@ -64,7 +64,7 @@ class DirectStore:
         self._s3 = limits.for_bucket(bucket)
         self._sdk = S3Store(bucket, limits, facts)
         self._payer = {"RequestPayer": "requester"} if self._s3.requester_pays else {}
-        self._templates: tuple[object, Once[Template]] | None = None  # of the client they were caught from
+        self._templates: tuple[object, Once[Template]] | None = None  # with the client they were caught from
         self._pools: dict[str, ConnectionPool] = {}
         self._tls: Once[ssl.SSLContext] = Once(lambda: LOCAL_FILES.run(_tls_context, trusted_authorities(self._s3)))
         self._transfer_threads: TransferThreads | None = None
@@ -75,7 +75,7 @@ class DirectStore:
 
     @property
     def root(self) -> str:
-        """``s3://bucket``."""
+        """The root URL, ``s3://bucket``."""
         return self._sdk.root
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
@@ -85,11 +85,11 @@ class DirectStore:
                 yield page
 
     async def head(self, key: str) -> ObjectRef:
-        """Ask through the SDK; see ``ObjectStore.head``."""
+        """Send a HEAD through the SDK; see ``ObjectStore.head``."""
         return await self._sdk.head(key)
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Ask through the SDK; see ``ObjectStore.checksum``."""
+        """Get the checksum through the SDK; see ``ObjectStore.checksum``."""
         return await self._sdk.checksum(ref)
 
     async def read_into(
@@ -112,7 +112,7 @@ class DirectStore:
             obstacle = await self._sdk.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
         except BadResponse as error:
             noted.filled_bytes = 0
-            error.object = asked.url  # a connection does not know what it carries
+            error.object = asked.url  # a connection does not know its object
             raise
         except ObjectChanged as changed:
             raise await self._sdk.explained(changed, ref) from changed.__cause__
@@ -121,7 +121,7 @@ class DirectStore:
             await self._sdk.read_into(ref, span, target, noted)
 
     async def close(self) -> None:
-        """Close connections; idempotent."""
+        """Close all connections; idempotent."""
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._sdk.close)
             if self._transfer_threads is not None:
@@ -130,7 +130,7 @@ class DirectStore:
                 stack.push_async_callback(pool.aclose)
 
     async def _read(self, client: Any, part: _Part) -> str:  # noqa: ANN401 - see open_client
-        """Do it, or say why the SDK must."""
+        """Read the part, or return why the SDK must read it."""
         template = await self._template(client)
         obstacle = template.obstacle
         if template.proxied and self._limits.transport == "auto":
@@ -145,7 +145,7 @@ class DirectStore:
         return ""
 
     async def _exchange(self, template: Template, part: _Part) -> ClientError | None:
-        """Receive the part, or return the refusal."""
+        """Receive the part and return None, or return the refusal."""
         ref, span, progress = part.ref, part.span, part.progress
         headers = {"Range": f"bytes={span.start}-{span.end - 1}", "If-Match": f'"{ref.etag}"'}
         request = await template.sign(ref.key, headers)
@@ -157,7 +157,7 @@ class DirectStore:
             got = RangeHead(answer.status, head.get("etag", ""), head.get("content-range"), answer.size_bytes)
             check_head(got, ref, span, part.asked)
 
-        # a part taken up again begins later, but ends where it ended
+        # a resumed part starts later but ends at the same byte
         answer = await pool.request(request, part.target, judge, progress=progress, subject=(ref.key, span.end))
         if answer.status < 300:
             return None
@@ -166,17 +166,21 @@ class DirectStore:
         return _client_error(answer)
 
     async def _moved(self, client: Any, template: Template, key: str) -> Template:  # noqa: ANN401 - see open_client
-        """Return the template that holds where the bucket is; one request of many that were redirected asks for it."""
+        """Return the template for the bucket's actual region; one of many redirected requests finds it."""
         known = self._templates
         if known is not None and known[1].value is template:
             self._templates = (client, Once(lambda: self._find(client, key)))
         return await self._template(client)
 
     async def _find(self, client: Any, key: str) -> Template:  # noqa: ANN401 - see open_client
-        with contextlib.suppress(ClientError):  # the GET that follows says it better: an answer to a HEAD has no body
-            await client.head_object(Bucket=self._bucket, Key=key, **self._payer)  # the SDK follows, and remembers
+        with contextlib.suppress(
+            ClientError
+        ):  # the GET that follows gives the better error, since an answer to a HEAD has no body
+            await client.head_object(
+                Bucket=self._bucket, Key=key, **self._payer
+            )  # the SDK follows the redirect and remembers it
         template = await self._caught(client)
-        _log.debug("the bucket is elsewhere", bucket=self._bucket, origin=template.origin)
+        _log.debug("the bucket is in another region", bucket=self._bucket, origin=template.origin)
         return template
 
     async def _template(self, client: Any) -> Template:  # noqa: ANN401 - see open_client
@@ -205,7 +209,7 @@ class DirectStore:
 
 def _client_error(answer: Answer) -> ClientError:
     fields = {"status_code": answer.status, "headers": answer.headers, "body": answer.body, "context": {}}
-    no_shape: Any = None  # errors of S3 are not modelled, and botocore looks at no shape for them
+    no_shape: Any = None  # botocore needs no shape to parse errors of S3
     parsed: Any = create_parser("rest-xml").parse(fields, no_shape)
     parsed.setdefault("Error", {"Code": str(answer.status)})
     return ClientError(parsed, "GetObject")

@@ -1,4 +1,4 @@
-"""Heads and error bodies of HTTP/1.1 answers. Pure: bytes in, facts out; the parser is llhttp's, in its strict mode."""
+"""Heads and error bodies of HTTP/1.1 answers. Pure; the parser is llhttp in its strict mode."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from feedd.errors import BadResponse
 
-_ERROR_BYTES_MAX = 64 * 1024  # S3's errors are a few hundred bytes; a proxy's page may be longer, and nobody reads it
+_ERROR_BYTES_MAX = 64 * 1024  # S3's errors are a few hundred bytes; a longer page comes from a proxy and is not needed
 
-_HEAD_BYTES_MAX = 64 * 1024  # of headers, and of the trailers of a chunked body, which may go on without end
+_HEAD_BYTES_MAX = 64 * 1024  # headers, and trailers of a chunked body, which could be endless
 
 
 class _TooLongError(Exception):
-    """More headers than anybody needs."""
+    """The headers are too long."""
 
 
 class Answer:
-    """One answer, fed as it comes: first its head, then, where it is an error, its body.
+    """One answer, fed as it arrives: first its head, then, for an error, its body.
 
     Attributes:
-        status: HTTP status; 0 until the head is in.
-        headers: names in lower case; those sent twice are joined by commas.
-        address: where it came from.
-        complete: the body of an error has come to its end, or was left where it became too long.
+        status: HTTP status; 0 until the head is complete.
+        headers: names in lower case; repeated headers are joined by commas.
+        address: the remote address.
+        complete: an error's body has ended, or was cut off because it was too long.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        """What came of an error's body; empty where it was too long."""
+        """The received body of an error; empty if it was too long."""
         return bytes(self._body)
 
     @property
@@ -48,23 +48,23 @@ class Answer:
 
     @property
     def ends_with_connection(self) -> bool:
-        """The body goes on until the connection is closed: fit for an error only."""
+        """Whether the body ends with the connection, which is accepted for an error only."""
         return "content-length" not in self.headers and "transfer-encoding" not in self.headers
 
     @property
     def size_bytes(self) -> int | None:
-        """Content-Length, where it alone says how long the body is."""
+        """Content-Length, if it alone defines the body's length, else None."""
         if "transfer-encoding" in self.headers or "content-length" not in self.headers:
             return None
-        return int(self.headers["content-length"])  # llhttp has let nothing but one number through
+        return int(self.headers["content-length"])  # llhttp accepts a single number only
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the head, up to and with its empty line, or a piece of an error's body.
+        """Feed the head, including its empty line, or a piece of an error's body.
 
         Raises:
             BadResponse: this is no HTTP/1.x answer.
         """
-        assert self._parser is not None, "an answer in which nothing is expected any more"
+        assert self._parser is not None, "the answer has no parser any more"
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
@@ -76,15 +76,15 @@ class Answer:
             raise BadResponse("expected one http answer, got more than that", stage="source")
 
     def drop_parser(self) -> None:
-        """Let go of the parser: the body of a good answer goes past it. Parser and answer hold each other."""
+        """Drop the parser: a good answer's body bypasses it, and parser and answer refer to each other."""
         self._parser = None
 
     def on_message_begin(self) -> None:
-        """Parser: a message starts; a second one was not asked for."""
+        """Parser: a message starts; a second message was not requested."""
         self._surplus = self.status >= 200
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Parser: a header, or a trailer of a chunked body, which is as good as a header here."""
+        """Parser: a header, or a trailer of a chunked body, which counts as a header."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > _HEAD_BYTES_MAX:
             raise _TooLongError
@@ -92,7 +92,7 @@ class Answer:
         self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
 
     def on_headers_complete(self) -> None:
-        """Parser: the empty line."""
+        """Parser: the empty line after the headers."""
         assert self._parser is not None
         self.status = self._parser.get_status_code()
         self._keep_alive = self._parser.should_keep_alive()

@@ -1,4 +1,4 @@
-"""Kept connections that nobody uses at the moment."""
+"""Connections that are kept for later requests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Idle:
-    """Connections by their address: there are many of them, and few addresses. Of each the last used goes first."""
+    """Idle connections by address: there are many connections and few addresses. The last used of each goes first."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Connection]] = {}  # the address that was given one last is the last one
+        self._kept: dict[str, list[Connection]] = {}  # the address that got the last connection comes last
 
     def __len__(self) -> int:
         return sum(map(len, self._kept.values()))
@@ -25,17 +25,17 @@ class Idle:
 
     @property
     def addresses(self) -> list[str]:
-        """Where they lead, in front the address that was given one last."""
+        """The addresses, starting with the one that got the last connection."""
         return list(reversed(self._kept))
 
     def add(self, connection: Connection) -> None:
-        """Keep one."""
+        """Keep an idle connection."""
         kept = self._kept.pop(connection.address, [])
         kept.append(connection)
         self._kept[connection.address] = kept
 
     def take(self, address: str) -> Connection:
-        """Return one that leads there, which is then the caller's."""
+        """Remove and return a connection to an address."""
         kept = self._kept[address]
         taken = kept.pop()
         if not kept:
@@ -43,11 +43,11 @@ class Idle:
         return taken
 
     def take_all(self, address: str) -> list[Connection]:
-        """Return all that lead there, which are then the caller's."""
+        """Remove and return all connections to an address."""
         return self._kept.pop(address)
 
     def discard(self, connection: Connection) -> None:
-        """Forget one that is lost; it may have been taken."""
+        """Forget a lost connection; it may have been taken already."""
         kept = self._kept.get(connection.address, [])
         if connection in kept:
             kept.remove(connection)

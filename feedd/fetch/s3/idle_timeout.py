@@ -1,4 +1,4 @@
-"""Noticing that nothing comes any more."""
+"""Detects that nothing is received any more."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class IdleTimeout:
-    """Watches what somebody waits for; a look in half of the time that silence may last.
+    """Watches an exchange; checks twice per allowed silence.
 
     Args:
-        longest_s: may pass without anything new.
-        came: tells how much has come; compared for equality only.
-        fell: called when that did not change for so long; the watch is off then.
+        longest_s: longest time without anything new.
+        came: returns how much has come; compared for equality only.
+        fell: called when that did not change for so long; watching has stopped then.
     """
 
     def __init__(self, longest_s: float, came: Callable[[], object], fell: Callable[[], object]) -> None:
@@ -31,16 +31,16 @@ class IdleTimeout:
         self._since_s = 0.0
 
     def begin(self) -> None:
-        """Watch from now on."""
+        """Start watching."""
         self._seen, self._since_s = self._came(), self._loop.time()
         self._alarm.set(self._since_s + self._longest_s / 2)
 
     def end(self) -> None:
-        """Watch no more for the moment."""
+        """Pause watching."""
         self._alarm.set(math.inf)
 
     def stop(self) -> None:
-        """Watch no more, and leave no timer behind."""
+        """Stop watching and leave no timer behind."""
         self._alarm.stop()
 
     def _look(self) -> None:

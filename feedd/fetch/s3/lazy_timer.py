@@ -1,4 +1,4 @@
-"""A timer that is put off far more often than it rings."""
+"""A timer that is postponed far more often than it fires."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class LazyTimer:
-    """Rings when its moment has come; until then the moment may be moved, at the cost of an assignment.
+    """Calls ``ring`` at a set time; moving the time costs only an assignment.
 
-    Behind it is a timer of the loop that may go off in vain: setting and cancelling one for each small request costs
-    more than that.
+    The loop's timer behind it may fire in vain. That is cheaper than setting and cancelling a timer for each small
+    request.
 
     Args:
-        ring: called on the loop; the alarm is off then.
+        ring: called on the loop; the timer is off then.
     """
 
     def __init__(self, ring: Callable[[], object]) -> None:
@@ -27,7 +27,7 @@ class LazyTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at_s: float) -> None:
-        """Ring at that time of the loop, and at no other; inf: not at all."""
+        """Fire at that time of the loop and no other; inf: never."""
         self._at_s = at_s
         if self._timer is None and at_s < math.inf:
             self._timer = self._loop.call_at(at_s, self._look)
@@ -36,7 +36,7 @@ class LazyTimer:
             self._timer = self._loop.call_at(at_s, self._look)
 
     def stop(self) -> None:
-        """Turn it off, and leave no timer behind."""
+        """Turn the timer off and leave no loop timer behind."""
         self._at_s = math.inf
         if self._timer is not None:
             self._timer.cancel()

@@ -1,8 +1,9 @@
-"""The objects of a listing's page, taken from an answer before botocore reads the rest of it.
+"""Takes the objects of a listing's page out of an answer before botocore parses the rest.
 
-Its parser takes 20 us for each object, most of it for what nobody asks about (dates, owners, storage classes), and its
-search for errors behind a 200 reads all once more; a dataset's first batch waits for all pages, one after another. Of
-a page botocore gets what surrounds the objects, so that the next page can be asked for before these are read.
+botocore's parser takes 20 us per object, most of it for fields that are not needed (dates, owners, storage classes).
+Its search for errors behind a 200 then reads everything again. A dataset's first batch waits for all pages, one after
+another. botocore gets the page without its objects, so that the next page can be requested before the objects are
+parsed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 EVENT: Final = "before-parse.*.ListObjectsV2"
-"""Where botocore emits: a wildcard there goes before all that is said of S3, and so before its own look at the body."""
+"""Event of botocore; the wildcard runs before all handlers for S3, and so before botocore reads the body."""
 _PAGE: Final = "FeeddPage"
 _BEGIN, _END = b"<Contents>", b"</Contents>"
 
@@ -33,10 +34,10 @@ class Listed(NamedTuple):
 def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
     """Handle ``EVENT``: take the objects out of the answer.
 
-    What may hold anything else between two objects, or their names where none are, is left to botocore.
+    A page that may hold anything else between two objects, or their tags elsewhere, is left to botocore.
     """
     body: bytes = response_dict["body"]
-    if response_dict["status_code"] != 200 or b"<!" in body:  # no comment and no CDATA
+    if response_dict["status_code"] != 200 or b"<!" in body:  # neither a comment nor CDATA
         return
     head, _begin, rest = body.partition(_BEGIN)
     objects, end, tail = rest.rpartition(_END)
@@ -46,10 +47,10 @@ def take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any]
 
 
 def objects_of(answer: Mapping[str, Any]) -> list[Listed]:
-    """Return the objects of an answer, whoever reads them.
+    """Return the objects of an answer, whether botocore or this module parses them.
 
     Raises:
-        BadResponse: one is not told as S3 does.
+        BadResponse: an object is not described the way S3 does.
     """
     try:
         page: bytes | None = answer.get(_PAGE)
@@ -71,7 +72,7 @@ def _objects(page: ET.Element) -> list[Listed]:
             continue
         told = {child.tag: child.text or "" for child in item}
         name = told[key]
-        if encoded:  # as a form's values are: AWS and MinIO write a space as "+", Ceph as "%20", all a plus as "%2B"
+        if encoded:  # form encoding: AWS and MinIO write a space as "+", Ceph as "%20", all write a plus as "%2B"
             name = unquote_to_bytes(name.replace("+", " ")).decode()
         found.append(Listed(name, int(told[size]), told[etag]))
     return found

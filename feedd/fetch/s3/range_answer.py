@@ -1,4 +1,4 @@
-"""What an answer to a ranged GET must say before a byte of it counts; the same on every way to the store."""
+"""Checks the head of an answer to a ranged GET before its body counts; the same for every transport."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RangeHead:
-    """The head of an answer, as far as it is checked.
+    """The checked fields of an answer's head.
 
     Attributes:
         status: HTTP status.
-        etag: the header as it came; empty where absent.
-        content_range: the header as it came.
+        etag: the raw header; empty if missing.
+        content_range: the raw header.
         size_bytes: Content-Length.
     """
 
@@ -45,15 +45,16 @@ def plain_etag(header: str, asked: Asked) -> str:
 
 
 def answered_by(headers: Mapping[str, str], address: str) -> str:
-    """Return who sent an answer, as S3's support and our own messages want it named."""
+    """Return the sender of an answer, in the form that messages and S3's support need."""
     return f"request id {headers.get('x-amz-request-id', 'unknown')}, address {address or 'unknown'}"
 
 
 def check_head(head: RangeHead, ref: ObjectRef, span: ByteRange, asked: Asked) -> None:
-    """Refuse an answer that is not the range asked for.
+    """Refuse an answer that is not the requested range.
 
     Raises:
-        ObjectChanged: it is of another version. BadResponse: it is another range, or not as long.
+        ObjectChanged: the answer is of another version.
+        BadResponse: the answer has another range or length.
     """
     whole = span.size_bytes == ref.size_bytes
     wanted = f"bytes {span.start}-{span.end - 1}/{ref.size_bytes}"

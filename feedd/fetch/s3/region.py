@@ -1,4 +1,4 @@
-"""The region of a bucket, where that is not the configured one: learned from a refusal, remembered for all clients."""
+"""The region of a bucket if it is not the configured one: learned from a refusal, remembered for all clients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _BARE = frozenset({"400"})  # a refused HEAD has no body that could hold a code
 
 
 class BucketRegion:
-    """The region of a bucket, learned when the store refuses a request that was signed for another region.
+    """The region of a bucket, learned when the store refuses a request signed for another region.
 
-    All clients of a bucket share one, those of its listings too, which run in threads of their own.
+    All clients of a bucket share one object, including the clients of listings, which run in separate threads.
 
     Attributes:
-        name: the region; empty: the configured one has not been refused.
+        name: the region; empty: the configured region has not been refused.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class BucketRegion:
         return f"BucketRegion({self.name or 'as configured'})"
 
     def attach(self, client: Any) -> None:  # noqa: ANN401 - see open_client
-        """Let ``client`` address and sign requests for the region as soon as that is known."""
+        """Make ``client`` address and sign requests for the region once it is known."""
         events = client.meta.events
         events.register_first("needs-retry.s3", self._look)  # before botocore resolves the endpoint of its own retry
         events.register_last("before-endpoint-resolution.s3", self._choose)
@@ -69,11 +69,11 @@ class BucketRegion:
 
 @dataclass(frozen=True, slots=True)
 class BucketFacts:
-    """What answers of a store tell about a bucket. All clients of the bucket share it.
+    """Facts about a bucket that a store's answers show. All clients of the bucket share them.
 
     Attributes:
         clock: the store's time.
-        region: where the bucket is.
+        region: the bucket's region.
     """
 
     clock: ClockOffset = field(default_factory=ClockOffset)

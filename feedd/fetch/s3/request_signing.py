@@ -1,10 +1,11 @@
-"""Requests as botocore would send them: one is caught on its way out, the others are made after it.
+"""Signs ranged GETs after the model of one request that botocore prepared.
 
-Endpoint, addressing and headers come from that one; requests are then signed by the client's own signer, which also
-refreshes the credentials. What differs between the parts of one object, range and condition, is left out of the
-signature, which S3 permits (it must cover Host and ``x-amz-*``): of the requests made within a few seconds one is
-signed so, and the others after it (see ``sigv4``) or, where that cannot be, those for the same object with the same
-signature. Signing by the client was half of what the event loop did for a small object: measured, 0.4 ms of 0.8.
+Endpoint, addressing and headers come from the caught request. The client's own signer signs the requests and also
+refreshes the credentials. Range and condition, which differ between the parts of an object, are left out of the
+signature; S3 permits this (the signature must cover Host and ``x-amz-*``).
+Of the requests within a few seconds, the client signs one, and the others are signed after its pattern (see ``sigv4``).
+If there is no pattern, parts of the same object share a signature. Signing by the client took half of the event loop's
+time for a small object: measured, 0.4 ms of 0.8.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
 
 _EVENT = "before-sign.s3.GetObject"
 _KEY = "k"
-_PLAIN = re.compile(r"[A-Za-z0-9_.~/-]+")  # stays as it is when it is encoded: most keys, at a tenth of the cost
+_PLAIN = re.compile(
+    r"[A-Za-z0-9_.~/-]+"
+)  # characters that encoding leaves unchanged; covers most keys, at a tenth of the cost
 _PORTS = {"http": 80, "https": 443}
-# stores accept signatures for 15 minutes; credentials are renewed when they have at least one minute left
+# Stores accept signatures for 15 minutes; credentials are renewed at least one minute before they expire.
 _SIGNED_FOR_S = 10.0
 _SIGNED_MAX = 1024
 _PER_REQUEST = {"range", "if-match", "amz-sdk-invocation-id", "amz-sdk-request"}
@@ -42,7 +45,7 @@ _caught: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("feedd_caught_r
 
 
 class _Caught(Exception):
-    """The request has been seen; it need not go anywhere."""
+    """The request has been caught and need not be sent."""
 
 
 def _catch(**signing: Any) -> None:  # noqa: ANN401 - the arguments of botocore's event
@@ -54,12 +57,12 @@ def _catch(**signing: Any) -> None:  # noqa: ANN401 - the arguments of botocore'
 
 @dataclass(slots=True)
 class _Latest:
-    """The request that was signed last by the client, as a model for others.
+    """The request that the client signed last, as a model for others.
 
     Attributes:
-        pattern: None: it is none.
-        unsigned: requests here are sent as they are.
-        lines: head of the request behind its first line, without Authorization.
+        pattern: pattern of its signature; None: there is none.
+        unsigned: requests are sent without a signature.
+        lines: head of the request after its first line, without Authorization.
         at_s: when it was signed.
     """
 
@@ -70,7 +73,7 @@ class _Latest:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def head(self, path: str) -> str:
-        """Return the head of a request made after it, without what is not signed."""
+        """Return the head of a request after this model, without the headers that are not signed."""
         head = f"GET {path} HTTP/1.1\r\n{self.lines}"
         if self.pattern is None:
             return head
@@ -79,7 +82,7 @@ class _Latest:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What is the same in all ranged GETs of one bucket with one client.
+    """The common parts of all ranged GETs of one bucket with one client.
 
     Attributes:
         scheme: ``http`` or ``https``.
@@ -88,9 +91,9 @@ class Template:
         authority: value of the Host header.
         path: path without the key, which is appended percent-encoded.
         headers: headers besides Range, If-Match and those of the signature.
-        context: what botocore noted down for the signer.
-        signer: the client's own.
-        obstacle: why such requests cannot be sent without the SDK; empty where they can.
+        context: botocore's context for the signer.
+        signer: the client's own signer.
+        obstacle: why only the SDK can send such requests; empty: the direct transport can.
         proxied: the environment names a proxy for this endpoint.
         now_s: the monotonic clock.
     """
@@ -111,11 +114,11 @@ class Template:
 
     @property
     def origin(self) -> str:
-        """Scheme and authority."""
+        """Scheme and authority of the endpoint."""
         return f"{self.scheme}://{self.authority}"
 
     async def sign(self, key: str, headers: Mapping[str, str]) -> bytes:
-        """Return the head of a signed GET of ``key``, ready to be sent, with ``headers`` that are not signed.
+        """Return the head of a signed GET of ``key``, ready to send; ``headers`` are added unsigned.
 
         Raises:
             BotoCoreError: there are no credentials, or they cannot be refreshed.
@@ -131,7 +134,7 @@ class Template:
         return "".join([signed, *(f"{name}: {value}\r\n" for name, value in headers.items()), "\r\n"]).encode("latin-1")
 
     def refused(self) -> None:
-        """Sign anew from here on: it may have been the signature's fault."""
+        """Sign anew from here on, because the signature may have caused the refusal."""
         self._signed.clear()
         self._latest.at_s = -math.inf
 
@@ -140,9 +143,9 @@ class Template:
         return self.path + encoded
 
     async def _signed_head(self, path: str) -> tuple[str, float]:
-        """Return the head without what is not signed, and when it was signed."""
+        """Return the head without the unsigned headers, and when it was signed."""
         latest = self._latest
-        async with latest.lock:  # where many objects begin at once one of them is signed by the client
+        async with latest.lock:  # if many objects begin at once, the client signs only one of them
             if self.now_s() - latest.at_s > _SIGNED_FOR_S:
                 return await self._sign(path), latest.at_s
         if latest.unsigned or latest.pattern is not None:
@@ -151,12 +154,12 @@ class Template:
         return await self._sign(path), at_s
 
     async def _sign(self, path: str) -> str:
-        """Have the client sign."""
-        at_s = self.now_s()  # before: the store counts from the time in the signature
+        """Let the client sign a GET of ``path`` and return its head."""
+        at_s = self.now_s()  # taken before signing, because the store counts from the time in the signature
         request = AWSRequest("GET", self.origin + path, dict(self.headers))
         request.context = dict(self.context)  # the signer writes into it
         await self.signer.sign("GetObject", request)
-        # botocore's native signers, which it takes where awscrt is installed, set Host themselves
+        # botocore's native signers, used if awscrt is installed, set Host themselves
         headers = {name: _text(value) for name, value in request.headers.items() if name.lower() != "host"}
         authorization = headers.pop("Authorization", "")
         lines = [f"Host: {self.authority}", "Accept-Encoding: identity"]
@@ -173,7 +176,7 @@ class Template:
 
 
 async def _secret(signer: Any, signing: Mapping[str, Any]) -> str:  # noqa: ANN401 - see open_client
-    """Return the secret key that a request was most probably signed with; a pattern shows whether it was."""
+    """Return the secret key that probably signed a request; the pattern shows whether it did."""
     credentials = signing.get("request_credentials")
     if credentials is None and signing.get("identity_cache") is not None:
         credentials = await signing["identity_cache"].get_credentials(signing["cache_key"])
@@ -185,7 +188,7 @@ async def _secret(signer: Any, signing: Mapping[str, Any]) -> str:  # noqa: ANN4
 
 
 async def catch_template(client: Any, bucket: str, more: Mapping[str, str]) -> Template:  # noqa: ANN401 - see open_client
-    """Let ``client`` make a GET, with ``more`` arguments, up to its signature and no further.
+    """Let ``client`` prepare a GET, with ``more`` arguments, and catch it before it is signed.
 
     Raises:
         BotoCoreError: as the request would: no region, a bad bucket name, ...
@@ -212,7 +215,7 @@ def _template(signing: Mapping[str, Any]) -> Template:
     authority = host if port == _PORTS.get(parts.scheme) else f"{host}:{port}"
     obstacle = ""
     if parts.query or not parts.path.endswith(f"/{_KEY}"):
-        obstacle = "urls of objects do not end in their key"
+        obstacle = "object URLs do not end in their key"
     elif version is not UNSIGNED and version not in SIGNATURES:
         obstacle = f"requests are signed by {version}"
     return Template(

@@ -1,4 +1,4 @@
-"""The aiobotocore client of one bucket: opened on first use, renewed when its credentials ran out."""
+"""The aiobotocore client of one bucket: opened on first use, renewed when its credentials expired."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = structlog.get_logger(__name__)
 _SESSION_NAME = "feedd"
-_SKEW_S = 300.0  # stores refuse what was signed more than 15 minutes ago, some 5
-_RENEWED_S = 60.0  # what a younger client is refused is no matter of old credentials
+_SKEW_S = 300.0  # stores refuse signatures older than 15 minutes, some older than 5
+_RENEWED_S = 60.0  # refusals of a younger client do not come from old credentials
 
 
 async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: SourceOptions) -> Any:  # noqa: ANN401 - botocore builds its clients at run time, they have no type
-    """Open a client into ``stack``; botocore's own retries are off, ours are a wrapper.
+    """Open a client into ``stack``; botocore's own retries are off, because a wrapper retries.
 
     Raises:
         BadConfig: the endpoint is malformed.
-        BotoCoreError, ClientError: as botocore does; the caller translates.
+        BotoCoreError, ClientError: as botocore raises them; the caller translates.
     """
     session = AioSession(profile=s3.profile)
     session.register_component("data_loader", _loader())
@@ -71,10 +71,10 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
         retries={"total_max_attempts": 1, "mode": "standard"},
         s3={} if s3.addressing_style == "auto" else {"addressing_style": s3.addressing_style},
         signature_version=UNSIGNED if s3.anonymous else None,
-        # a ranged GET has no checksum of its range: asking for one costs time or fails, depending on the store
+        # a ranged GET has no checksum of its range; requesting one costs time or fails, depending on the store
         response_checksum_validation="when_required",
         request_checksum_calculation="when_required",
-        # loads the service model in a thread: it is megabytes of JSON
+        # loads the service model in a thread, because it is megabytes of JSON
         warm_up_loader_caches=True,
         http_session_cls=ClosingSession,
         user_agent_extra="feedd",
@@ -84,9 +84,9 @@ async def open_client(stack: contextlib.AsyncExitStack, s3: S3Options, limits: S
     )
     try:
         return await stack.enter_async_context(client)
-    except ValueError as error:  # botocore's answer to a malformed endpoint
+    except ValueError as error:  # botocore raises this for a malformed endpoint
         hint = "endpoint_url is like https://s3.example.com:9000"
-        raise BadConfig(f"expected a valid endpoint: {error}", hint=hint, stage="source") from error
+        raise BadConfig(f"the endpoint is not valid: {error}", hint=hint, stage="source") from error
 
 
 def trusted_authorities(s3: S3Options) -> str:
@@ -97,12 +97,12 @@ def trusted_authorities(s3: S3Options) -> str:
 
 @functools.cache
 def _loader() -> Loader:
-    """Share the parsed service models between sessions: each listing has a session of its own."""
+    """Return a loader that shares the parsed service models between sessions: each listing has a session."""
     return create_loader(os.environ.get("AWS_DATA_PATH"))
 
 
 def warm() -> None:
-    """Do what the first client would wait for: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
+    """Do the slow work of the first client: parse the S3 service model, megabytes of JSON. Blocks; thread-safe."""
     loader = _loader()
     for kind in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", kind)
@@ -112,18 +112,18 @@ def warm() -> None:
         try:
             step()
         except Exception as error:  # noqa: BLE001 - whoever needs a client meets it again, and says it
-            _log.debug("the sdk could not be rehearsed", error=str(error))
+            _log.debug("the sdk could not be prepared in advance", error=str(error))
 
 
 async def _rehearse() -> None:
-    """Open a client that asks nobody: what the SDK imports and works out on the way takes 50 ms, once."""
+    """Open a client that sends no request: its imports and set-up take 50 ms, once."""
     async with contextlib.AsyncExitStack() as stack:
         nobody = S3Options(endpoint_url="http://127.0.0.1", region="us-east-1", anonymous=True)
         await open_client(stack, nobody, SourceOptions())
 
 
 def _timestamp(text: Any) -> datetime:  # noqa: ANN401 - text or a number, as the protocol has it
-    """Read a time as botocore does, S3's form of it fast: dates are three quarters of what listing a page costs."""
+    """Parse a time as botocore does, with a fast path for S3's form, since dates are 75 % of a page's parsing time."""
     if isinstance(text, str) and text.endswith("Z") and text[4:5] == "-":
         with contextlib.suppress(ValueError):
             return datetime.fromisoformat(text)
@@ -149,7 +149,7 @@ def _now_s() -> float:
 
 @dataclass(eq=False, slots=True)
 class _Generation:
-    """One client, and who still uses it."""
+    """One client and its number of users."""
 
     client: Any
     stack: contextlib.AsyncExitStack
@@ -159,18 +159,18 @@ class _Generation:
 
 
 class S3Clients:
-    """Lends the current client; ``renew`` replaces it, and the old one closes after its last user.
+    """Lends the current client; ``renew`` replaces it, and the old client closes after its last user.
 
-    A new client reads the whole credential chain again: that is how credentials that somebody wrote to a
-    file or an environment are picked up when the old ones turn out to be expired.
+    A new client reads the whole credential chain again. So it finds credentials that were written to a file or an
+    environment after the old ones expired.
 
     Args:
-        s3: how the bucket is reached.
+        s3: access options of the bucket.
         limits: deadlines and counts.
-        facts: the bucket's; None: nothing is known yet.
+        facts: known facts about the bucket; None: nothing is known yet.
 
     Attributes:
-        facts: for other clients of the bucket.
+        facts: the facts, for other clients of the bucket.
     """
 
     def __init__(self, s3: S3Options, limits: SourceOptions, facts: BucketFacts | None = None) -> None:
@@ -180,11 +180,11 @@ class S3Clients:
         self._current: Once[_Generation] = Once(self._open)
 
     async def call(self, ask: Callable[[Any], Awaitable[T]], asked: Asked, deadline_s: float) -> T:
-        """Run ``ask`` with a client, and once more where that helps.
+        """Run ``ask`` with a client, and once more for each cause that a second try can fix.
 
-        After credentials ran out: with a new client. So, too, after an object was refused that is known to be there:
-        its credentials may have been replaced since the client read them. After a request was signed with another time
-        than the store's: with that time. After it was signed for another region than the bucket's: for that region.
+        A new client is used after credentials expired. It is also used after an object was refused that is known to
+        exist, because its credentials may have been replaced since. The store's time is used after a refusal for a
+        wrong time, and the bucket's region after a refusal for a wrong region.
 
         Raises:
             FeeddError: what botocore or aiohttp raised, translated; StoreUnavailable past the deadline.
@@ -214,10 +214,10 @@ class S3Clients:
             raise translate(error, asked) from error
 
     async def renew(self, stale: object) -> None:
-        """Replace the client ``stale`` unless somebody did already."""
+        """Replace the client ``stale`` unless another caller already has."""
         generation = self._current.value
         if generation is not None and generation.client is stale:
-            _log.info("credentials are no longer accepted, looking for others")
+            _log.info("the store no longer accepts the credentials: reading the credential chain again")
             await self._retire(generation)
 
     async def aclose(self) -> None:
@@ -227,13 +227,13 @@ class S3Clients:
             await self._retire(generation)
 
     async def _taken(self) -> _Generation:
-        """Return the current client with one user more."""
+        """Return the current client and count one more user."""
         generation = self._current.value or await self._current.get()
         generation.user_count += 1
         return generation
 
     def _skewed(self, error: BaseException, asked: Asked, used_s: float) -> str:
-        """Return ``clock`` if another time may help. A bare refusal does not say that, but its date does."""
+        """Return ``clock`` if another signing time may help. For a refusal without a body, only the date tells."""
         code = code_of(error)
         if self._s3.anonymous or code not in SKEWED | BARE:
             return ""
@@ -243,8 +243,8 @@ class S3Clients:
     def _outdated(self, error: BaseException, asked: Asked, used: _Generation) -> str:
         """Return ``renew`` if other credentials may help.
 
-        Of other refusals only one to read a version that is known does not say that there is none: a store refuses
-        what is not there, too, to those who may not list.
+        Of the other refusals, only the refusal of a read of a known version counts. A store also refuses missing
+        objects to users that may not list.
         """
         code = code_of(error)
         if self._s3.anonymous:

@@ -1,4 +1,4 @@
-"""The border with botocore and aiohttp: their exceptions become ours, once, with a hint that helps."""
+"""The border with botocore and aiohttp: translates their exceptions once, with a helpful hint."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
 
 RENEWABLE = EXPIRED | {"InvalidToken"}
-"""After these other credentials may help."""
+"""After these, other credentials may help."""
 SKEWED = frozenset({"RequestTimeTooSkewed"})
 BARE = frozenset({"403"})
-"""Refusals without a body, as every answer to a HEAD is: they do not say why."""
+"""Refusals without a body, as in every answer to a HEAD; they give no reason."""
 
 _MISSING = frozenset({"NoSuchKey", "NoSuchBucket", "NotFound", "404", "MethodNotAllowed", "405", "NoSuchVersion"})
 DENIED = frozenset({"AccessDenied", "Forbidden", "403", "AllAccessDisabled", "AccountProblem", "UnauthorizedAccess"})
@@ -79,14 +79,14 @@ _SSE_C = "objects encrypted with a customer's key (SSE-C) cannot be read: copy t
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was being done when a foreign exception came.
+    """The operation during which a foreign exception came.
 
     Attributes:
         op: ``list``, ``head``, ``read`` or ``write``.
-        url: object or prefix.
+        url: URL of the object or prefix.
         endpoint: the store's address as configured, or ``AWS``.
-        etag: version wanted; empty where any.
-        pays: we accept to be charged.
+        etag: requested version; empty: any.
+        pays: the request accepts charges.
     """
 
     op: str
@@ -102,14 +102,14 @@ class Asked:
 
 
 def code_of(error: BaseException) -> str:
-    """Return the S3 error code of a botocore exception; empty where it has none."""
+    """Return the S3 error code of a botocore exception; empty if there is none."""
     if not isinstance(error, boto.ClientError):
         return ""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def date_of(error: BaseException) -> str:
-    """Return the Date header of the answer that ``error`` tells of; empty where it has none."""
+    """Return the Date header of the answer behind ``error``; empty if there is none."""
     if not isinstance(error, boto.ClientError):
         return ""
     meta: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
@@ -117,28 +117,28 @@ def date_of(error: BaseException) -> str:
 
 
 def region_of(response: Mapping[str, Any]) -> str:
-    """Return the region that an answer says the bucket is in; empty where it says none."""
+    """Return the bucket's region as an answer states it; empty if it does not."""
     headers: Mapping[str, str] = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region") or response.get("Error", {}).get("Region", ""))
 
 
 def translate(error: BaseException, asked: Asked) -> FeeddError:
-    """Return our error for theirs; raise it ``from`` the original."""
+    """Return the translated error; raise it ``from`` the original."""
     if isinstance(error, boto.ClientError):
         return _answered(error, asked)
     if isinstance(error, _NO_CREDENTIALS):
         return PermissionDenied(
-            f"expected credentials, got none: {_line(error)}",
+            f"there are no usable credentials: {_line(error)}",
             object=asked.url,
             hint=_credentials_hint(asked),
             stage="source",
         )
     if isinstance(error, _BAD_CONFIG):
-        return BadConfig(f"expected a usable s3 configuration: {_line(error)}", object=asked.url, stage="source")
+        return BadConfig(f"the s3 configuration cannot be used: {_line(error)}", object=asked.url, stage="source")
     if isinstance(error, boto.ParamValidationError):
-        return BadRequest(f"expected a bucket and key that s3 allows: {_line(error)}", object=asked.url, stage="source")
+        return BadRequest(f"s3 does not allow this bucket or key: {_line(error)}", object=asked.url, stage="source")
     if isinstance(error, ResponseParserError):
-        return BadResponse(f"expected an s3 answer, got {_line(error)}", object=asked.url, stage="source")
+        return BadResponse(f"the answer is no s3 answer: {_line(error)}", object=asked.url, stage="source")
     return _transport(error, asked)
 
 
@@ -152,22 +152,20 @@ def _credentials_hint(asked: Asked) -> str:
 def _transport(error: BaseException, asked: Asked) -> FeeddError:
     if _errno(error) in {errno.EMFILE, errno.ENFILE}:
         hint = "raise the limit of open files (ulimit -n)"
-        message = f"expected a free descriptor for a connection, got {_cause(error)}"
+        message = f"no descriptor is free for a connection: {_cause(error)}"
         return ResourceExhausted(message, object=asked.url, hint=hint, stage="source")
     if isinstance(error, (boto.SSLError, ssl.SSLError)) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         hint = (
             f"set AWS_CA_BUNDLE, or ca_bundle under {asked.table} in feedd.toml, to the store's certificate authority"
         )
-        return BadConfig(
-            "expected a trusted certificate, got another", object=asked.endpoint, hint=hint, stage="source"
-        )
+        return BadConfig("the store's certificate is not trusted", object=asked.endpoint, hint=hint, stage="source")
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
-        message = f"expected a connection to {asked.endpoint}, got {_cause(error)}"
+        message = f"cannot connect to {asked.endpoint}: {_cause(error)}"
         hint = "check endpoint_url, region, proxy and network"
         return StoreUnavailable(message, object=asked.url, hint=hint, stage="source")
     if isinstance(error, (boto.ReadTimeoutError, TimeoutError)):
-        return StoreUnavailable("expected an answer in time, got none", object=asked.url, stage="source")
-    return StoreUnavailable(f"expected a whole answer, got {_cause(error)}", object=asked.url, stage="source")
+        return StoreUnavailable("no answer in time", object=asked.url, stage="source")
+    return StoreUnavailable(f"the answer broke off: {_cause(error)}", object=asked.url, stage="source")
 
 
 def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR0911 - one return per row of a table
@@ -183,34 +181,36 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
         region = region_of(error.response)
         name = region or "its region"
         told = f"set AWS_DEFAULT_REGION to {name}, or region = {name!r} under {asked.table} in feedd.toml"
-        return BadConfig(f"expected the bucket in the configured region, got {said}", hint=told, **where)
+        return BadConfig(f"the bucket is not in the configured region: {said}", hint=told, **where)
     if code in EXPIRED:
-        hint = "the credentials ran out and their source gave no fresh ones; renew them"
-        return PermissionDenied(f"expected valid credentials, got {said}", hint=hint, **where)
+        hint = "the credentials expired and their source gave no fresh ones; renew them"
+        return PermissionDenied(f"the credentials have expired: {said}", hint=hint, **where)
     if code == "RequestTimeTooSkewed":
-        return PermissionDenied(f"expected a current time, got {said}", hint="set this machine's clock", **where)
+        return PermissionDenied(f"the request's time is wrong: {said}", hint="set this machine's clock", **where)
     if code in _CREDENTIALS:
-        return PermissionDenied(f"expected valid credentials, got {said}", hint=_credentials_hint(asked), **where)
+        return PermissionDenied(f"the store refused the credentials: {said}", hint=_credentials_hint(asked), **where)
     if code == "InvalidObjectState":
         hint = "restore it first (aws s3api restore-object), or leave it out"
-        return PermissionDenied("expected a readable object, got an archived one", hint=hint, **where)
+        return PermissionDenied("the object is archived", hint=hint, **where)
     if code in DENIED or code.startswith("KMS.") or status in {401, 403}:
-        return PermissionDenied(f"expected access, got {said}", hint=_grant(error, code, asked), **where)
+        return PermissionDenied(f"access denied: {said}", hint=_grant(error, code, asked), **where)
     if code in _CHANGED:
         got = headers.get("etag", "").strip('"') or "another"
         return ObjectChanged(f"expected etag {asked.etag or 'none'}, got {got} ({said})", hint=CHANGED_HINT, **where)
     if code in _THROTTLED or status in {429, 503}:
-        return Throttled(f"expected an answer, got {said}", retry_after_s=_retry_after_s(headers), **where)
+        return Throttled(f"the store asked to slow down: {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:
-        return StoreUnavailable(f"expected an answer, got {said}", **where)
-    hint = _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""  # a HEAD does not say why
-    return BadRequest(f"expected the store to accept the request, got {said}: {_line(error)}", hint=hint, **where)
+        return StoreUnavailable(f"the store failed: {said}", **where)
+    hint = (
+        _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""
+    )  # an answer to a HEAD gives no reason
+    return BadRequest(f"the store refused the request: {said}: {_line(error)}", hint=hint, **where)
 
 
 def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
     if code.startswith("KMS.") or "kms:" in str(error):
-        return f"grant kms:Decrypt on the object's key to these credentials ({_line(error)})"
-    hint = f"grant {_PERMISSIONS[asked.op]} (and kms:Decrypt where the bucket has its own key) to these credentials"
+        return f"grant these credentials kms:Decrypt on the object's key ({_line(error)})"
+    hint = f"grant these credentials {_PERMISSIONS[asked.op]} (and kms:Decrypt if the bucket has its own key)"
     return (
         hint
         if asked.pays
@@ -221,15 +221,15 @@ def _grant(error: boto.ClientError, code: str, asked: Asked) -> str:
 def _missing(code: str, asked: Asked) -> NotFound:
     if code == "NoSuchBucket" or asked.op == "list":
         hint = "check the bucket's name and region"
-        return NotFound(f"expected a bucket at {asked.endpoint}, got none", object=asked.url, hint=hint, stage="source")
-    return NotFound("expected an object, got none", object=asked.url, hint=MISSING_HINT, stage="source")
+        return NotFound(f"there is no such bucket at {asked.endpoint}", object=asked.url, hint=hint, stage="source")
+    return NotFound("the object does not exist", object=asked.url, hint=MISSING_HINT, stage="source")
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
         return max(0.0, float(headers["retry-after"]))
     except (KeyError, ValueError):
-        return None  # absent, or the HTTP date form, which S3 does not use
+        return None  # missing, or the HTTP date form, which S3 does not use
 
 
 def _line(error: BaseException) -> str:
@@ -258,4 +258,4 @@ FOREIGN: tuple[type[BaseException], ...] = (
     httpsession.aiohttp.ClientError,
     OSError,  # includes TimeoutError and socket errors
 )
-"""What calls into aiobotocore may raise."""
+"""Exceptions that calls into aiobotocore may raise."""

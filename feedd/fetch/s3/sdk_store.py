@@ -1,4 +1,4 @@
-"""S3 and what speaks its protocol, through aiobotocore."""
+"""S3 and compatible stores, through aiobotocore."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class S3Store:
 
     @property
     def root(self) -> str:
-        """``s3://bucket``."""
+        """The root URL, ``s3://bucket``."""
         return f"s3://{self._bucket}"
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncGenerator[list[ObjectRef], None]:
-        """Yield pages in byte order, produced by a thread of its own; see ``ObjectStore.list``."""
+        """Yield pages in byte order, produced in a separate thread; see ``ObjectStore.list``."""
         asked = self.asked("list", prefix)
         found = list_pages(self._bucket, asked, self._limits, start_after, self.clients.facts)
         async with contextlib.aclosing(found) as pages:
@@ -72,7 +72,7 @@ class S3Store:
         return ObjectRef(self.root, key, int(answer["ContentLength"]), plain_etag(str(answer.get("ETag", "")), asked))
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Return what S3 keeps, in one or two requests; see ``ObjectStore.checksum``."""
+        """Return the checksum that S3 stores, in one or two requests; see ``ObjectStore.checksum``."""
         try:
             return await self._checksums.of(ref, self.asked("head", ref.key, ref.etag))
         except ObjectChanged as changed:
@@ -108,7 +108,7 @@ class S3Store:
                 check_head(head, ref, span, asked)
                 await _receive(raw.content, target, asked, noted)
             except BaseException:
-                raw.close()  # the rest of the body is unread: this connection cannot serve another request
+                raw.close()  # the rest of the body is unread, so this connection cannot serve another request
                 raise
 
         try:
@@ -120,17 +120,17 @@ class S3Store:
             raise await self.explained(changed, ref) from changed.__cause__
 
     async def put(self, key: str, data: bytes, over: str | None = None) -> ObjectRef:
-        """Make or replace one object; return what is there then.
+        """Create or replace one object and return its ref.
 
-        A store that knows no conditional PUT is asked without condition, with a word in the log.
+        If the store has no conditional PUT, the condition is dropped and a warning logged.
 
         Args:
-            key: of the object.
-            data: all of it.
-            over: etag of the version it takes the place of, empty: of none; None: whatever is there.
+            key: key of the object.
+            data: the whole content.
+            over: etag of the version to replace; empty: the object must not exist; None: replace any version.
 
         Raises:
-            ObjectChanged: another version is there, or one at all.
+            ObjectChanged: another version exists, or a version exists although none was expected.
             PermissionDenied, NotFound, StoreUnavailable: as S3 answered.
         """
         asked = self.asked("write", key, over or "")
@@ -140,7 +140,7 @@ class S3Store:
             if over is None or error.__cause__ is None or code_of(error.__cause__) != "NotImplemented":
                 raise
             _log.warning(
-                "the store knows no conditional PUT: of two writers at once, one may be lost", object=asked.url
+                "the store has no conditional PUT: of two concurrent writes, one may be lost", object=asked.url
             )
             return await self._put(key, data, asked, {})
 
@@ -155,17 +155,17 @@ class S3Store:
         return ObjectRef(self.root, key, len(data), plain_etag(str(answer.get("ETag", "")), asked))
 
     async def close(self) -> None:
-        """Close connections; idempotent."""
+        """Close all connections; idempotent."""
         await self.clients.aclose()
 
     def asked(self, op: str, key: str, etag: str = "") -> Asked:
-        """Return what to tell of a request when it fails."""
+        """Return the description of a request for its errors."""
         return Asked(op, f"{self.root}/{key}", self._endpoint, etag, pays=self._s3.requester_pays)
 
     async def explained(self, changed: ObjectChanged, ref: ObjectRef) -> FeeddError:
-        """Return what to raise for a version that is gone: what there is now, which a refused GET does not tell."""
+        """Return the error for a version that is gone, with the current version, which a refused GET does not name."""
         if changed.__cause__ is None:
-            return changed  # the answer was another version's, and named it
+            return changed  # the answer came from another version and named it
         try:
             now = await self.head(ref.key)
         except NotFound as gone:
@@ -173,7 +173,7 @@ class S3Store:
         except FeeddError:
             return changed
         if (now.etag, now.size_bytes) == (ref.etag, ref.size_bytes):
-            message = f"expected a range of the object, got {changed.__cause__} although it is unchanged"
+            message = f"the store refused a range of an unchanged object: {changed.__cause__}"
             return BadResponse(message, object=ref.url, stage="source")
         said = f"etag {ref.etag} of {ref.size_bytes} bytes, got {now.etag} of {now.size_bytes} bytes"
         return ObjectChanged(f"expected {said}", object=ref.url, hint=CHANGED_HINT, stage="source")
@@ -187,7 +187,7 @@ def _condition(over: str | None) -> dict[str, str]:
 
 async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
     at, size_bytes = 0, target.nbytes
-    async for chunk, _ in body.iter_chunks():  # chunk by chunk as they came: joining them would copy once more
+    async for chunk, _ in body.iter_chunks():  # chunk by chunk, because joining them would copy once more
         if not at:
             noted.first_byte_s = time.monotonic()
         end = at + len(chunk)
@@ -197,11 +197,11 @@ async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgr
             await write_over(piece, chunk, begins=not at)
         at = noted.filled_bytes = end
     if at != size_bytes:
-        # not a BadResponse: what came is the object's, and the rest can be asked for
+        # not a BadResponse, because the received bytes are good and the rest can be requested
         raise StoreUnavailable(f"expected {size_bytes} bytes, got {at}", object=asked.url, stage="source")
 
 
 def _sender(headers: Mapping[str, str], raw: Any) -> str:  # noqa: ANN401 - aiohttp's ClientResponse
-    connection = raw.connection  # None where the whole body came with the head
+    connection = raw.connection  # None if the whole body came with the head
     peer = None if connection is None else connection.transport.get_extra_info("peername")
     return answered_by(headers, peer[0] if peer else "")

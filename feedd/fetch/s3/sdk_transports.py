@@ -1,4 +1,4 @@
-"""The SDK's HTTP session, with an end that can be waited for."""
+"""The SDK's HTTP session, with a close that waits for its sockets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CLOSE_S = 5.0
 
 
 def trusting(verify: bool | str) -> ssl.SSLContext:  # noqa: FBT001 - as botocore has it
-    """Return what verifies servers, read once for each file of certificates: 30 ms, and each listing has a session.
+    """Return the TLS context of a certificate file, read once per file, since reading takes 30 ms for each listing.
 
     Raises:
-        OSError: there is no such file, or it holds no certificates.
+        OSError: the file does not exist, or holds no certificates.
     """
     path = verify if isinstance(verify, str) else get_cert_path(verify=True) or ""
     version = Path(path).stat()
@@ -39,7 +39,7 @@ def _trusting(path: str, _version: tuple[int, int, int]) -> ssl.SSLContext:
 
 
 class Transports:
-    """The connections of one session that are not gone yet, whoever closed them and however."""
+    """The open connections of one session, including those that the session no longer knows."""
 
     def __init__(self) -> None:
         self._open: dict[object, Any] = {}  # of whichever loop: uvloop's are no asyncio.Transport
@@ -49,17 +49,17 @@ class Transports:
         return f"Transports({len(self._open)} open)"
 
     def made(self, owner: object, transport: object) -> None:
-        """Note a connection."""
+        """Record a connection."""
         self._open[owner] = transport
 
     def lost(self, owner: object) -> None:
-        """Note that its socket is gone."""
+        """Record that a connection's socket is closed."""
         self._open.pop(owner, None)
         if not self._open and self._all_gone is not None and not self._all_gone.done():
             self._all_gone.set_result(None)
 
     async def gone(self, deadline_s: float) -> None:
-        """Drop what is open, and wait until it is gone or the deadline is over."""
+        """Abort all open connections, and wait until they are closed or the deadline is over."""
         for transport in list(self._open.values()):
             transport.abort()
         if self._open:
@@ -68,7 +68,7 @@ class Transports:
 
 
 class _Handler(ResponseHandler):
-    """aiohttp's protocol, told on."""
+    """aiohttp's protocol, which also reports to ``Transports``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transports: Transports) -> None:
         super().__init__(loop)
@@ -86,10 +86,10 @@ class _Handler(ResponseHandler):
 
 
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
-    """The SDK's session: when it is closed, so are its sockets.
+    """The SDK's session; closing it closes its sockets too.
 
-    aiohttp waits for the connections it still keeps. Those it gave up earlier, because the rest of a body was unread,
-    may be in the middle of TLS's goodbye, and belong to nobody any more.
+    aiohttp waits for the connections it still keeps. Connections that it gave up earlier, because the rest of a body
+    was unread, may still be closing their TLS session, and no object tracks them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed through
@@ -103,7 +103,7 @@ class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has n
         await self._transports.gone(_CLOSE_S)
 
     def _build_verify_context(self) -> ssl.SSLContext:
-        """aiobotocore: run by a thread. Nothing is added to what others have, too: certificates of ours, a proxy's."""
+        """aiobotocore: build the TLS context, in a thread. It is shared, except with own certificates or a proxy."""
         own = self._cert_file or self._proxy_config.settings
         made: ssl.SSLContext = super()._build_verify_context() if own or not self._verify else trusting(self._verify)
         return made

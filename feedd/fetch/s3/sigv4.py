@@ -1,9 +1,9 @@
-"""More requests signed as one that botocore signed was: the same moment, headers and key, another path. Pure.
+"""Signs further requests like one that botocore signed: same moment, headers and key, another path. Pure.
 
-The arithmetic of Signature Version 4, and only of that (AWS, "Signature Version 4 signing process"). It is trusted no
-further than it was seen to be right: a pattern exists only where it gives botocore's own signature for botocore's own
-request, so whatever else there is (signatures for several regions, of another kind, by other credentials) stays
-botocore's. Measured: 12 us for a signature, where botocore's signer takes 300 to 400.
+Implements only the arithmetic of Signature Version 4 (AWS, "Signature Version 4 signing process"). A pattern exists
+only if it reproduces botocore's own signature for botocore's own request. All other requests stay with botocore:
+signatures for several regions, of another kind, by other credentials. Measured: 12 us per signature, while botocore's
+signer takes 300 to 400.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from hashlib import _Hash
 
-_BLOCK_BYTES = 64  # of SHA-256
+_BLOCK_BYTES = 64  # block size of SHA-256
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _AUTHORIZATION = re.compile(
@@ -29,14 +29,14 @@ _AUTHORIZATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What requests signed at one moment have in common.
+    """The common parts of requests signed at one moment.
 
     Attributes:
         authorization: the header's value up to the signature.
-        canonical: of the canonical request, what follows the path.
-        stated: of the string to sign, what comes before the request's digest.
-        inner: has taken the signing key's first block of HMAC (RFC 2104); never shown.
-        outer: likewise the second.
+        canonical: the canonical request after the path.
+        stated: the string to sign before the request's digest.
+        inner: inner hash of HMAC (RFC 2104) after the signing key's block; never shown.
+        outer: outer hash of HMAC after the signing key's block; never shown.
     """
 
     authorization: str
@@ -50,13 +50,13 @@ class Pattern:
 
     @classmethod
     def of(cls, path: str, headers: Mapping[str, str], host: str, secret: str) -> Pattern | None:
-        """Return the pattern of a signed GET without a query; None where the signature is not what we make it.
+        """Return the pattern of a signed GET without a query, or None if it does not reproduce the signature.
 
         Args:
-            path: percent-encoded, as it is sent.
+            path: percent-encoded, as sent.
             headers: as sent, names in lower case, with ``authorization``.
             host: value of the Host header.
-            secret: key of the credentials.
+            secret: secret key of the credentials.
         """
         said = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
         when, digest = headers.get("x-amz-date", ""), headers.get("x-amz-content-sha256", "")
@@ -82,7 +82,10 @@ class Pattern:
     def signature(self, path: str) -> str:
         """Return the signature of a GET of ``path``, percent-encoded."""
         digest = sha256(f"GET\n{path}{self.canonical}".encode()).hexdigest()
-        inner, outer = self.inner.copy(), self.outer.copy()  # ``hmac`` lets go of the interpreter, and waits for it
+        inner, outer = (
+            self.inner.copy(),
+            self.outer.copy(),
+        )  # ``hmac`` releases the interpreter lock and then waits for it
         inner.update((self.stated + digest).encode())
         outer.update(inner.digest())
         return outer.hexdigest()

@@ -1,4 +1,4 @@
-"""Small bodies on their way to a disk: received on the loop, written by a thread."""
+"""Small bodies for files on a disk: received on the loop, written by a thread."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from feedd.flow.mapping import FilePlace
     from feedd.values import ReadProgress
 
-BUFFER_BYTES: Final = 272 << 10  # the largest of small bodies, and a head
-_SPARES_MAX: Final = 64  # buffers kept: 17 MiB
+BUFFER_BYTES: Final = 272 << 10  # size of the largest small body plus a head
+_SPARES_MAX: Final = 64  # buffers kept, 17 MiB in total
 _NOTHING: Final = memoryview(b"")
 
 
 class Via(NamedTuple):
-    """What a ``HandedBody`` passes through.
+    """The resources that a ``HandedBody`` uses.
 
     Attributes:
-        mover: writes.
-        transport: receives.
-        loop: where it does.
-        spares: buffers nobody uses.
-        surplus: room for what nobody asked for.
+        transfer_thread: writes the file.
+        transport: receives the body.
+        loop: event loop of the transport.
+        spares: unused buffers.
+        surplus: room for unexpected bytes.
     """
 
     transfer_thread: TransferThread
@@ -40,13 +40,12 @@ class Via(NamedTuple):
 
 
 class HandedBody:
-    """Received into a buffer of its own, and written from there by a thread, together with others that are small.
+    """A body received into its own buffer; a thread writes it to the file, together with other small bodies.
 
-    For files on a disk: a write may have to wait for it, for milliseconds when pages are short and for good where it
+    For files on a disk. A write may wait for the disk: milliseconds if free pages are short, for ever if the disk
     hangs. Measured with 100 KB and checksums (two busy cores, receiving included): 88 us of the event loop each on
-    ext4, as writing there takes 86, and 40 to 110 us in the thread.
-
-    ``ended(error)`` is called on the loop as ``MovedBody``'s is.
+    ext4, and 40 to 110 us in the thread. Writing on the loop takes 86 us.
+    ``ended(error)`` is called on the loop, as with ``MovedBody``.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class HandedBody:
         ended: Callable[[Exception | None], object],
     ) -> None:
         self._place = place
-        self._left_bytes = size_bytes  # not received yet
+        self._left_bytes = size_bytes  # bytes not received yet
         self._progress = progress
         self._via = via
         self._ended = ended
@@ -67,16 +66,16 @@ class HandedBody:
         self._write: Write | None = None
 
     def buffer(self) -> memoryview:
-        """Return memory for as much as is left; behind the body there is room to notice that more comes."""
+        """Return the buffer for the rest of the body; after its end, a small buffer that reveals surplus bytes."""
         if self._write is not None:
             return self._via.surplus
         return self._memory[self._held_bytes :][: self._left_bytes]
 
     def received(self, size_bytes: int) -> None:
-        """Hand what is there over, once it is all or the buffer is full.
+        """Hand the buffer to the thread once the body is complete or the buffer full.
 
         Raises:
-            BadResponse: the body has ended.
+            BadResponse: the body has ended already.
             CacheUnavailable: there is no thread to write it.
         """
         if self._write is not None:
@@ -99,12 +98,12 @@ class HandedBody:
             self._via.transport.pause_reading()
 
     def take(self, data: memoryview) -> None:
-        """Take what was received together with the head; raises what ``received`` does."""
+        """Take the bytes received together with the head; raises what ``received`` raises."""
         self._memory[: data.nbytes] = data
         self.received(data.nbytes)
 
     def stop(self) -> None:
-        """Have nothing more written, but for what is under way."""
+        """Write nothing more; a running write is finished."""
         if self._write is None:
             self._give_back()
         else:
@@ -112,18 +111,18 @@ class HandedBody:
 
     @property
     def waits_for_file(self) -> bool:
-        """Whether all that can be received is, and not written yet."""
+        """Whether a write is pending and nothing can be received."""
         return self._write is not None
 
     @property
     def whole(self) -> bool:
-        """Whether all of it was received."""
+        """Whether the whole body was received."""
         return not self._left_bytes
 
     def _over(self, write: Write) -> None:
         self._write = None
         if write.stopped:
-            self._give_back()  # not before: until now the thread may have looked at it
+            self._give_back()  # not earlier, because the thread may still read the buffer
             return
         if write.error is not None:
             self._ended(unwritten(write.error))
@@ -142,8 +141,8 @@ class HandedBody:
 
 
 def unwritten(error: Exception) -> CacheUnavailable:
-    """Return what to raise where bytes that came could not be written."""
+    """Return the error to raise if received bytes could not be written."""
     got = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-    unwritten = CacheUnavailable(f"expected to write what was received, got {got}", stage="source")
+    unwritten = CacheUnavailable(f"the received bytes cannot be written: {got}", stage="source")
     unwritten.__cause__ = error
     return unwritten

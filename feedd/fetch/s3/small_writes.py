@@ -1,4 +1,4 @@
-"""Small bodies on their way from memory into files, many at a time. Blocking: done in a transfer thread."""
+"""Writes many small bodies from memory into files at a time. Blocking: called in a transfer thread."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
     from feedd.flow.mapping import FilePlace
 
-_RUN_COUNT_MAX: Final = 64  # neighbours written by one call; 100 KB each, that is as much as a part of a large object
+_RUN_COUNT_MAX: Final = 64  # adjacent bodies written by one call; with 100 KB each, as much as a part of a large object
 
 
 @dataclass(eq=False, slots=True)
 class Write:
-    """Bytes for one place of a file.
+    """Bytes for one region of a file.
 
     Attributes:
-        place: where they go; its ``writers`` are told when the file is left alone.
-        data: all of them; nobody else's until ``ended`` is called.
-        loop: whose ``ended`` is called.
-        ended: called on the loop, whatever came of it.
-        stopped: nobody wants them any more; set on the loop.
+        place: the region; its ``writers`` learn when the write has ended.
+        data: the bytes; reserved until ``ended`` is called.
+        loop: event loop on which ``ended`` is called.
+        ended: called after success or failure.
+        stopped: the bytes are no longer wanted; set on the loop.
         error: why they could not be written.
     """
 
@@ -38,7 +38,7 @@ class Write:
 
 
 def write_all(writes: Sequence[Write]) -> None:
-    """Write them, neighbours in one call, and tell; raises nothing."""
+    """Write all bodies, adjacent ones in one call, and report the results; raises nothing."""
     for run in _runs(writes):
         try:
             _write(run)
@@ -49,18 +49,18 @@ def write_all(writes: Sequence[Write]) -> None:
 
 
 def end_all(writes: Iterable[Write]) -> None:
-    """Tell that nothing more is written, each loop once."""
+    """Report the end of the writes, with one call per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Write]] = {}
     for write in writes:
         write.place.writers.end()
         by_loop.setdefault(write.loop, []).append(write)
     for loop, ended in by_loop.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
             loop.call_soon_threadsafe(_tell, ended)
 
 
 def _runs(writes: Iterable[Write]) -> Iterator[list[Write]]:
-    """Yield those that are wanted, in runs that lie behind one another in one file."""
+    """Yield the wanted writes in runs that are adjacent in one file."""
     run: list[Write] = []
     end = -1
     for write in sorted((one for one in writes if not one.stopped), key=_position):

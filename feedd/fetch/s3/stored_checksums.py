@@ -1,9 +1,9 @@
-"""What S3 keeps to check a whole object against.
+"""The checksums that S3 stores for whole objects.
 
-A HEAD tells it; the GETs cannot: S3 leaves the object's checksum out of an answer to a range. ETags are not used,
-though those of many small objects are MD5 sums: an ETag of an SSE-C, SSE-KMS, multipart or directory-bucket object is
-not, other stores make theirs as they like, and nothing in an answer tells reliably which kind it is. A wrong guess
-would condemn a good object for ever.
+A HEAD returns them. GETs cannot: S3 leaves the object's checksum out of an answer to a range.
+ETags are not used, though the ETags of many small objects are MD5 sums. The ETag of an SSE-C, SSE-KMS, multipart or
+directory-bucket object is no MD5 sum, and other stores choose theirs freely. No field of an answer tells the kind
+reliably, and a wrong guess would condemn a good object for ever.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_FIELDS = {name: f"Checksum{name.upper()}" for name in ALGORITHMS}  # as botocore calls them
+_FIELDS = {name: f"Checksum{name.upper()}" for name in ALGORITHMS}  # botocore's field names
 _PARTS_PER_PAGE = 1000
 
 
 class S3Checksums:
-    """Asks one bucket: a HEAD per object, and for one with a composite checksum its parts, a thousand at a time."""
+    """Gets checksums of one bucket: a HEAD per object, and for composite checksums the parts, a thousand at a time."""
 
     def __init__(self, clients: S3Clients, bucket: str, payer: Mapping[str, str], deadline_s: float) -> None:
         self._clients = clients
@@ -45,11 +45,11 @@ class S3Checksums:
         self._logged = False
 
     async def of(self, ref: ObjectRef, asked: Asked) -> ObjectChecksum | None:
-        """Return the object's checksum; None where there is none, or its parts cannot be learnt.
+        """Return the object's checksum, or None if there is none or its parts are unknown.
 
         Raises:
             BadResponse: the store contradicts itself, or the digest is malformed.
-            What ``ObjectStore.checksum`` raises.
+            Whatever ``ObjectStore.checksum`` raises.
         """
         answer = await self._call("head_object", asked, ref, ChecksumMode="ENABLED", IfMatch=f'"{ref.etag}"')
         _check_version(str(answer.get("ETag", "")), ref, asked)
@@ -64,19 +64,19 @@ class S3Checksums:
     async def _read(self, algorithm: str, text: str, kind: str, ref: ObjectRef, asked: Asked) -> ObjectChecksum | None:
         encoded, _, count = text.partition("-")
         digest = _decode(algorithm, encoded, asked)
-        # stores that tell no type are of the time when uploads in parts, whose ETag is like "...-3", had no other
+        # A store that names no type predates other types of multipart uploads, whose ETags look like "...-3".
         untold = not kind and "-" in ref.etag and algorithm != "crc64nvme"
         if kind != "COMPOSITE" and not count and not untold:
             return ObjectChecksum(algorithm, digest)
         parts = await self._parts(algorithm, ref, asked)
         sizes, digests = tuple(size for size, _ in parts), tuple(found for _, found in parts if found is not None)
         if sum(sizes) != ref.size_bytes or (count and count != str(len(parts))) or not parts:
-            self._log_unknown_parts(ref, "the store does not tell them")
+            self._log_unknown_parts(ref, "the store does not list them")
             return None
         return ObjectChecksum(algorithm, digest, sizes, digests if len(digests) == len(sizes) else ())
 
     async def _parts(self, algorithm: str, ref: ObjectRef, asked: Asked) -> list[tuple[int, bytes | None]]:
-        """Return size and digest of each part; nothing where the store does not tell."""
+        """Return size and digest of each part; empty if the store does not list them."""
         found: list[tuple[int, bytes | None]] = []
         marker = 0
         while True:
@@ -97,7 +97,7 @@ class S3Checksums:
                     raise
                 self._log_unknown_parts(ref, error.message)
                 return []
-            _check_version(str(page.get("ETag", "")), ref, asked)  # the request knows no If-Match
+            _check_version(str(page.get("ETag", "")), ref, asked)  # the request has no If-Match
             listed = page.get("ObjectParts", {})
             parts = listed.get("Parts", [])
             for part in parts:

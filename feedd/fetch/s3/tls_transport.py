@@ -1,7 +1,7 @@
-"""TLS between a plain transport and the protocol above, which takes it for its transport.
+"""TLS between a plain transport and the protocol above, which uses it as its transport.
 
-It does on the event loop what is small, handshakes and heads, and lends its cipher to whoever moves a body: the loop's
-own TLS would decrypt every body on the loop.
+The event loop decrypts only handshakes, heads and small bodies. The thread that moves a large body borrows the cipher,
+while the loop's own TLS would decrypt every body on the loop.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.connection import Connection
 
 _RECORD_BYTES = 16 << 10
-RECEIVE_BYTES = 64 << 10  # of what is read on the loop: heads, small bodies, and where large ones begin
+RECEIVE_BYTES = 64 << 10  # bytes read at a time on the loop: heads, small bodies, and the start of large ones
 
 
 class TlsTransport(asyncio.BufferedProtocol):
-    """One connection's TLS. ``shaken`` is done when the handshake is, and the protocol above connected.
+    """The TLS layer of one connection. ``shaken`` is done once the handshake is over and ``above`` is connected.
 
     Args:
-        context: what to trust.
-        host: whose certificate to ask for.
-        above: gets what was decrypted; is given no end of file, but loses the connection instead.
-        received: memory for what is read, shared with others: it is used within one turn of the loop.
+        context: trusted certificates.
+        host: host name that the certificate must match.
+        above: gets the decrypted bytes; at the end of file it loses the connection.
+        received: receive buffer shared with other connections; used within one turn of the loop.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str, above: Connection, received: memoryview) -> None:
@@ -39,7 +39,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._transport: Any = None  # of whichever loop: uvloop's are no asyncio.Transport
         self._paused = False
         self._why: Exception | None = None
-        self._end: Callable[[], object] | None = None  # what to do behind what was decrypted last
+        self._end: Callable[[], object] | None = None  # called after the last decrypted bytes were handed up
         self.shaken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __repr__(self) -> str:
@@ -47,10 +47,10 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     @property
     def cipher(self) -> Cipher:
-        """What decrypts: whoever takes it pauses the tunnel first, and resumes it when done."""
+        """The cipher; its borrower pauses reading first and resumes it afterwards."""
         return Cipher(self._tls, self._incoming)
 
-    # ------------------------------------------------------------ what the transport calls
+    # ------------------------------------------------------------ called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Transport: connected; the handshake begins."""
@@ -58,11 +58,11 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._shake()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - one recv takes whatever is there
-        """Transport: where the next bytes go."""
+        """Transport: return the buffer for the next bytes."""
         return self._received
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Transport: that many bytes went there."""
+        """Transport: handle the bytes that were put into the buffer."""
         self._incoming.write(self._received[:nbytes])
         if self.shaken.done():
             self._feed()
@@ -70,13 +70,13 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._shake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Transport: gone, for whatever reason."""
+        """Transport: handle the loss of the connection."""
         if not self.shaken.done():
-            self._broken(exc or ConnectionResetError("closed by the other side during the TLS handshake"))
+            self._broken(exc or ConnectionResetError("the other side closed the connection during the TLS handshake"))
         else:
             self._above.connection_lost(exc or self._why)
 
-    # ------------------------------------------------------------ what the protocol above calls
+    # ------------------------------------------------------------ called by the protocol above
 
     def write(self, data: bytes) -> None:
         """Encrypt and send."""
@@ -84,27 +84,27 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._flush()
 
     def pause_reading(self) -> None:
-        """Leave the socket and the cipher to somebody else."""
+        """Stop reading, so that another thread can use the socket and the cipher."""
         self._paused = True
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Have both back."""
+        """Take the socket and the cipher back and continue reading."""
         self._paused = False
         self._transport.resume_reading()
         self._feed()
 
     def abort(self) -> None:
-        """Close without ceremony."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Whether the connection is closed or closing."""
         return bool(self._transport.is_closing())
 
     def get_extra_info(self, name: str) -> Any:  # noqa: ANN401 - as transports have it
-        """Return the plain transport's."""
+        """Return the plain transport's information."""
         return self._transport.get_extra_info(name)
 
     # ------------------------------------------------------------ inside
@@ -116,12 +116,12 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._flush()
             return
         except ssl.SSLError as error:
-            self._flush()  # the alert that tells the other side why
+            self._flush()  # sends the alert that tells the other side the reason
             self._broken(error)
             self.abort()
             return
         self._flush()
-        if not self.shaken.done():  # whoever waited may have left
+        if not self.shaken.done():  # the waiting task may have been cancelled
             self.shaken.set_result(None)
             self._above.connection_made(self)  # type: ignore[arg-type]  # what is used of a transport is here
             self._feed()
@@ -129,10 +129,10 @@ class TlsTransport(asyncio.BufferedProtocol):
     def _broken(self, error: Exception) -> None:
         if not self.shaken.done():
             self.shaken.set_exception(error)
-            self.shaken.exception()  # whoever waited may have left: nothing is to be logged then
+            self.shaken.exception()  # retrieved, so that asyncio logs nothing if the waiting task was cancelled
 
     def _feed(self) -> None:
-        """Hand up what can be decrypted, until somebody else takes over."""
+        """Hand up the bytes that can be decrypted, until reading is paused."""
         dry = False
         while not dry and not self._paused and not self._transport.is_closing():
             buffer = self._above.get_buffer(-1)
@@ -145,12 +145,13 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._flush()
 
     def _decrypt(self, buffer: memoryview) -> tuple[int, bool]:
-        """Fill the buffer as far as goes: a record has 16 KiB at most, and each step above is a write to a file.
+        """Fill the buffer as far as possible: a record has at most 16 KiB, and each step above is a file write.
 
-        Where no more than a record has room the next one is left alone: behind a head it is of a body that is moved.
+        If the buffer has room for one record only, the next record is left alone, because after a head it may belong to
+        a body that a thread moves.
 
         Returns:
-            Bytes that are there, and whether nothing more can be decrypted.
+            The number of bytes, and whether nothing more can be decrypted.
         """
         count = 0
         while not count or _RECORD_BYTES < buffer.nbytes > count:
@@ -159,16 +160,18 @@ class TlsTransport(asyncio.BufferedProtocol):
             except ssl.SSLWantReadError:
                 return count, True
             except ssl.SSLError as error:
-                self._why = ConnectionResetError(str(error))  # not the error: it leads to this frame, and the buffer
+                self._why = ConnectionResetError(
+                    str(error)
+                )  # not the error itself, which refers to this frame and the buffer
                 self._end = self.abort
                 return count, True
-            if not came:  # the other side says that it is done
+            if not came:  # the other side has closed its TLS session
                 self._end = self._transport.close
                 return count, True
             count += came
         return count, False
 
     def _flush(self) -> None:
-        """Send what the cipher wants sent: new keys too, which the other side may ask for at any time."""
+        """Send the cipher's pending output, including answers to a key change."""
         if self._outgoing.pending and not self._transport.is_closing():
             self._transport.write(self._outgoing.read())

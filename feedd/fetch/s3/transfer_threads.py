@@ -1,4 +1,4 @@
-"""Threads that move bodies from sockets into files, so that the event loop is left alone."""
+"""Threads that move bodies from sockets into files, so that the event loop stays free."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.small_writes import Write
     from feedd.flow.mapping import FilePlace
 
-_CLOSE_S: Final = 5.0  # a thread that a disk holds up for longer is left behind; it closes what it has by itself
+_CLOSE_S: Final = 5.0  # a thread that a disk delays for longer is abandoned; it closes its resources itself
 _EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP
 _log = structlog.get_logger(__name__)
 
 
 class TransferThreads:
-    """As many movers as are worth it; bodies go to the one that has the least to do.
+    """A bounded number of transfer threads; a body goes to the least busy one.
 
-    Those of one file go to the same one: a file lets one writer in at a time, and the others would spin. Measured, two
-    movers cost a tenth of a CPU-second per GB more where they write to the same file. Files in memory have movers of
-    their own: a disk that hangs holds up nobody who goes past it. They start with the first body for them.
+    Bodies for one file go to the same thread, because a file admits one writer at a time and the others would spin.
+    Measured, two threads cost a tenth of a CPU-second per GB more if they write to the same file. Files in memory have
+    separate threads, so that a hanging disk does not block them. The threads start with their first body.
 
     Args:
-        count: movers for files on disk, and as many for files in memory.
+        count: threads for files on disk, and as many for files in memory.
     """
 
     def __init__(self, count: int) -> None:
-        assert count > 0, "somebody has to move"
+        assert count > 0, "at least one thread is needed"
         self._count = count
         self._all: dict[bool, list[TransferThread]] = {}  # by whether their files are in memory
 
     def for_file(self, place: FilePlace) -> TransferThread:
-        """Return the one to move a body there; one whose thread has ended is replaced.
+        """Return the thread to move a body to ``place``; threads that ended are replaced.
 
         Raises:
-            OSError: no descriptor or thread is left for a new one, and there is no other.
+            OSError: no descriptor or thread is left for a new thread, and there is no other.
         """
         threads = [thread for thread in self._all.get(place.in_memory, ()) if thread.alive]
         try:
@@ -60,11 +60,11 @@ class TransferThreads:
         return min(threads, key=lambda thread: thread.burden(place.fd))
 
     def started(self, place: FilePlace) -> bool:
-        """Whether there is a transfer thread for files of that kind already."""
+        """Whether a transfer thread for files of that kind is running."""
         return any(thread.alive for thread in self._all.get(place.in_memory, ()))
 
     def close(self) -> None:
-        """Close all; see ``TransferThread.close``."""
+        """Close all threads; see ``TransferThread.close``."""
         transfer_threads = [transfer_thread for group in self._all.values() for transfer_thread in group]
         for transfer_thread in transfer_threads:
             transfer_thread.end()
@@ -75,19 +75,19 @@ class TransferThreads:
 class TransferThread:
     """Moves any number of bodies at a time, a step of each in turn, in one thread.
 
-    What goes wrong with one body ends that body. A thread that ends all the same ends its bodies, and takes no more.
+    An error in one body ends only that body. If the thread ends all the same, it ends its bodies and takes no more.
 
     Raises:
         OSError: no descriptor or thread is left.
     """
 
     def __init__(self) -> None:
-        self._moves: dict[int, BodyTransfer] = {}  # by their sockets' descriptors; the thread's
+        self._moves: dict[int, BodyTransfer] = {}  # by descriptor of the socket; used by the thread only
         self._new: list[BodyTransfer] = []
         self._writes: list[Write] = []
         self._lock = threading.Lock()
         self._closing = self._ended = False
-        self._files: Counter[int] = Counter()  # bodies under way, by descriptor of their file
+        self._files: Counter[int] = Counter()  # running bodies, by descriptor of their file
         with contextlib.ExitStack() as stack:
             self._buffers = TransferBuffers()
             stack.callback(self._buffers.close)
@@ -97,7 +97,9 @@ class TransferThread:
             stack.callback(os.close, self._wake_out)
             stack.callback(os.close, self._wake_into)
             self._epoll.register(self._wake_out, select.EPOLLIN)
-            self._release = stack.pop_all()  # by the thread, when it ends: nobody else knows when it needs them no more
+            self._release = (
+                stack.pop_all()
+            )  # the thread releases these at its end, because only it knows when it no longer needs them
         self._thread = threading.Thread(target=self._run, name="feedd-mover", daemon=True)
         try:
             self._thread.start()
@@ -107,11 +109,11 @@ class TransferThread:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread takes bodies."""
+        """Whether the thread takes bodies."""
         return not self._ended
 
     def add(self, move: BodyTransfer) -> None:
-        """Begin; ``move`` tells from this thread when it is over.
+        """Begin a transfer; ``move`` reports its end from this thread.
 
         Raises:
             OSError: the thread has ended; the move has been told so.
@@ -122,10 +124,10 @@ class TransferThread:
             raise OSError(errno.ESRCH, "its transfer thread has ended")
 
     def write(self, write: Write) -> None:
-        """Write a body from memory; ``write`` tells when that is over.
+        """Write a body from memory; ``write`` reports the end.
 
         Raises:
-            OSError: the thread has ended; nothing is told.
+            OSError: the thread has ended; nothing is reported.
         """
         write.place.writers.begin()
         if not self._take(write.place.fd, lambda: self._writes.append(write)):
@@ -136,7 +138,7 @@ class TransferThread:
         with self._lock:
             if self._ended:
                 return False
-            awake = bool(self._new or self._writes)  # it was told, and has not come to look yet
+            awake = bool(self._new or self._writes)  # the thread was woken and has not looked yet
             note()
             self._files[file] += 1
             if not awake:
@@ -144,28 +146,28 @@ class TransferThread:
         return True
 
     def burden(self, file: int) -> tuple[bool, int]:
-        """Return what to compare movers by: whether they are strange to that file, then how much they have to do."""
+        """Return the sort key of this thread for a file: whether the file is new to it, then its number of bodies."""
         with self._lock:
             return not self._files[file], self._files.total()
 
     def look(self) -> None:
-        """Notice moves that were stopped."""
+        """Wake the thread, so that it notices stopped transfers."""
         with self._lock:
             if not self._ended:
                 self._wake()
 
     def end(self) -> None:
-        """Have all moves end as stopped, and the thread; nothing may be added afterwards."""
+        """End all transfers as stopped, and the thread; nothing may be added afterwards."""
         self._closing = True
         self.look()
 
     def close(self) -> None:
-        """End it, and wait for the thread; one that a disk holds up ends when the disk answers."""
+        """End the thread and wait for it; a thread that a disk delays ends when the disk answers."""
         self.end()
         self._thread.join(_CLOSE_S)
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it has not come to look for thousands of times: it will
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups, so the thread will look
             os.write(self._wake_into, b"?")
 
     def _run(self) -> None:
@@ -197,7 +199,7 @@ class TransferThread:
         for move in new:
             try:
                 self._epoll.register(move.sock_fd, _EVENTS)
-            except OSError as error:  # ENOSPC: the user's watches are used up
+            except OSError as error:  # ENOSPC: the user's epoll watches are used up
                 move.fail(error)
             self._advance(move, move.prepare)
         for move in [move for move in self._moves.values() if move.over]:
@@ -216,7 +218,7 @@ class TransferThread:
     def _end(self, move: BodyTransfer) -> None:
         if self._moves.pop(move.sock_fd, None) is None:
             return
-        with contextlib.suppress(OSError):  # it could not be registered
+        with contextlib.suppress(OSError):  # it was not registered
             self._epoll.unregister(move.sock_fd)
         self._forget((move.file,))
         move.finish()
@@ -224,7 +226,7 @@ class TransferThread:
     def _forget(self, files: Iterable[int]) -> None:
         with self._lock:
             self._files.subtract(files)
-            self._files += Counter()  # forget the zeros
+            self._files += Counter()  # drops the zeros
 
     def _end_all(self) -> None:
         with self._lock:

@@ -183,7 +183,7 @@ async def test_directory_of_somebody_else(short_dir: Path) -> None:
 async def test_no_room_for_any_cache(rig: CacheRig) -> None:
     """A free-space reserve that the disk cannot grant is an error at start, with the numbers."""
     options = CacheOptions(rig.directory, size_bytes=1 << 20, free_reserve_bytes=1 << 60)
-    with pytest.raises(CacheUnavailable, match=r"beside a reserve of .* got .* of free disk space"):
+    with pytest.raises(CacheUnavailable, match=r"and a reserve of .* need more disk space than the .* free"):
         async with DiskCache(options, rig.fetcher, rig.recorder, SystemClock()):
             pass
 

@@ -64,7 +64,7 @@ async def test_a_disk_that_never_takes_it_is_the_caches_trouble(
     late = _LateFetcher(rig)
     rig.fetcher = late  # type: ignore[assignment]  # what a cache wants of one
     async with rig.open() as cache:
-        with pytest.raises(CacheUnavailable, match="expected the disk to answer"):
+        with pytest.raises(CacheUnavailable, match="the disk has not answered"):
             await cache.acquire([ref])
         late.late[0].end()
         await until(lambda: not rig.temp_files())

@@ -203,7 +203,7 @@ async def test_nothing_kept_is_good() -> None:
     verification = Verification(ref_of(b"abc"), None)
     verification.arrived(ByteRange(0, 3), memoryview(b"xyz"))
     assert await verification.finish(memoryview(b"xyz")) == ()
-    assert verification.describe() == "no checksum kept"
+    assert verification.describe() == "no checksum stored"
 
 
 @pytest.mark.parametrize("algorithm", ["crc32", "sha1", "sha256"])

@@ -176,7 +176,7 @@ async def test_silence_of_the_disk_is_not_the_stores(
     """Where the disk takes nothing for as long as a store may be silent, the error is the cache's."""
     async with RawServer(_answer(body)) as server:
         pool = _pool(server, files, read_timeout_s=0.05)
-        with pytest.raises(CacheUnavailable, match="expected the disk to take what was received"):
+        with pytest.raises(CacheUnavailable, match="the disk does not take the received bytes"):
             await _read(pool, on_disk, len(body))
         assert not disk.overdue
         disk.recover()

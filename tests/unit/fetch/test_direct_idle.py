@@ -82,7 +82,7 @@ async def test_a_silent_address_is_left_before_the_deadline_of_a_small_request(k
         if kept:
             assert await get(pool) == BODY
             await asyncio.sleep(0.3)  # the watch of the request before is still to ring
-        with pytest.raises(TimeoutError, match="no byte for too long"):
+        with pytest.raises(TimeoutError, match="no byte received within the read timeout"):
             async with asyncio.timeout(1.4):
                 await pool.request(REQUEST, memoryview(bytearray(10)), lambda _: None)
         assert "1 in quarantine" in repr(pool._addresses)

@@ -149,7 +149,7 @@ async def test_a_store_without_conditions(sources: Sources, server: S3Server) ->
     with capture_logs() as logs:
         await KeptIndex(sources, f"s3://data/{KEY}").save(_ours(_row("a")))
     assert [log["event"] for log in logs] == [
-        "the store knows no conditional PUT: of two writers at once, one may be lost"
+        "the store has no conditional PUT: of two concurrent writes, one may be lost"
     ]
     assert "if-none-match" not in server.requests[-1].headers
     found = server._objects.find("data", KEY)
