@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -61,6 +61,38 @@ class Recorder(Protocol):
 
 
 @runtime_checkable
+class RangeSink(Protocol):
+    """Where the bytes of a range go: a piece of a cache file, or of memory.
+
+    After a store's ``read_into`` has returned or raised, the store writes no more.
+    """
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the range."""
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether reading or writing may wait for a disk, which the event loop must not do."""
+
+    def part(self, start: int, end: int) -> RangeSink:
+        """Return the sink of some of these bytes."""
+
+    async def write(self, at: int, data: bytes | memoryview) -> None:
+        """Write bytes at an offset of the sink.
+
+        Raises:
+            CacheUnavailable: the cache file cannot be written.
+        """
+
+    def read(self) -> Iterator[memoryview]:
+        """Yield the bytes in pieces, each valid until the next. Blocks if ``waits_for_disk``.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+
+
 class ObjectStore(Protocol):
     """One bucket or directory tree. ``repr`` of a wrapper shows what it wraps: ``RetryStore(S3Store(s3://b))``."""
 
@@ -97,15 +129,15 @@ class ObjectStore(Protocol):
         """
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
-        """Fill ``target`` (exactly ``span.size_bytes`` long) with that range of that version.
+        """Write that range of that version to ``sink``, which is exactly as long.
 
         ``progress``, fresh for each call, is kept up to date where the store can tell.
 
         Raises:
             ObjectChanged: the store now has another version.
-            BadResponse: other length or range than asked; ``target`` may then hold anything.
+            BadResponse: other length or range than asked; the sink may then hold anything.
             NotFound, PermissionDenied, StoreUnavailable, Throttled: as named.
         """
 
@@ -119,8 +151,8 @@ class FetchWatch(Protocol):
     def urgency(self) -> float:
         """Position of the future at which the object is needed: lower goes first. Asked whenever there is a choice."""
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
-        """Take note of a part that is whole; ``piece`` is borrowed. A span that comes again replaces the earlier one.
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
+        """Take note of a part that is whole, and where it lies. A span that comes again replaces the earlier one.
 
         Parts come in any order; each byte of the object is in the last call for it when the fetch returns.
         """
@@ -129,8 +161,8 @@ class FetchWatch(Protocol):
 class ShardFetcher(Protocol):
     """Brings a whole object into memory somebody else owns, by parallel ranges within the byte budget."""
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
-        """Fill ``target`` (exactly ``ref.size_bytes`` long), checked against the store's checksum where it has one.
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
+        """Write an object to ``sink``, which is exactly as long, checked against the store's checksum where it has one.
 
         Raises what ``ObjectStore.read_into`` raises; ``BadResponse`` too where the checksum still differs after the
         object was fetched again.
@@ -141,9 +173,9 @@ class SpanFetcher(ShardFetcher, Protocol):
     """A fetcher that brings parts of objects too."""
 
     async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
-        """Fill these spans of ``target``, which is as long as the object; checksums of whole objects say nothing here.
+        """Write these spans to ``sink``, which is as long as the object; checksums of whole objects say nothing here.
 
         Raises what ``ObjectStore.read_into`` raises.
         """

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from awscrt.checksums import combine_crc32c, crc32c
 
 from feedd.cache import entry_layout
-from feedd.flow.mapping import on_disk, pieces
 
 if TYPE_CHECKING:
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange
 
 _UNKNOWN: Final = -1
@@ -48,7 +48,7 @@ class BlockSums:
         self._block_bytes = entry_layout.block_bytes(size_bytes)
         self._sums = [_UNKNOWN] * entry_layout.block_count(size_bytes)
 
-    def landed(self, at: int, data: memoryview, *, begins: bool = False) -> None:
+    def written(self, at: int, data: memoryview, *, begins: bool = False) -> None:
         """Add the bytes just written to the file at offset ``at``; may be called in any thread.
 
         The bytes continue the run written right before them, unless ``begins`` says that another object begins there.
@@ -62,37 +62,37 @@ class BlockSums:
             self._written[stop] = _Run(start, stop, crc32c(data[at - begin : stop - begin], crc))
             at, begins = stop, False
 
-    def take(self, span: ByteRange, piece: memoryview) -> None:
+    def take(self, span: ByteRange, part: RangeSink) -> None:
         """Record the checksums of a written span, and compute those of whole blocks that need no disk read.
 
-        ``finish`` computes all others, off the loop. If ``landed`` was told of some bytes and they are overwritten by
-        another path, call ``landed`` for the new bytes too.
+        ``finish`` computes all others, off the loop. If ``written`` was told of some bytes and they are overwritten
+        by another path, call ``written`` for the new bytes too.
         """
         block = self._block_bytes
-        later = on_disk(piece)
+        later = part.waits_for_disk
         for index in range(span.start // block, -(-span.end // block)):
             start, stop = index * block, min((index + 1) * block, self._size_bytes)
             low, high = max(start, span.start), min(stop, span.end)
-            written = self._written.pop(high, None)
-            known = _UNKNOWN if written is None or written.start != low else written.crc
+            run = self._written.pop(high, None)
+            known = _UNKNOWN if run is None or run.start != low else run.crc
             if (low, high) == (start, stop):
                 self._came.pop(index, None)
                 if known == _UNKNOWN and not later:
-                    known = _crc(piece[low - span.start : high - span.start])
+                    known = _crc(part.part(low - span.start, high - span.start))
                 self._sums[index] = known
             else:
                 self._sums[index] = _UNKNOWN
                 self._take_piece(index, low, high, known)
 
-    def finish(self, data: memoryview) -> bytes:
-        """Return all checksums in the header's format, computing missing ones from ``data``, the whole object.
+    def finish(self, whole: RangeSink) -> bytes:
+        """Return all checksums in the header's format, computing missing ones by reading ``whole``, the whole object.
 
         Raises:
             OSError: the file cannot be read.
         """
         for index, known in enumerate(self._sums):
             if known == _UNKNOWN:
-                self._sums[index] = self._joined(index, data)
+                self._sums[index] = self._joined(index, whole)
         return struct.pack(f"<{len(self._sums)}I", *self._sums)
 
     def _take_piece(self, index: int, start: int, end: int, known: int) -> None:
@@ -102,19 +102,19 @@ class BlockSums:
         if known != _UNKNOWN and end - start >= _PIECE_BYTES_LEAST:
             came[start] = _Run(start, end, known)
 
-    def _joined(self, index: int, data: memoryview) -> int:
+    def _joined(self, index: int, whole: RangeSink) -> int:
         """Return the checksum of a block that came in pieces; bytes without a checksum are read again."""
         at, stop, crc = index * self._block_bytes, min((index + 1) * self._block_bytes, self._size_bytes), 0
         for run in sorted(self._came.get(index, {}).values()):
             if at < run.start:
-                crc = _crc(data[at : run.start], crc)
+                crc = _crc(whole.part(at, run.start), crc)
             crc = int(combine_crc32c(crc, run.crc, run.end - run.start))
             at = run.end
-        return _crc(data[at:stop], crc) if at < stop else crc
+        return _crc(whole.part(at, stop), crc) if at < stop else crc
 
 
-def _crc(data: memoryview, before: int = 0) -> int:
+def _crc(part: RangeSink, before: int = 0) -> int:
     crc = before
-    for piece in pieces(data):
+    for piece in part.read():
         crc = crc32c(piece, crc)
     return crc

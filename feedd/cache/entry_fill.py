@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 from feedd.cache import entry_layout, os_errors
@@ -10,6 +9,7 @@ from feedd.cache.blocks import BlockSums
 from feedd.cache.os_errors import PlaceFull
 from feedd.errors import FeeddError, StoreUnavailable
 from feedd.flow.file_writing import left_alone
+from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within
 from feedd.units import format_duration
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.cache.entry_storage import Draft, EntryStorage
-    from feedd.protocols import ShardFetcher
+    from feedd.flow.range_sinks import Written
+    from feedd.protocols import RangeSink, ShardFetcher
     from feedd.values import ByteRange, ObjectRef
 
 
@@ -38,10 +39,10 @@ class FillWatch:
         """Position at which the object is needed; -inf: an acquirer waits for it now."""
         return self._urgency()
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
         """Compute the checksums of a part while its bytes are still in the CPU cache."""
         if self._sums is not None:
-            self._sums.take(span, piece)
+            self._sums.take(span, part)
 
 
 class Filler:
@@ -88,9 +89,8 @@ class Filler:
         draft = await self._create(ref, make_room)
         try:
             sums = BlockSums(ref.size_bytes, entry_layout.data_at(ref))
-            if self.place.shared:
-                draft.mapping.landed = sums.landed
-            await self._fetch(draft, FillWatch(urgency, sums if self.place.shared else None))
+            summed = sums if self.place.shared else None
+            await self._fetch(draft, FillWatch(urgency, summed), None if summed is None else summed.written)
             await self._left_alone(draft)
             await self.place.publish(draft, sums)
         except BaseException:
@@ -99,7 +99,7 @@ class Filler:
 
     async def _left_alone(self, draft: Draft) -> None:
         """Wait until all writes have ended, so that readers get a file that does not change."""
-        if not await left_alone(draft.mapping.writers, _WRITTEN_S):
+        if not await left_alone(draft.file.writers, _WRITTEN_S):
             raise os_errors.stalled(self.place.names.where, _WRITTEN_S)
 
     async def _create(self, ref: ObjectRef, make_room: Callable[[PlaceFull], bool]) -> Draft:
@@ -113,15 +113,8 @@ class Filler:
         except PlaceFull as full:
             raise os_errors.place_full(full, self.place.names) from full
 
-    async def _fetch(self, draft: Draft, watch: FillWatch) -> None:
+    async def _fetch(self, draft: Draft, watch: FillWatch, written: Written | None) -> None:
         ref = draft.ref
-        if not ref.size_bytes:
-            return  # an empty object has no range to request
-        start = entry_layout.data_at(ref)
-        target = memoryview(draft.mapping)[start : start + ref.size_bytes]
-        try:
-            await self._fetcher.fetch(ref, target, watch)
-        finally:
-            # a failed fetch's traceback may still hold arrays over this view; they go away with the traceback
-            with contextlib.suppress(BufferError):
-                target.release()
+        if ref.size_bytes:  # an empty object has no range to request
+            sink = FileSink(draft.file, entry_layout.data_at(ref), ref.size_bytes, written)
+            await self._fetcher.fetch(ref, sink, watch)

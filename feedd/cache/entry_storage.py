@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from feedd.cache.blocks import BlockSums
     from feedd.cache.policy.cache_index import CacheIndex
-    from feedd.flow.mapping import FileMapping
+    from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef, ShardFile
 
 
@@ -84,17 +84,17 @@ class Opened:
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """An entry being filled: allocated, mapped, without a name.
+    """An entry being filled: allocated, without a name.
 
     Attributes:
-        mapping: header and data.
+        file: holds header and data.
         temp: the file's path, in a directory.
         fd: the file descriptor, in memory.
         published: the publication was handed over.
     """
 
     ref: ObjectRef
-    mapping: FileMapping
+    file: SinkFile
     temp: Path | None = None
     fd: int = -1
     published: bool = False

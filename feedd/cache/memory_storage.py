@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import os
 from typing import TYPE_CHECKING, Final
@@ -14,7 +13,7 @@ from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.os_errors import PlaceFull
 from feedd.cache.policy.cache_index import CacheIndex
 from feedd.errors import CacheUnavailable
-from feedd.flow.mapping import FileMapping
+from feedd.flow.sink_file import SinkFile
 from feedd.units import MIB, format_size
 from feedd.values import ShardFile
 
@@ -82,7 +81,7 @@ class MemoryPlace:
         return ShardFile(ref, f"/proc/{os.getpid()}/fd/{self._fds[ref]}", entry_layout.data_at(ref))
 
     async def create(self, ref: ObjectRef) -> Draft:
-        """Allocate and map an anonymous file."""
+        """Allocate an anonymous file."""
         made: list[Draft] = []
         try:
             await self._disk.change(self._create, ref, made)
@@ -100,7 +99,7 @@ class MemoryPlace:
         self._fds[draft.ref] = draft.fd
 
     def abandon(self, draft: Draft) -> None:
-        """Unmap and close the draft's file."""
+        """Close the draft's file."""
         if self._fds.get(draft.ref) == draft.fd:
             del self._fds[draft.ref]
         self._disk.post(_free, draft)
@@ -143,7 +142,7 @@ class MemoryPlace:
                     self._check(step_bytes, size_bytes)
                     os.posix_fallocate(fd, at, step_bytes)
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-                mapping = FileMapping(fd, size_bytes)
+                file = SinkFile(fd)
             except BaseException:
                 os.close(fd)
                 raise
@@ -151,7 +150,7 @@ class MemoryPlace:
             if os_errors.is_full(error):
                 raise PlaceFull(size_bytes, self._available() or 0, _RESERVE_BYTES) from error
             raise os_errors.unusable(error, _NAMES) from error
-        made.append(Draft(ref, mapping, fd=fd))
+        made.append(Draft(ref, file, fd=fd))
 
     def _check(self, step_bytes: int, size_bytes: int) -> None:
         left = self._available()
@@ -159,13 +158,8 @@ class MemoryPlace:
             raise PlaceFull(size_bytes, left, _RESERVE_BYTES)
 
 
-def _unmap(draft: Draft) -> None:
-    with contextlib.suppress(BufferError):  # a traceback still holds views; the memory is unmapped when they are gone
-        draft.mapping.close()
-
-
 def _seal(draft: Draft) -> None:
-    _unmap(draft)
+    draft.file.close()
     try:
         fcntl.fcntl(draft.fd, fcntl.F_ADD_SEALS, _FUTURE_WRITE | fcntl.F_SEAL_SEAL)
     except OSError as error:
@@ -173,7 +167,7 @@ def _seal(draft: Draft) -> None:
 
 
 def _free(draft: Draft) -> None:
-    _unmap(draft)
+    draft.file.close()
     os.close(draft.fd)
 
 

@@ -15,6 +15,7 @@ from feedd.convert.head_detection import HEAD_BYTES, form_by_head, is_unsaid
 from feedd.dataset.object_names import split_name
 from feedd.dataset.pack_layout import is_pack
 from feedd.flow.pools import CPU
+from feedd.flow.range_sinks import MemorySink
 from feedd.flow.tasks import run_all
 from feedd.values import ByteRange
 
@@ -65,8 +66,8 @@ async def first_bytes(sources: Sources, ref: ObjectRef, most: int) -> bytes:
     """
     head = bytearray(min(ref.size_bytes, most))
     if head:
-        with memoryview(head) as target:
-            await sources.store(ref.root).read_into(ref, ByteRange(0, len(head)), target)
+        sink = MemorySink(memoryview(head))
+        await sources.store(ref.root).read_into(ref, ByteRange(0, len(head)), sink)
     return bytes(head)
 
 

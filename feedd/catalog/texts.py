@@ -12,6 +12,7 @@ import numpy as np
 
 from feedd.flow.budget import ByteBudget
 from feedd.flow.pools import CPU
+from feedd.flow.range_sinks import MemorySink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,5 +49,5 @@ class Texts:
         """
         async with self._budget.reserve(ref.size_bytes):
             data = np.empty(ref.size_bytes, np.uint8)  # memory of the system's, which comes as it is written to
-            await self._fetcher.fetch(ref, data.data)
+            await self._fetcher.fetch(ref, MemorySink(data.data))
             return await CPU.run(parser, data.data)

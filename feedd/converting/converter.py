@@ -12,11 +12,11 @@ from feedd.convert import conversion_registry as registry
 from feedd.convert.arrow import TYPES
 from feedd.convert.conversion_io import HeldObject
 from feedd.converting.conversion_log import MadeFact
-from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, tell_landed
+from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable
-from feedd.flow.mapping import file_of
 from feedd.flow.memory_limit import available_bytes
 from feedd.flow.pools import CACHE_DISK
+from feedd.flow.range_sinks import FileSink
 from feedd.flow.tasks import within
 from feedd.metrics import PIPELINE_MADE, PIPELINE_MADE_BYTES, PIPELINE_MADE_SECONDS, PIPELINE_MAKING
 from feedd.units import MIB, format_duration, format_size
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from feedd.converting.conversion_log import ConversionLog
-    from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
+    from feedd.protocols import FetchWatch, PinnedShards, RangeSink, Recorder, SpanFetcher
     from feedd.values import ObjectRef
 
     Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]
@@ -77,7 +77,7 @@ class _Watch:
     def urgency(self) -> float:
         return self._urgency()
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
         """Whoever makes the shard reads it all."""
 
 
@@ -124,8 +124,8 @@ class Converter:
         """How many made shards wait in memory."""
         return len(self._fresh)
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
-        """Fill ``target``; see ``ShardFetcher.fetch``.
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
+        """Fill ``sink``; see ``ShardFetcher.fetch``.
 
         Raises besides:
             BadShard, Unsupported: a shard cannot be made of the object.
@@ -133,19 +133,19 @@ class Converter:
             StoreUnavailable: it took longer than its deadline.
         """
         if not ref.form:
-            await self._fetcher.fetch(ref, target, watch)
+            await self._fetcher.fetch(ref, sink, watch)
             return
         fresh = self._take(ref)
         if fresh is None:
             async with self._in_time(ref):
-                await self._make_into(ref, target, _whenever if watch is None else watch.urgency)
+                await self._make_into(ref, sink, _whenever if watch is None else watch.urgency)
         else:
             try:
-                await copy_into(target, fresh.file.fd)
+                await copy_into(sink, fresh.file.fd)
             finally:
                 self._free(fresh)
         if watch is not None:
-            watch.arrived(ByteRange(0, ref.size_bytes), target)
+            watch.arrived(ByteRange(0, ref.size_bytes), sink)
 
     async def bring(self, ref: ObjectRef, urgency: Callable[[], float]) -> ObjectRef:
         """Make a listed object's shard in memory and learn its size; return the ref of the shard.
@@ -216,26 +216,24 @@ class Converter:
         fresh.file.close()
         self.taken()
 
-    async def _make_into(self, shard: ObjectRef, target: memoryview, urgency: Callable[[], float]) -> None:
+    async def _make_into(self, shard: ObjectRef, sink: RangeSink, urgency: Callable[[], float]) -> None:
         """Make a shard of known size where it belongs."""
         fact = self.facts.origin(shard)
         if fact is None:
             raise _unknown(shard, "an object nobody has made a shard of")
         ref = replace(shard, size_bytes=fact.object_bytes)
-        place = file_of(target) if target.nbytes else None
         async with self._place():
             room_bytes = self._room(ref.size_bytes, ref)
-            if place is not None:
-                made = await self._again(
-                    ref, self._task(ref, place.fd, place.at, room_bytes, shard.size_bytes), urgency
-                )
+            if isinstance(sink, FileSink):
+                task = self._task(ref, sink.file.fd, sink.offset, room_bytes, shard.size_bytes)
+                made = await self._again(ref, task, urgency)
                 if made.size_bytes == shard.size_bytes:
-                    await tell_landed(place, made.size_bytes)
+                    await note_all_written(sink)
             else:
                 with MemoryFile("feedd-made") as file:
                     made = await self._again(ref, self._task(ref, file.fd, 0, room_bytes), urgency)
                     if made.size_bytes == shard.size_bytes:
-                        await copy_into(target, file.fd)
+                        await copy_into(sink, file.fd)
         if made.size_bytes != shard.size_bytes:
             self.facts.forget(ref)
             raise _unknown(shard, f"{made.size_bytes}")
@@ -291,11 +289,10 @@ class Converter:
             return
         if await self._copied(plain, wanted, source, bring=whole and again):
             return
-        with source.view() as view:
-            if whole:
-                await self._fetcher.fetch(plain, view, watch)
-            else:
-                await self._fetcher.fetch_spans(plain, wanted, view, watch)
+        if whole:
+            await self._fetcher.fetch(plain, source.sink(), watch)
+        else:
+            await self._fetcher.fetch_spans(plain, wanted, source.sink(), watch)
 
     async def _copied(self, plain: ObjectRef, wanted: Sequence[ByteRange], source: MemoryFile, *, bring: bool) -> bool:
         """Take what is wanted of an object from the cache, where it is there; False: it is to be fetched."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Self
 
-from feedd.flow.mapping import FileMapping, file_of, file_pieces, write_at
 from feedd.flow.pools import CACHE_DISK
+from feedd.flow.range_sinks import FileSink, MemorySink
+from feedd.flow.sink_file import SinkFile, file_pieces, write_at
 from feedd.flow.tasks import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from feedd.flow.mapping import FilePlace
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange, ShardFile
 
     _Work = Callable[[threading.Event], None]
@@ -31,14 +31,14 @@ class MemoryFile:
 
     def __init__(self, name: str, size_bytes: int = 0) -> None:
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
-        self._mapping: FileMapping | None = None
         try:
             if size_bytes:
                 os.ftruncate(self.fd, size_bytes)
-                self._mapping = FileMapping(self.fd, size_bytes)
+            self._file = SinkFile(self.fd)
         except BaseException:
             os.close(self.fd)
             raise
+        self._size_bytes = size_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -46,27 +46,25 @@ class MemoryFile:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def view(self) -> memoryview:
-        """Return all of it, writable."""
-        return memoryview(b"" if self._mapping is None else self._mapping)
+    def sink(self) -> FileSink:
+        """Return the sink for all of it."""
+        return FileSink(self._file, 0, self._size_bytes)
 
     def close(self) -> None:
         """Give the memory back; idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-        if self._mapping is not None:
-            with suppress(BufferError):  # views in a traceback: unmapped when they are gone
-                self._mapping.close()
+            self._file.close()
 
 
-async def copy_into(target: memoryview, fd: int) -> None:
-    """Fill ``target`` with the start of a file, in a thread; where it is a view of a file, through its descriptor.
+async def copy_into(sink: RangeSink, fd: int) -> None:
+    """Fill ``sink`` with the start of a file, in a thread.
 
     Raises:
-        OSError: either cannot be reached.
+        OSError: the file or the sink's file cannot be reached.
     """
-    await _in_thread(lambda stop: _copy(fd, target, file_of(target), stop))
+    await _in_thread(lambda stop: _copy(fd, sink, stop))
 
 
 async def copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int) -> None:
@@ -78,14 +76,14 @@ async def copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int) -> No
     await _in_thread(lambda stop: _copy_spans(file, spans, fd, stop))
 
 
-async def tell_landed(place: FilePlace, size_bytes: int) -> None:
-    """Tell whoever wants to know of bytes that somebody else wrote there.
+async def note_all_written(sink: FileSink) -> None:
+    """Report the bytes of a sink that a worker wrote to its file.
 
     Raises:
         OSError: the file cannot be read.
     """
-    if place.landed is not None:
-        await _in_thread(lambda stop: _tell(place, size_bytes, stop))
+    if sink.wants_written:
+        await _in_thread(lambda stop: _note(sink, stop))
 
 
 async def _in_thread(work: _Work) -> None:
@@ -94,14 +92,13 @@ async def _in_thread(work: _Work) -> None:
     await to_its_end(job, stop)
 
 
-def _copy(fd: int, target: memoryview, place: FilePlace | None, stop: threading.Event) -> None:
-    for at, piece in _pieces(fd, 0, target.nbytes, stop):
-        if place is None:
-            target[at : at + piece.nbytes] = piece
+def _copy(fd: int, sink: RangeSink, stop: threading.Event) -> None:
+    for at, piece in _pieces(fd, 0, sink.size_bytes, stop):
+        if isinstance(sink, FileSink):
+            sink.write_now(at, piece)
         else:
-            write_at(place.fd, piece, place.at + at)
-            if place.landed is not None:
-                place.landed(place.at + at, piece)
+            assert isinstance(sink, MemorySink), "a sink is a file or memory"
+            sink.memory[at : at + piece.nbytes] = piece
 
 
 def _copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int, stop: threading.Event) -> None:
@@ -114,10 +111,9 @@ def _copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int, stop: thre
         os.close(source)
 
 
-def _tell(place: FilePlace, size_bytes: int, stop: threading.Event) -> None:
-    assert place.landed is not None
-    for at, piece in _pieces(place.fd, place.at, size_bytes, stop):
-        place.landed(place.at + at, piece)
+def _note(sink: FileSink, stop: threading.Event) -> None:
+    for at, piece in _pieces(sink.file.fd, sink.offset, sink.size_bytes, stop):
+        sink.note_written(at, piece)
 
 
 def _pieces(fd: int, start: int, size_bytes: int, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:

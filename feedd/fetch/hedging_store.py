@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from feedd.fetch.hedge_policy import Hedger
-    from feedd.protocols import ObjectStore, Recorder
+    from feedd.protocols import ObjectStore, RangeSink, Recorder
     from feedd.values import ObjectChecksum, ObjectRef
 
 
@@ -65,7 +65,7 @@ class HedgeStore:
         return await self._inner.checksum(ref)
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store, with a second request if the first is slow.
 
@@ -73,9 +73,9 @@ class HedgeStore:
         """
         after_s = self._hedger.look_after_s(span.size_bytes)
         if after_s is None:
-            await self._inner.read_into(ref, span, target, progress)
+            await self._inner.read_into(ref, span, sink, progress)
             return
-        race = _Race(self._inner, ref, span, target, progress or ReadProgress())
+        race = _Race(self._inner, ref, span, sink, progress or ReadProgress())
         race.watch(self._hedger, self._now_s)
         try:
             await race.run(after_s)
@@ -93,12 +93,12 @@ class _Race:
     """One range being read: the first request in the caller's task, the second, if any, in its own task."""
 
     def __init__(
-        self, inner: ObjectStore, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress
+        self, inner: ObjectStore, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress
     ) -> None:
         self._inner = inner
         self._ref = ref
         self._span = span
-        self._target = target
+        self._sink = sink
         self._progress = progress
         self._rest = ReadProgress()
         self._rest_at = 0
@@ -116,7 +116,7 @@ class _Race:
         self._hedger, self._now_s, self._started_s = hedger, now_s, now_s()
 
     async def run(self, after_s: float) -> None:
-        """Fill the target; check the first request after ``after_s``."""
+        """Fill the sink; check the first request after ``after_s``."""
         self._look_in(after_s)
         try:
             try:
@@ -135,7 +135,7 @@ class _Race:
     async def _run_first(self) -> None:
         try:
             with self._first:
-                await self._inner.read_into(self._ref, self._span, self._target, self._progress)
+                await self._inner.read_into(self._ref, self._span, self._sink, self._progress)
                 self._first_won = True
         except FeeddError as error:
             self._failures[0] = error  # raised once no second request is running
@@ -172,8 +172,8 @@ class _Race:
         rest = ByteRange(self._span.start + self._rest_at, self._span.end)
         self.hedged_bytes, self._asked_again_s = rest.size_bytes, self._now_s()
         try:
-            with self._target[self._rest_at :] as piece:
-                await self._inner.read_into(self._ref, rest, piece, self._rest)
+            part = self._sink.part(self._rest_at, self._sink.size_bytes)
+            await self._inner.read_into(self._ref, rest, part, self._rest)
         except FeeddError as error:
             self._failures[1] = error
             if self._spoiled_by(error, self._rest):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.dataset.packs import Packs
-    from feedd.flow.mapping import FilePlace
+    from feedd.flow.range_sinks import FileSink
     from feedd.values import ObjectRef
 
 _turn_of = attrgetter("turn")
@@ -37,8 +37,8 @@ class InflightPack(Protocol):
         """Ref of the pack."""
 
     @property
-    def place(self) -> FilePlace | None:
-        """The region of the file that the pack is written to, or None if the target is not a file."""
+    def file_sink(self) -> FileSink | None:
+        """The piece of a file that the pack is written to, or None if the sink is not a file."""
 
     def missing(self, objects: set[int]) -> set[int]:
         """Return those of ``objects`` that have not arrived; lost objects count as arrived."""
@@ -112,11 +112,11 @@ class PartialWait:
         found: dict[ObjectRef, ShardFile] = {}
         for ref, objects in self._wanted.items():
             coming = self._book.coming(ref)
-            place = coming.place if coming is not None and coming.whole(objects) else None
-            if place is not None:
-                self._fds.append(os.dup(place.fd))  # the fetch may close its own descriptor meanwhile
+            sink = coming.file_sink if coming is not None and coming.whole(objects) else None
+            if sink is not None:
+                self._fds.append(os.dup(sink.file.fd))  # the fetch may close its own descriptor meanwhile
                 path = f"/proc/{os.getpid()}/fd/{self._fds[-1]}"
-                found[ref] = ShardFile(ref, path, place.at, inflight=True)
+                found[ref] = ShardFile(ref, path, sink.offset, inflight=True)
         return found
 
     def _look(self, ref: ObjectRef) -> None:

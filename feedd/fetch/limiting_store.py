@@ -10,7 +10,7 @@ from feedd.fetch.pages import closing_pages
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from feedd.protocols import ObjectStore
+    from feedd.protocols import ObjectStore, RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 
@@ -52,11 +52,11 @@ class LimitStore:
             return await self._inner.checksum(ref)
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store once a permit is free."""
         async with self._permits:
-            await self._inner.read_into(ref, span, target, progress)
+            await self._inner.read_into(ref, span, sink, progress)
 
     async def close(self) -> None:
         """Close the inner store."""

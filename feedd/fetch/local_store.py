@@ -24,8 +24,8 @@ from feedd.errors import (
 )
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.flow.file_writing import write_in
-from feedd.flow.mapping import file_of, write_at
 from feedd.flow.pools import Pool
+from feedd.flow.range_sinks import FileSink, MemorySink
 from feedd.flow.tasks import to_its_end
 from feedd.units import MIB
 from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
@@ -33,7 +33,7 @@ from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from feedd.flow.mapping import FilePlace
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange
 
     _Take = Callable[[int, int], int]
@@ -86,26 +86,26 @@ class LocalStore:
         return None
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Read a range on a thread; see ``ObjectStore.read_into``."""
-        place = file_of(target) if target.nbytes else None
-        if place is None:
-            await self._in_thread(lambda stop: _read(ref, span, _into_memory(target, span), stop), ref.key)
+        if isinstance(sink, FileSink):
+            await self._into_file(ref, span, sink)
         else:
-            await self._into_file(ref, span, place)
+            assert isinstance(sink, MemorySink), "a sink is a file or memory"
+            await self._in_thread(lambda stop: _read(ref, span, _into_memory(sink.memory, span), stop), ref.key)
         if progress is not None:
             progress.filled_bytes = span.size_bytes
 
     async def close(self) -> None:
         """Do nothing: idle threads end by themselves."""
 
-    async def _into_file(self, ref: ObjectRef, span: ByteRange, place: FilePlace) -> None:
+    async def _into_file(self, ref: ObjectRef, span: ByteRange, sink: FileSink) -> None:
         """Copy a range from file to file. After a cancellation, a running step is not waited for."""
         stop = threading.Event()
-        pool = self._pool if place.in_memory else self._to_disk
+        pool = self._to_disk if sink.waits_for_disk else self._pool
         try:
-            await write_in(pool, place, _read, ref, span, _into_file(place, span), stop)
+            await write_in(pool, sink.file.writers, _read, ref, span, _into_file(sink, span), stop)
         except OSError as error:
             raise _translate(error, ref.key) from error
         except asyncio.CancelledError:
@@ -201,18 +201,16 @@ def _into_memory(target: memoryview, span: ByteRange) -> _Take:
     return take
 
 
-def _into_file(place: FilePlace, span: ByteRange) -> _Take:
+def _into_file(sink: FileSink, span: ByteRange) -> _Take:
     buffer = memoryview(bytearray(min(_HOT_BYTES, span.size_bytes)))
 
     def take(file: int, at: int) -> int:
         count = os.preadv(file, [buffer[: span.size_bytes - at]], span.start + at)
         try:
-            write_at(place.fd, buffer[:count], place.at + at)
+            sink.write_now(at, buffer[:count])
         except OSError as error:
             message = f"the cache file cannot be written: {error.strerror}"
             raise CacheUnavailable(message, stage="source") from error
-        if place.landed is not None and count:
-            place.landed(place.at + at, buffer[:count], begins=not at)
         return count
 
     return take

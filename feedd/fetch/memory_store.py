@@ -13,6 +13,7 @@ from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange
 
 _PAGE_COUNT = 1000
@@ -64,7 +65,7 @@ class MemoryStore:
         return None
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Copy a range; see ``ObjectStore.read_into``."""
         current = self._ref(ref.key)
@@ -72,7 +73,7 @@ class MemoryStore:
             raise ObjectChanged(
                 f"expected etag {ref.etag}, got {current.etag}", object=ref.url, stage="source", hint=CHANGED_HINT
             )
-        target[:] = memoryview(self._objects[ref.key])[span.start : span.end]
+        await sink.write(0, memoryview(self._objects[ref.key])[span.start : span.end])
         if progress is not None:
             progress.filled_bytes = span.size_bytes
 

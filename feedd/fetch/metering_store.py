@@ -14,7 +14,7 @@ from feedd.values import ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from feedd.protocols import Clock, ObjectStore, Recorder
+    from feedd.protocols import Clock, ObjectStore, RangeSink, Recorder
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 
@@ -55,13 +55,13 @@ class MeteredStore:
             return await self._inner.checksum(ref)
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store."""
         noted = progress or ReadProgress()
         began_s = self._clock.monotonic_s()
         try:
-            await self._inner.read_into(ref, span, target, noted)
+            await self._inner.read_into(ref, span, sink, noted)
         except BaseException as error:
             self._record("read", began_s, error)
             self._recorder.count(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from awscrt import checksums as crt
 
-from feedd.flow.mapping import on_disk, pieces
 from feedd.flow.pools import CACHE_DISK, CPU
 from feedd.flow.tasks import to_its_end
 from feedd.units import MIB
@@ -22,6 +21,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from feedd.protocols import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef
 
 _STRIDE_BYTES = 4 * MIB  # bytes digested between two checks for cancellation
@@ -114,29 +114,26 @@ class Verification:
         self._got = b""
         self._bad: tuple[int, ...] = ()
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
         """Record a part; a span that arrives again replaces earlier digests. Spans may have any order and size."""
         if self._algorithm is None or not span.size_bytes:
             return
         self._forget(span)
-        if self._algorithm.on_arrival and not on_disk(
-            piece
-        ):  # bytes on a disk may need a disk read, so a thread digests them
+        if self._algorithm.on_arrival and not part.waits_for_disk:  # else a thread digests the bytes at the end
             for cut in self._cut(span):
-                with piece[cut.start - span.start : cut.end - span.start] as data:
-                    self._note(cut, self._algorithm.of(pieces(data)))
+                self._note(cut, self._algorithm.of(part.part(cut.start - span.start, cut.end - span.start).read()))
 
-    async def finish(self, target: memoryview) -> tuple[ByteRange, ...]:
+    async def finish(self, sink: RangeSink) -> tuple[ByteRange, ...]:
         """Return the spans to fetch again, which are none if the object is good.
 
         For a composite checksum with known parts, the spans are the differing parts, else the whole object. May be
-        called again after they arrived. ``target`` holds the whole object.
+        called again after they arrived. ``sink`` holds the whole object.
         """
         if self._algorithm is None or self._expected is None:
             return ()
         missing = self._missing()
         if missing:
-            for span, digest in zip(missing, await _digests(self._algorithm, target, missing), strict=True):
+            for span, digest in zip(missing, await _digests(self._algorithm, sink, missing), strict=True):
                 self._note(span, digest)
         parts = list(itertools.pairwise(self._edges))
         digests = [self._algorithm.join(self._within(start, end)) for start, end in parts]
@@ -194,26 +191,25 @@ class Verification:
         return [self._digested[at] for at in self._starts[low:high]]
 
 
-async def _digests(algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[ByteRange]) -> list[bytes]:
+async def _digests(algorithm: _Crc | _Hash, sink: RangeSink, spans: Sequence[ByteRange]) -> list[bytes]:
     """Digest on a thread and wait for its end even if cancelled, because it reads the caller's memory until then."""
     stop = threading.Event()
-    pool = CACHE_DISK if on_disk(target) else CPU
-    job = pool.begin(_digest_all, algorithm, target, spans, stop)
+    pool = CACHE_DISK if sink.waits_for_disk else CPU
+    job = pool.begin(_digest_all, algorithm, sink, spans, stop)
     return await to_its_end(job, stop)
 
 
 def _digest_all(
-    algorithm: _Crc | _Hash, target: memoryview, spans: Sequence[ByteRange], stop: threading.Event
+    algorithm: _Crc | _Hash, sink: RangeSink, spans: Sequence[ByteRange], stop: threading.Event
 ) -> list[bytes]:
-    return [algorithm.of(_strides(target, span, stop)) for span in spans]
+    return [algorithm.of(_strides(sink, span, stop)) for span in spans]
 
 
-def _strides(target: memoryview, span: ByteRange, stop: threading.Event) -> Iterable[memoryview]:
+def _strides(sink: RangeSink, span: ByteRange, stop: threading.Event) -> Iterable[memoryview]:
     for start in range(span.start, span.end, _STRIDE_BYTES):
         if stop.is_set():
             return
-        with target[start : min(start + _STRIDE_BYTES, span.end)] as stride:
-            yield from pieces(stride)
+        yield from sink.part(start, min(start + _STRIDE_BYTES, span.end)).read()
 
 
 def _base64(digest: bytes) -> str:

@@ -15,8 +15,7 @@ from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.hints import CHANGED_HINT
 from feedd.fetch.inflight_packs import InflightPacks, PartialWait, objects_of
 from feedd.fetch.verified import Arrivals
-from feedd.flow.file_writing import write_over
-from feedd.flow.mapping import file_of
+from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from feedd.errors import FeeddError
     from feedd.fetch.ranged import RangeFetcher
     from feedd.fetch.scheduler import FetchEntry
-    from feedd.flow.mapping import FilePlace
-    from feedd.protocols import FetchWatch
+    from feedd.protocols import FetchWatch, RangeSink
     from feedd.values import ObjectRef
 
 
@@ -100,18 +98,18 @@ class ObjectsFetcher:
     def __repr__(self) -> str:
         return f"ObjectsFetcher({self._plain!r})"
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
-        """Fill ``target``; see ``ShardFetcher.fetch``. Errors of a pack name the object they are about.
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
+        """Fill ``sink``; see ``ShardFetcher.fetch``. Errors of a pack name the object they are about.
 
         An object that is missing or refused is requested again after the rest of the pack. If it is missing again, the
         pack's table marks it as lost, and its sample is bad. If it is refused again, or if many objects are missing,
         the fetch fails: only objects that do not exist may be left out.
         """
         if not is_pack(ref):
-            await self._plain.fetch(ref, target, watch)
+            await self._plain.fetch(ref, sink, watch)
             return
-        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the pack"
-        arrivals = _PackArrivals(ref, target, watch, *self._book.find(ref))
+        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the pack"
+        arrivals = _PackArrivals(ref, sink, watch, *self._book.find(ref))
         arrivals.inflight = self._book.inflight
         whole = False
         try:
@@ -123,10 +121,10 @@ class ObjectsFetcher:
             self._book.inflight.ended(arrivals, whole=whole)
 
     async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
         """Fill spans of an object; see ``SpanFetcher.fetch_spans``."""
-        await self._plain.fetch_spans(ref, spans, target, watch)
+        await self._plain.fetch_spans(ref, spans, sink, watch)
 
 
 class _PackArrivals(Arrivals):
@@ -135,8 +133,8 @@ class _PackArrivals(Arrivals):
     many = True
     inflight: InflightPacks
 
-    def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None, packs: Packs, number: int) -> None:
-        super().__init__(ref, target, watch)
+    def __init__(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None, packs: Packs, number: int) -> None:
+        super().__init__(ref, sink, watch)
         self._members = packs.members
         self._first = packs.span(number).start
         self._table = packs.table(number)
@@ -149,9 +147,9 @@ class _PackArrivals(Arrivals):
         self._standing: FetchEntry | None = None
 
     @property
-    def place(self) -> FilePlace | None:
-        """The region of the file that the pack is written to, or None if the target is not a file."""
-        return file_of(self.target)
+    def file_sink(self) -> FileSink | None:
+        """The piece of a file that the pack is written to, or None if the sink is not a file."""
+        return self.sink if isinstance(self.sink, FileSink) else None
 
     def joined(self, standing: FetchEntry) -> None:
         """Register the pack's entry in the scheduler, where its objects can be prioritized from now on."""
@@ -193,13 +191,13 @@ class _PackArrivals(Arrivals):
 
     async def _write_table(self) -> None:
         table = ByteRange(0, self._table.size_bytes)
-        with self.target[: table.end] as piece:
-            await write_over(piece, self._table.render())
-            super().arrived(table, piece, "")
+        part = self.sink.part(0, table.end)
+        await part.write(0, self._table.render())
+        super().arrived(table, part, "")
 
-    def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
+    def arrived(self, span: ByteRange, part: RangeSink, answered_by: str) -> None:
         """Record an object, or a part of a large object."""
-        super().arrived(span, piece, answered_by)
+        super().arrived(span, part, answered_by)
         number = self._number(span)
         self._left_bytes[number] -= span.size_bytes
         if not self._left_bytes[number]:

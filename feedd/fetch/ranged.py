@@ -16,7 +16,6 @@ from feedd.fetch.scheduler import PARTS_PER_PLACE, FetchEntry, FetchScheduler
 from feedd.fetch.turn_gate import TurnWatch
 from feedd.fetch.turn_limit import TurnLimit
 from feedd.fetch.verified import Arrivals
-from feedd.flow.file_writing import write_over
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ByteRange, ReadProgress
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from feedd.flow.budget import ByteBudget
-    from feedd.protocols import FetchWatch, ObjectStore, Recorder
+    from feedd.protocols import FetchWatch, ObjectStore, RangeSink, Recorder
     from feedd.values import ObjectRef
 
 
@@ -96,10 +95,10 @@ class RangeFetcher:
         """See ``FetchScheduler.turns``."""
         return self._line.turns
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
-        """Fill ``target``; see ``ShardFetcher.fetch``. The first part that fails stops the others."""
-        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
-        arrivals = Arrivals(ref, target, watch)
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
+        """Fill ``sink``; see ``ShardFetcher.fetch``. The first part that fails stops the others."""
+        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
+        arrivals = Arrivals(ref, sink, watch)
         spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
         part_bytes = self._sizes_of(ref.root).of(
             ref.size_bytes
@@ -112,11 +111,11 @@ class RangeFetcher:
             spans = await arrivals.damaged(self._recorder, fetch_count)
 
     async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
         """Fill spans of ``target``; see ``SpanFetcher.fetch_spans``."""
-        assert target.nbytes == ref.size_bytes, "the target must be exactly as long as the object"
-        await self.fetch_to(Arrivals(ref, target, watch), spans)
+        assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
+        await self.fetch_to(Arrivals(ref, sink, watch), spans)
 
     async def fetch_to(self, arrivals: Arrivals, spans: Sequence[ByteRange]) -> None:
         """Fill spans of ``arrivals``, each from the object that belongs there; checksums are not verified.
@@ -224,19 +223,19 @@ class _Parts(FetchEntry):
     async def _fetch(self, span: ByteRange) -> None:
         arrivals, progress = self._arrivals, ReadProgress()
         asked_s = time.monotonic()  # the clock of ``ReadProgress``
-        with arrivals.target[span.start : span.end] as piece:
-            ref, wanted = arrivals.locate(span)
-            try:
-                await self._store.read_into(ref, wanted, piece, progress)
-            except (NotFound, PermissionDenied) as error:
-                if arrivals.put_off(span, error):
-                    return
-                if not arrivals.lost(span, error):
-                    raise
-                await write_over(piece, bytes(len(piece)))
-            if progress.first_byte_s is not None:
-                self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
-            arrivals.arrived(span, piece, progress.answered_by)
+        part = arrivals.sink.part(span.start, span.end)
+        ref, wanted = arrivals.locate(span)
+        try:
+            await self._store.read_into(ref, wanted, part, progress)
+        except (NotFound, PermissionDenied) as error:
+            if arrivals.put_off(span, error):
+                return
+            if not arrivals.lost(span, error):
+                raise
+            await part.write(0, bytes(span.size_bytes))
+        if progress.first_byte_s is not None:
+            self._sizes.note(span.size_bytes, progress.first_byte_s - asked_s, time.monotonic() - asked_s)
+        arrivals.arrived(span, part, progress.answered_by)
 
 
 def _whenever() -> float:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from feedd.fetch.retry_policy import RetryPolicy
-    from feedd.protocols import Clock, ObjectStore, Recorder
+    from feedd.protocols import Clock, ObjectStore, RangeSink, Recorder
     from feedd.values import ObjectChecksum, ObjectRef
 
 _T = TypeVar("_T")
@@ -107,7 +107,7 @@ class RetryStore:
         return await self.ask(lambda: self._inner.checksum(ref))
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Read from the inner store until the range is complete or the policy gives up."""
         noted = part = progress or ReadProgress()
@@ -116,14 +116,14 @@ class RetryStore:
         while True:
             before = done
             try:
-                with target[done:] as rest:
-                    await self._inner.read_into(ref, ByteRange(span.start + done, span.end), rest, part)
+                rest = sink.part(done, sink.size_bytes) if done else sink
+                await self._inner.read_into(ref, ByteRange(span.start + done, span.end), rest, part)
             except FeeddError as error:
                 came_bytes = 0 if isinstance(error, BadResponse) else part.filled_bytes
                 attempt = 1 if came_bytes * _PROGRESS_SHARE >= span.size_bytes else attempt + 1
                 done += came_bytes
                 if not await self._may_retry(error, attempt, ends_s):
-                    raise  # not in ``_may_retry``, whose frame in the traceback would keep the target alive
+                    raise
             else:
                 self._limits.quota.succeeded()
                 return

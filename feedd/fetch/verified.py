@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.fetch.scheduler import FetchEntry
-    from feedd.protocols import FetchWatch, ObjectStore, Recorder
+    from feedd.protocols import FetchWatch, ObjectStore, RangeSink, Recorder
     from feedd.values import ByteRange, ObjectRef
 
 _FETCHES_MAX = 3
@@ -30,16 +30,16 @@ class Arrivals:
     Attributes:
         ref: the object.
         watch: observer of the fetch.
-        target: memory for the object's bytes.
+        sink: where the object's bytes go.
         many: its parts are separate objects.
     """
 
     many = False
 
-    def __init__(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None) -> None:
+    def __init__(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None) -> None:
         self.ref = ref
         self.watch = watch
-        self.target = target
+        self.sink = sink
         self._verification: Verification | None = None
         self._answered: dict[str, None] = {}  # an ordered set
 
@@ -84,14 +84,14 @@ class Arrivals:
         """Whether a refused span may be replaced by zeros."""
         return False
 
-    def arrived(self, span: ByteRange, piece: memoryview, answered_by: str) -> None:
+    def arrived(self, span: ByteRange, part: RangeSink, answered_by: str) -> None:
         """Record a part and its sender."""
         if answered_by and len(self._answered) < _TOLD_MAX:
             self._answered[answered_by] = None
         if self._verification is not None:
-            self._verification.arrived(span, piece)
+            self._verification.arrived(span, part)
         if self.watch is not None:
-            self.watch.arrived(span, piece)
+            self.watch.arrived(span, part)
 
     async def damaged(self, recorder: Recorder, fetch_count: int) -> tuple[ByteRange, ...]:
         """Return the spans that must be fetched again, after ``fetch_count`` fetches; called when all have arrived.
@@ -101,7 +101,7 @@ class Arrivals:
         """
         if self._verification is None:
             return ()
-        spans = await self._verification.finish(self.target)
+        spans = await self._verification.finish(self.sink)
         if not spans:
             return ()
         recorder.count(FETCH_DAMAGED, sum(span.size_bytes for span in spans))

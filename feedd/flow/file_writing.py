@@ -7,63 +7,23 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING, ParamSpec
 
-from feedd.errors import CacheUnavailable
-from feedd.flow.mapping import file_of, write_at
-from feedd.flow.pools import CACHE_DISK
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.flow.file_writers import Writers
-    from feedd.flow.mapping import FilePlace
     from feedd.flow.pools import Pool
 
 _P = ParamSpec("_P")
 
 
-async def write_over(target: memoryview, data: bytes, *, begins: bool = True) -> None:
-    """Write ``data`` to ``target``, which is as long: by a thread where that is a file on a disk.
-
-    Cancelled, a write that was handed over ends by itself; see ``Writers``.
-
-    Args:
-        target: anybody's memory.
-        data: what goes there.
-        begins: see ``Landed``.
-
-    Raises:
-        CacheUnavailable: the file cannot be written.
-    """
-    place = file_of(target) if target.nbytes else None
-    if place is None:
-        target[:] = data
-        return
-    try:
-        if place.in_memory:
-            _write_place(place, data, begins)
-        else:
-            await write_in(CACHE_DISK, place, _write_place, place, data, begins)
-    except OSError as error:
-        message = f"expected to write what was received, got {error.strerror}"
-        raise CacheUnavailable(message, stage="source") from error
-
-
-def _write_place(place: FilePlace, data: bytes, begins: bool) -> None:  # noqa: FBT001 - called by a thread
-    view = memoryview(data)
-    write_at(place.fd, view, place.at)
-    if place.landed is not None:
-        place.landed(place.at, view, begins=begins)
-
-
 async def write_in(
-    pool: Pool, place: FilePlace, write: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs
+    pool: Pool, writers: Writers, write: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs
 ) -> None:
-    """Call what writes to ``place`` in a thread of ``pool``; cancelled, a write that was handed over is left to itself.
+    """Call what writes to a file in a thread of ``pool``; cancelled, a write that was handed over is left to itself.
 
     Raises:
         Whatever the write raised. OSError: there is no thread.
     """
-    writers = place.writers
 
     def work() -> None:
         try:

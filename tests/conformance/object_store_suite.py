@@ -13,6 +13,7 @@ import pytest
 from feedd.errors import NotFound, ObjectChanged
 from feedd.fetch.object_checksums import ALGORITHMS, Verification
 from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
+from tests.fakes.sinks import into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ async def collect(store: ObjectStore, prefix: str, start_after: str = "") -> lis
 async def read(store: ObjectStore, ref: ObjectRef, start: int, end: int) -> bytes:
     """Read into the middle of a larger buffer, and check that its edges stay untouched."""
     buffer = bytearray(b"\xee" * (end - start + 16))
-    await store.read_into(ref, ByteRange(start, end), memoryview(buffer)[8 : 8 + end - start])
+    await store.read_into(ref, ByteRange(start, end), into(memoryview(buffer)[8 : 8 + end - start]))
     assert buffer[:8] == buffer[-8:] == b"\xee" * 8
     return bytes(buffer[8:-8])
 
@@ -190,7 +191,7 @@ async def test_deleted_object_is_not_found(bed: Bed) -> None:
 
 async def condemned(ref: ObjectRef, found: ObjectChecksum, data: bytes) -> tuple[ByteRange, ...]:
     """Return what of ``data`` is not as the store says."""
-    return await Verification(ref, found).finish(memoryview(data))
+    return await Verification(ref, found).finish(into(data))
 
 
 async def test_checksum_is_none_or_true(bed: Bed) -> None:
@@ -249,7 +250,7 @@ async def test_progress_is_truthful(bed: Bed) -> None:
     ref = await bed.store.head(bed.at("x"))
     span, progress = ByteRange(10, len(data) - 10), ReadProgress()
     target = bytearray(span.size_bytes)
-    reading = asyncio.ensure_future(bed.store.read_into(ref, span, memoryview(target), progress))
+    reading = asyncio.ensure_future(bed.store.read_into(ref, span, into(target), progress))
     seen = [0]
     while not reading.done():
         seen.append(progress.filled_bytes)
@@ -273,7 +274,7 @@ async def test_cancelled_read_holds_nothing(bed: Bed) -> None:
     for turns in (0, 1, 3, 10, 30):
         buffer = bytearray(len(data))
         view = memoryview(buffer)
-        task = asyncio.ensure_future(bed.store.read_into(ref, ByteRange(0, len(data)), view))
+        task = asyncio.ensure_future(bed.store.read_into(ref, ByteRange(0, len(data)), into(view)))
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()

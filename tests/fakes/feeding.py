@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.tiers import AnyCache
+    from feedd.protocols import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, SlotRef, TensorSpec
 
@@ -64,13 +65,13 @@ class GatedStore(MemoryStore):
         return None
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         self.reads.append(ref.key)
         await asyncio.sleep(0)
         if ref.key in self.gates:
             await self.gates[ref.key].wait()
-        await super().read_into(ref, span, target)
+        await super().read_into(ref, span, sink)
 
     def shard(self, number: int, samples: Sequence[Mapping[str, bytes]]) -> ObjectRef:
         """Store a shard whose samples are named by shard and ordinal."""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from feedd.errors import NotFound
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.sinks import write_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.protocols import FetchWatch
+    from feedd.protocols import FetchWatch, RangeSink
 
 ROOT = "s3://bucket"
 
@@ -63,7 +64,7 @@ class MemoryFetcher:
         """Let the next fetches of this one raise these, one each."""
         self._faults[ref.key].extend(errors)
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         self.calls[ref.key] += 1
         self.order.append(ref.key)
         self.running.add(ref.key)
@@ -72,18 +73,18 @@ class MemoryFetcher:
             data = self._data.get(ref)
             if data is None:
                 raise NotFound("expected an object, got none", object=ref.url, stage="source")
-            assert len(target) == ref.size_bytes
+            assert sink.size_bytes == ref.size_bytes
             half = len(data) // 2
-            target[:half] = data[:half]
+            write_to(sink, 0, data[:half])
             await asyncio.sleep(0)
             gate = self._gates.get(ref.key)
             if gate is not None:
                 await gate.wait()
             if self._faults[ref.key]:
                 raise self._faults[ref.key].popleft()
-            target[half:] = data[half:]
+            write_to(sink, half, data[half:])
             if watch is not None:
-                watch.arrived(ByteRange(0, len(data)), target)
+                watch.arrived(ByteRange(0, len(data)), sink)
         except asyncio.CancelledError:
             self.cancelled[ref.key] += 1
             if ref.key in self._lingering:

@@ -21,11 +21,12 @@ from feedd.workers.messages import MakeRequest, NeedRanges
 from feedd.workers.work import MadeShard
 from tests.fakes.caches import SHARD_BYTES, SLOT_BYTES, CacheRig
 from tests.fakes.fetchers import MemoryFetcher
+from tests.fakes.sinks import write_to
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from feedd.protocols import FetchWatch, PartialObject, ShardWriter
+    from feedd.protocols import FetchWatch, PartialObject, RangeSink, ShardWriter
     from feedd.values import ObjectRef
     from feedd.workers.work import MakeTask
 
@@ -72,13 +73,13 @@ class MakingFetcher(MemoryFetcher):
         return super().data(replace(ref, form=""))
 
     async def fetch_spans(
-        self, ref: ObjectRef, spans: Sequence[ByteRange], target: memoryview, watch: FetchWatch | None = None
+        self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
     ) -> None:
         """Fill these spans."""
         del watch
         self.calls[ref.key] += 1
         for span in spans:
-            target[span.start : span.end] = self.data(ref)[span.start : span.end]
+            write_to(sink, span.start, self.data(ref)[span.start : span.end])
 
 
 async def make(task: MakeTask) -> MadeShard | tuple[ByteRange, ...]:

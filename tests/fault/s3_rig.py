@@ -12,6 +12,7 @@ import pytest
 from feedd.catalog.sources import Sources
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 
@@ -61,7 +62,7 @@ class Rig:
     async def fetch_ref(self, ref: ObjectRef) -> bytes:
         """Fetch a version."""
         target = bytearray(ref.size_bytes)
-        await self.sources.fetcher.fetch(ref, memoryview(target))
+        await self.sources.fetcher.fetch(ref, into(target))
         return bytes(target)
 
     def assert_nothing_held(self) -> None:

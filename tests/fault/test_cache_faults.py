@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import mmap
 import os
 import shutil
 import subprocess
@@ -21,12 +20,14 @@ from feedd.clock import SystemClock
 from feedd.errors import CacheUnavailable, StoreUnavailable
 from feedd.metrics import CACHE_ERRORS
 from feedd.units import MIB
-from tests.fakes.caches import SHARD_BYTES, CacheRig
+from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from feedd.protocols import RangeSink
 
 
 @pytest.fixture
@@ -242,14 +243,14 @@ async def test_slow_disk_does_not_block_the_loop(
         go.set()
 
 
-async def test_fetcher_that_keeps_a_view_in_its_error(rig: CacheRig) -> None:
-    """A failed fetch whose traceback still holds the target neither breaks the cache nor keeps the space."""
+async def test_fetcher_that_keeps_a_sink_in_its_error(rig: CacheRig) -> None:
+    """A failed fetch whose traceback still holds the sink neither breaks the cache nor keeps the space."""
     (ref,) = rig.shards(1)
-    kept: list[memoryview] = []
+    kept: list[RangeSink] = []
 
     class Clinging(type(rig.fetcher)):  # type: ignore[misc]  # the fake with one bad habit more
-        async def fetch(self, ref: object, target: memoryview, watch: object = None) -> None:
-            kept.append(target[5:])
+        async def fetch(self, ref: object, sink: RangeSink, watch: object = None) -> None:
+            kept.append(sink.part(5, sink.size_bytes))
             raise StoreUnavailable("expected a body, got a reset")
 
     async with DiskCache(rig.options(1), Clinging(), rig.recorder, SystemClock()) as cache:
@@ -258,13 +259,14 @@ async def test_fetcher_that_keeps_a_view_in_its_error(rig: CacheRig) -> None:
                 await cache.acquire([ref])
         assert cache.stats.reserved_bytes == 0
     assert rig.disk_bytes() == 0
-    assert all(len(view) == SHARD_BYTES - 5 for view in kept)  # still mapped: no fault for who looks
+    for sink in kept:
+        with pytest.raises(CacheUnavailable, match="the file is closed"):
+            await sink.write(0, b"x")
 
 
 def test_created_file_cannot_fault(tmp_path: Path) -> None:
-    """What ``create`` maps is allocated to the last byte before it is mapped."""
-    mapping = files.create(tmp_path / "v1" / "ab" / "file", 10 * entry_layout.PAGE_BYTES + 1, 0)
-    assert isinstance(mapping, mmap.mmap)
+    """A file is allocated to the last byte before anybody maps it."""
+    file = files.create(tmp_path / "v1" / "ab" / "file", 10 * entry_layout.PAGE_BYTES + 1, 0)
     status = (tmp_path / "v1" / "ab" / "file").stat()
     assert status.st_blocks * 512 >= status.st_size == 10 * entry_layout.PAGE_BYTES + 1
-    mapping.close()
+    file.close()

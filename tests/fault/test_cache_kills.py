@@ -15,12 +15,13 @@ from feedd.cache.entry_storage import Depth, Finding
 from feedd.cache.ondisk import entry_verify as looking
 from tests.fakes.caches import CacheRig
 from tests.fakes.fetchers import MemoryFetcher, until
+from tests.fakes.sinks import write_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.protocols import FetchWatch
+    from feedd.protocols import FetchWatch, RangeSink
     from feedd.values import ObjectRef
 
 OPERATIONS = (
@@ -60,11 +61,11 @@ class FusedFetcher(MemoryFetcher):
 
     fuse = Fuse(0)
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         data = self.data(ref)
-        target[: len(data) // 2] = data[: len(data) // 2]
+        write_to(sink, 0, data[: len(data) // 2])
         self.fuse.step()
-        await super().fetch(ref, target, watch)
+        await super().fetch(ref, sink, watch)
 
 
 async def life(rig: CacheRig) -> None:

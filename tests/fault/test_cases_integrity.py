@@ -18,9 +18,11 @@ from feedd.values import Cursor, Topology
 from tests.fakes.feeding import batches, feeding
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.checksums import Kept
+from tests.fakes.sinks import content, into
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig, asked
 
 if TYPE_CHECKING:
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange, ObjectRef, ShardFile
     from tests.fakes.s3.server import S3Server
 
@@ -64,8 +66,8 @@ class Replacer:
     def urgency(self) -> float:
         return 0.0
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
-        assert bytes(piece) == DATA[span.start : span.end]
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
+        assert content(part) == DATA[span.start : span.end]
         self.etag = self.etag or self._server.put("bucket", KEY, OTHER)
 
 
@@ -147,7 +149,7 @@ async def test_case_19_replaced_during_the_download(rig: Rig, server: S3Server, 
     old = server.put("bucket", KEY, DATA, Kept("crc64nvme"))
     ref, watch = await planned(rig), Replacer(server)
     with pytest.raises(ObjectChanged, match=old) as caught:
-        await rig.sources.fetcher.fetch(ref, memoryview(bytearray(ref.size_bytes)), watch)
+        await rig.sources.fetcher.fetch(ref, into(bytearray(ref.size_bytes)), watch)
     assert watch.etag
     assert watch.etag in str(caught.value)
     async with cache_over(rig, tmp_path / "cache") as cache:

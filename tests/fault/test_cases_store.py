@@ -18,6 +18,7 @@ from feedd.metrics import SOURCE_RETRIES
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.objects import endless_bytes
+from tests.fakes.sinks import into
 from tests.fault.s3_rig import ANONYMOUS, DATA, EVERY_WAY, PART_BYTES, SIGNED, Rig, asked, opened
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def read(rig: Rig, way: str, ref: ObjectRef, span: ByteRange) -> bytes:
     store = (S3Store if way == "aiobotocore" else DirectStore)(ref.root.removeprefix("s3://"), rig.options)
     target = bytearray(span.size_bytes)
     try:
-        await store.read_into(ref, span, memoryview(target))
+        await store.read_into(ref, span, into(target))
     finally:
         await store.close()
     return bytes(target)

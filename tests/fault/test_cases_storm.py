@@ -12,12 +12,14 @@ from feedd.fetch.retry_quota import QuotaPolicy, RetryQuota
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.metrics import SOURCE_RETRIES
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from feedd.protocols import RangeSink
     from feedd.values import ReadProgress
 
 READERS = 100
@@ -47,7 +49,7 @@ class Store:
     root: str = "s3://bucket"
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         """Answer."""
         self.asked += 1
@@ -89,7 +91,7 @@ def _read(policy: QuotaPolicy, refuses: Callable[[int, float], bool], reads: int
 
         async def reader() -> None:
             for _ in range(reads // READERS):
-                await retrying.read_into(REF, ByteRange(0, 10), memoryview(bytearray(10)))
+                await retrying.read_into(REF, ByteRange(0, 10), into(bytearray(10)))
 
         await asyncio.gather(*(reader() for _ in range(READERS)))
         took_s = asyncio.get_running_loop().time() - begin_s

@@ -22,6 +22,7 @@ from feedd.metrics import SOURCE_BYTES, SOURCE_RETRIES
 from feedd.values import ByteRange, ReadProgress
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, asked, opened
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ async def test_case_07_another_attempt_goes_elsewhere(
         reads = []
         for index, span in enumerate(spans):
             target = memoryview(bytearray(span.size_bytes))
-            reads.append(asyncio.ensure_future(store.read_into(ref, span, target)))
+            reads.append(asyncio.ensure_future(store.read_into(ref, span, into(target))))
             while asked(server) + asked(second) <= min(index, 1):  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.002)
             if index < 2:
@@ -229,14 +230,13 @@ async def broken_off_and_taken_up(server: S3Server, rig: Rig, way: str, bad: Fau
         ref = await store.head("key")
         target, progress = bytearray(PART_BYTES), ReadProgress()
         with pytest.raises(StoreUnavailable) as caught:
-            await store.read_into(ref, ByteRange(10, 10 + PART_BYTES), memoryview(target), progress)
+            await store.read_into(ref, ByteRange(10, 10 + PART_BYTES), into(target), progress)
         assert type(caught.value) is StoreUnavailable
         assert target[: progress.filled_bytes] == DATA[10 : 10 + progress.filled_bytes]
         assert (progress.first_byte_s is None) == (progress.filled_bytes == 0)
         rest = ByteRange(10 + progress.filled_bytes, 10 + PART_BYTES)
-        with memoryview(target)[progress.filled_bytes :] as piece:
-            again = ReadProgress()
-            await store.read_into(ref, rest, piece, again)
+        again = ReadProgress()
+        await store.read_into(ref, rest, into(target).part(progress.filled_bytes, PART_BYTES), again)
         assert again.filled_bytes == rest.size_bytes
         assert target == DATA[10 : 10 + PART_BYTES]
         return progress
@@ -269,7 +269,7 @@ async def refused_and_fetched_again(server: S3Server, rig: Rig, way: str, bad: F
         ref = await store.head("key")
         target, progress = bytearray(b"\xee" * 5000), ReadProgress()
         with pytest.raises(BadResponse) as caught:
-            await store.read_into(ref, ByteRange(100, 5100), memoryview(target), progress)
+            await store.read_into(ref, ByteRange(100, 5100), into(target), progress)
         assert progress.filled_bytes == 0
         assert set(target) == {0xEE}, "not a byte of it reached the target"
         assert caught.value.object == "s3://bucket/key"
@@ -309,7 +309,7 @@ async def test_progress_of_a_good_read(server: S3Server, rig: Rig, way: str) -> 
     async with rooted(rig, way) as store:
         ref = await store.head("key")
         target, progress = bytearray(len(DATA)), ReadProgress()
-        await store.read_into(ref, ByteRange(0, len(DATA)), memoryview(target), progress)
+        await store.read_into(ref, ByteRange(0, len(DATA)), into(target), progress)
         assert target == DATA
         assert progress.filled_bytes == len(DATA)
         assert progress.first_byte_s is not None
@@ -353,10 +353,10 @@ async def test_case_54_no_descriptor_left(outside: str, authority: Authority, wa
         (ref,) = await rig.sources.resolve(["s3://bucket/key"])
         target = bytearray(100)
         async with rooted(rig, way) as store:  # whatever is opened once is open
-            await store.read_into(ref, ByteRange(0, 100), memoryview(target))
+            await store.read_into(ref, ByteRange(0, 100), into(target))
             with _descriptors_left(2):
                 parts = [memoryview(bytearray(1000)) for _ in range(6)]
-                reads = (store.read_into(ref, ByteRange(at, at + 1000), part) for at, part in enumerate(parts))
+                reads = (store.read_into(ref, ByteRange(at, at + 1000), into(part)) for at, part in enumerate(parts))
                 await asyncio.gather(*reads)
             assert all(part == DATA[at : at + 1000] for at, part in enumerate(parts))
 
@@ -368,12 +368,12 @@ async def test_case_54_none_at_all(outside: str, authority: Authority, way: str)
     async with opened(outside, authority, way) as rig, rooted(rig, way) as store:
         ref = await store.head("key")
         target = bytearray(1000)
-        await store.read_into(ref, ByteRange(0, 1000), memoryview(target))
+        await store.read_into(ref, ByteRange(0, 1000), into(target))
         await _idle(store)
         with _descriptors_left(0), pytest.raises(ResourceExhausted, match="ulimit") as caught:
-            await store.read_into(ref, ByteRange(0, 1000), memoryview(target))
+            await store.read_into(ref, ByteRange(0, 1000), into(target))
         assert caught.value.retryable
-        await store.read_into(ref, ByteRange(0, 1000), memoryview(target))
+        await store.read_into(ref, ByteRange(0, 1000), into(target))
         assert target == DATA[:1000]
 
 

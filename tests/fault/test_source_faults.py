@@ -22,6 +22,7 @@ from feedd.errors import (
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS, SOURCE_BYTES, SOURCE_RETRIES
 from tests.fakes.fetchers import until
 from tests.fakes.s3 import faults as fault
+from tests.fakes.sinks import into
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ async def test_cancelled_fetch_holds_nothing(server: S3Server, rig: Rig) -> None
     server.script("bucket", "key", always=fault.hang_in_body(500))
     target = bytearray(ref.size_bytes)
     view = memoryview(target)
-    task = asyncio.ensure_future(rig.sources.fetcher.fetch(ref, view))
+    task = asyncio.ensure_future(rig.sources.fetcher.fetch(ref, into(view)))
     await until(lambda: rig.recorder.total(FETCH_PARTS) >= 3)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

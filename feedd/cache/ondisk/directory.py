@@ -17,6 +17,7 @@ from feedd.cache.ondisk.disk_thread import DiskThread
 from feedd.cache.ondisk.journal import record_of
 from feedd.cache.ondisk.recycled_files import Spares
 from feedd.errors import CacheUnavailable
+from feedd.flow.range_sinks import FileSink
 from feedd.values import ShardFile
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from feedd.cache.blocks import BlockSums
     from feedd.cache.cache_options import CacheOptions
     from feedd.cache.entry_storage import Depth, Finding, Opened, Stray
-    from feedd.flow.mapping import FileMapping
+    from feedd.flow.sink_file import SinkFile
     from feedd.values import ObjectRef
 
 _OPEN_DEADLINE_S = 300.0
@@ -95,15 +96,15 @@ class DirectoryPlace:
         return file
 
     async def create(self, ref: ObjectRef) -> Draft:
-        """Allocate and map a file."""
+        """Allocate a file."""
         temp = entry_layout.temp_path(self._path(ref))
         size_bytes = entry_layout.data_at(ref) + ref.size_bytes
         try:
-            mapping = await self._disk.change(self._create, temp, size_bytes)
+            file = await self._disk.change(self._create, temp, size_bytes)
         except asyncio.CancelledError:
             self._disk.post(files.remove, temp)
             raise
-        return Draft(ref, mapping, temp)
+        return Draft(ref, file, temp)
 
     async def publish(self, draft: Draft, sums: BlockSums) -> None:
         """Write the header, rename the file, and add it to the journal."""
@@ -111,9 +112,9 @@ class DirectoryPlace:
         await self._disk.change(self._publish, draft, sums)
 
     def abandon(self, draft: Draft) -> None:
-        """Unmap and unlink the draft's file, after all jobs handed over before, cancelled or not."""
+        """Close and unlink the draft's file, after all jobs handed over before, cancelled or not."""
         assert draft.temp is not None, "drafts of a directory have a file"
-        self._disk.post(files.unmap, draft.mapping)
+        self._disk.post(draft.file.close)
         self._disk.post(files.remove, draft.temp, *([self._path(draft.ref)] if draft.published else []))
 
     def remove(self, refs: Iterable[ObjectRef]) -> None:
@@ -185,24 +186,21 @@ class DirectoryPlace:
             self._runs.pop(ref, None)
         return [self._path(ref) for ref in gone]
 
-    def _create(self, temp: Path, size_bytes: int) -> FileMapping:
+    def _create(self, temp: Path, size_bytes: int) -> SinkFile:
         reserve_bytes = self._options.free_reserve_bytes
-        mapping = self._spares.take(temp, size_bytes, reserve_bytes)
-        if mapping is None:
-            mapping = files.create(temp, size_bytes, reserve_bytes)
-        return mapping
+        file = self._spares.take(temp, size_bytes, reserve_bytes)
+        return files.create(temp, size_bytes, reserve_bytes) if file is None else file
 
     def _publish(self, draft: Draft, sums: BlockSums) -> None:
         ref, final = draft.ref, self._path(draft.ref)
         start = entry_layout.data_at(ref)
         assert draft.temp is not None, "drafts of a directory have a file"
-        with memoryview(draft.mapping) as view, view[start:] as data:
-            try:
-                table = sums.finish(data)
-            except OSError as error:
-                raise os_errors.unavailable(error, draft.temp) from error
+        try:
+            table = sums.finish(FileSink(draft.file, start, ref.size_bytes))
+        except OSError as error:
+            raise os_errors.unavailable(error, draft.temp) from error
         header = entry_layout.pack_header(ref, self._ledger.boot, self._ledger.run, table)
-        files.publish(draft.mapping, header, draft.temp, final)
+        files.publish(draft.file, header, draft.temp, final)
         self._runs.pop(ref, None)
         self._journal.add(record_of(ref, self._ledger.boot, self._ledger.run))
 

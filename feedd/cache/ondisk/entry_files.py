@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from dataclasses import dataclass
@@ -10,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from feedd.cache import entry_layout, os_errors
 from feedd.cache.os_errors import PlaceFull
-from feedd.flow.mapping import FileMapping, write_at
+from feedd.flow.sink_file import SinkFile, write_at
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -45,10 +43,10 @@ def free_bytes(directory: Path) -> int:
     return space.f_bavail * space.f_frsize
 
 
-def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
-    """Create a fully allocated file and map it shared and writable; a failure leaves nothing behind.
+def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
+    """Create a fully allocated file; a failure leaves nothing behind.
 
-    The file is allocated first, because touching a hole of a mapped file on a full disk is SIGBUS, not an error.
+    The file is allocated first: workers map it, and a hole of a mapped file on a full disk ends them with SIGBUS.
 
     Raises:
         PlaceFull: there is no room for the file and the reserve.
@@ -65,7 +63,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
-            return FileMapping(fd, size_bytes)
+            return SinkFile(fd)
         except BaseException:
             remove(path)
             raise
@@ -77,7 +75,7 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
         raise os_errors.unavailable(error, path.parent) from error
 
 
-def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> None:
+def publish(file: SinkFile, header: bytes, temp: Path, final: Path) -> None:
     """Write the header of a filled file and rename the file to its final name.
 
     Raises:
@@ -85,17 +83,11 @@ def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> Non
             meanwhile.
     """
     try:
-        write_at(mapping.fd, memoryview(header), 0)
-        unmap(mapping)
+        write_at(file.fd, memoryview(header), 0)
+        file.close()
         temp.rename(final)
     except OSError as error:
         raise os_errors.unavailable(error, final) from error
-
-
-def unmap(mapping: mmap.mmap) -> None:
-    """Unmap now, or when the last view over the mapping is gone; a fetch's traceback may hold views."""
-    with contextlib.suppress(BufferError):
-        mapping.close()
 
 
 def remove(*paths: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from feedd.cache import entry_layout
 from feedd.cache.ondisk import entry_files as files
-from feedd.flow.mapping import FileMapping
+from feedd.flow.sink_file import SinkFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,8 @@ class Spares:
                 left += [path, spare]
         files.remove(*left)
 
-    def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping | None:
-        """Return a spare as a new file of this name and size, allocated and mapped, or None if there is none."""
+    def take(self, path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile | None:
+        """Return a spare as a new file of this name and size, allocated, or None if there is none."""
         disk_bytes = entry_layout.whole_pages(size_bytes)
         while self._spares:
             same = [spare for spare in self._spares if spare.disk_bytes == disk_bytes]
@@ -98,7 +98,7 @@ def _reusable_bytes(path: Path) -> int:
         os.close(fd)
 
 
-def _renewed(old: Path, new: Path, size_bytes: int) -> FileMapping:
+def _renewed(old: Path, new: Path, size_bytes: int) -> SinkFile:
     new.parent.mkdir(mode=0o700, exist_ok=True)
     old.rename(new)
     fd = os.open(new, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -106,7 +106,7 @@ def _renewed(old: Path, new: Path, size_bytes: int) -> FileMapping:
         os.ftruncate(fd, size_bytes)
         os.posix_fallocate(
             fd, 0, size_bytes
-        )  # also for a file that seems whole, since writing to a hole would be SIGBUS
-        return FileMapping(fd, size_bytes)
+        )  # also for a file that seems whole, since a hole would end a worker that maps it
+        return SinkFile(fd)
     finally:
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Chooses the cheapest way from the socket to the target for each body."""
+"""Chooses the cheapest way from the socket to the sink for each body."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from feedd.fetch.s3.body_transfer import DecryptedMove, SplicedMove
 from feedd.fetch.s3.small_bodies import BUFFER_BYTES, HandedBody, Via, unwritten
 from feedd.fetch.s3.tls_transport import TlsTransport
-from feedd.flow.mapping import file_of, write_at
+from feedd.flow.range_sinks import FileSink, MemorySink
 
 if TYPE_CHECKING:
     import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.s3.body_transfer import BodyTransfer
     from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
-    from feedd.flow.mapping import FilePlace
+    from feedd.protocols import RangeSink
     from feedd.values import ReadProgress
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # S3's heads are below 1 KiB
@@ -35,12 +35,12 @@ class Body(Protocol):
         """Handle bytes that were put into the buffer.
 
         Raises:
-            CacheUnavailable: the target's file cannot be written.
+            CacheUnavailable: the sink's file cannot be written.
             BadResponse: there are more bytes than the body has.
         """
 
     def stop(self) -> None:
-        """Stop using the target. Does not wait for a write that a disk delays: the file's ``writers`` track it."""
+        """Stop using the sink. Does not wait for a write that a disk delays: the file's ``writers`` track it."""
 
     @property
     def waits_for_file(self) -> bool:
@@ -52,25 +52,25 @@ class Body(Protocol):
 
 
 class MemoryBody:
-    """A body received straight into the target, which is not a file."""
+    """A body received straight into memory."""
 
     waits_for_file = False
     whole = False
 
-    def __init__(self, target: memoryview, progress: ReadProgress) -> None:
-        self._target = target
+    def __init__(self, memory: memoryview, progress: ReadProgress) -> None:
+        self._memory = memory
         self._progress = progress
 
     def buffer(self) -> memoryview:
-        """Return the rest of the target."""
-        return self._target[self._progress.filled_bytes :]
+        """Return the rest of the memory."""
+        return self._memory[self._progress.filled_bytes :]
 
     def received(self, size_bytes: int) -> None:
         """Count the received bytes."""
         _count(self._progress, size_bytes)
 
     def stop(self) -> None:
-        """Do nothing: no thread uses the target."""
+        """Do nothing: no thread uses the memory."""
 
 
 class WrittenBody:
@@ -81,7 +81,7 @@ class WrittenBody:
     computed from the buffer. Only for files in memory, because the write runs on the event loop.
 
     Args:
-        place: region of the file for the body.
+        sink: piece of the file for the body.
         size_bytes: size of the body.
         progress: follows the body.
         memory: the buffer; free for other uses after each ``received``.
@@ -90,16 +90,15 @@ class WrittenBody:
     waits_for_file = False
     whole = False
 
-    def __init__(self, place: FilePlace, size_bytes: int, progress: ReadProgress, memory: memoryview) -> None:
-        assert place.in_memory, "the event loop must not wait for a disk"
-        self._place = place
-        self._size_bytes = size_bytes
+    def __init__(self, sink: FileSink, progress: ReadProgress, memory: memoryview) -> None:
+        assert not sink.waits_for_disk, "the event loop must not wait for a disk"
+        self._sink = sink
         self._progress = progress
         self._memory = memory
 
     def buffer(self) -> memoryview:
         """Return the buffer, cut to the rest of the body."""
-        return self._memory[: self._size_bytes - self._progress.filled_bytes]
+        return self._memory[: self._sink.size_bytes - self._progress.filled_bytes]
 
     def received(self, size_bytes: int) -> None:
         """Write the bytes that were received into the buffer.
@@ -115,13 +114,10 @@ class WrittenBody:
         Raises:
             CacheUnavailable: the file cannot be written.
         """
-        at = self._place.at + self._progress.filled_bytes
         try:
-            write_at(self._place.fd, data, at)
+            self._sink.write_now(self._progress.filled_bytes, data)
         except OSError as error:
             raise unwritten(error) from error
-        if self._place.landed is not None:
-            self._place.landed(at, data, begins=not self._progress.filled_bytes)
         _count(self._progress, len(data))
 
     def stop(self) -> None:
@@ -129,7 +125,7 @@ class WrittenBody:
 
 
 class MovedBody:
-    """A body that a thread moves from the transport's socket to the target's file while the transport is paused.
+    """A body that a thread moves from the transport's socket to the sink's file while the transport is paused.
 
     ``ended(error)`` is called on the loop. None means that the whole body is in the file and the transport reads again.
     It is not called after ``stop``.
@@ -148,7 +144,7 @@ class MovedBody:
         self._ended = ended
         self._move: BodyTransfer | None = None
 
-    def begin(self, place: FilePlace, size_bytes: int, progress: ReadProgress, first: memoryview) -> None:
+    def begin(self, sink: FileSink, progress: ReadProgress, first: memoryview) -> None:
         """Hand the body to the thread, with ``first``, the bytes received already.
 
         Raises:
@@ -156,9 +152,9 @@ class MovedBody:
         """
         sock_fd = self._transport.get_extra_info("socket").fileno()
         if isinstance(self._transport, TlsTransport):
-            move: BodyTransfer = DecryptedMove(self._transport.cipher, sock_fd, place, size_bytes, progress, self._over)
+            move: BodyTransfer = DecryptedMove(self._transport.cipher, sock_fd, sink, progress, self._over)
         else:
-            move = SplicedMove(sock_fd, place, size_bytes, progress, self._over)
+            move = SplicedMove(sock_fd, sink, progress, self._over)
         move.first = bytes(first)
         self._transport.pause_reading()
         try:
@@ -211,7 +207,7 @@ class Files:
     """Chooses the way of each body; one instance per connection pool.
 
     Args:
-        transfer_threads: threads for bodies that go to files; None: every body is received straight into its target.
+        transfer_threads: threads for bodies that go to files; None: bodies go to memory only.
     """
 
     def __init__(self, transfer_threads: TransferThreads | None) -> None:
@@ -220,20 +216,19 @@ class Files:
         self._surplus = memoryview(bytearray(1024))
         self._spares: list[memoryview] = []
 
-    def at_once(self, target: memoryview) -> memoryview | None:
+    def at_once(self, sink: RangeSink) -> memoryview | None:
         """Return a buffer to receive a small body for a file together with its head, or None for another way.
 
         The buffer is free again as soon as the received bytes are processed. Compared with receiving the head alone:
         one ``recv`` and one ``pwrite`` instead of three and two.
         """
-        small = self._transfer_threads is not None and 0 < target.nbytes < _WORTH_IT_BYTES
-        return self._memory if small and file_of(target) is not None else None
+        return self._memory if isinstance(sink, FileSink) and 0 < sink.size_bytes < _WORTH_IT_BYTES else None
 
     def body(
         self,
         transport: Any,  # noqa: ANN401 - see MovedBody
         loop: asyncio.AbstractEventLoop,
-        target: memoryview,
+        sink: RangeSink,
         progress: ReadProgress,
         ended: Callable[[Exception | None], object],
         first: memoryview = _NOTHING,
@@ -241,39 +236,39 @@ class Files:
         """Start a body whose bytes ``first`` have been received already.
 
         Raises:
-            CacheUnavailable: the target's file cannot be written, or no thread is left for it.
+            CacheUnavailable: the sink's file cannot be written, or no thread is left for it.
         """
         progress.filled_bytes = 0
-        place = file_of(target) if target.nbytes and self._transfer_threads is not None else None
-        if place is None or self._transfer_threads is None:
-            target[: len(first)] = first
+        if not isinstance(sink, FileSink):
+            assert isinstance(sink, MemorySink), "a sink is a file or memory"
+            sink.memory[: len(first)] = first
             if first:
                 _count(progress, len(first))
-            return MemoryBody(target, progress)
-        small = target.nbytes < _WORTH_IT_BYTES
-        if small and place.in_memory:
-            return self._written(place, target.nbytes, progress, first)
+            return MemoryBody(sink.memory, progress)
+        assert self._transfer_threads is not None, "bodies for files need threads"
+        small = sink.size_bytes < _WORTH_IT_BYTES
+        if small and not sink.waits_for_disk:
+            return self._written(sink, progress, first)
         try:
-            transfer_thread = self._transfer_threads.for_file(place)
+            transfer_thread = self._transfer_threads.for_file(sink)
             if not small:
                 moved = MovedBody(transfer_thread, transport, loop, ended)
-                moved.begin(place, target.nbytes, progress, first)
+                moved.begin(sink, progress, first)
                 return moved
         except OSError as error:  # no descriptor or thread is left; a file in memory needs none
-            if place.in_memory:
-                return self._written(place, target.nbytes, progress, first)
-            if not self._transfer_threads.started(place):
+            if not sink.waits_for_disk:
+                return self._written(sink, progress, first)
+            if not self._transfer_threads.started(sink):
                 raise unwritten(error) from error
-            transfer_thread = self._transfer_threads.for_file(place)
-        handed = HandedBody(
-            place, target.nbytes, progress, Via(transfer_thread, transport, loop, self._spares, self._surplus), ended
-        )
+            transfer_thread = self._transfer_threads.for_file(sink)
+        via = Via(transfer_thread, transport, loop, self._spares, self._surplus)
+        handed = HandedBody(sink, progress, via, ended)
         if first:
             handed.take(first)
         return handed
 
-    def _written(self, place: FilePlace, size_bytes: int, progress: ReadProgress, first: memoryview) -> WrittenBody:
-        written = WrittenBody(place, size_bytes, progress, self._memory)
+    def _written(self, sink: FileSink, progress: ReadProgress, first: memoryview) -> WrittenBody:
+        written = WrittenBody(sink, progress, self._memory)
         if first:
             written.write(first)
         return written

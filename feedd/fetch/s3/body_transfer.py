@@ -19,12 +19,12 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, NamedTuple
 
-from feedd.flow.mapping import write_at
+from feedd.flow.sink_file import write_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.flow.mapping import FilePlace
+    from feedd.flow.range_sinks import FileSink
     from feedd.values import ReadProgress
 
 _PIPE_BYTES = 1 << 20  # the most an unprivileged process gets; measured, 256 KiB cost a third more
@@ -66,15 +66,15 @@ class BodyTransfer(ABC):
     def __init__(
         self,
         sock_fd: int,
-        place: FilePlace,
-        size_bytes: int,
+        sink: FileSink,
         progress: ReadProgress,
         ended: Callable[[BodyTransfer], object],
     ) -> None:
-        self.file, self._at, self._landed, self._writers, _ = place
+        self._sink = sink
+        self.file, self._at = sink.file.fd, sink.offset
         self._sock = socket.socket(fileno=os.dup(sock_fd))
         self.sock_fd = self._sock.fileno()
-        self._left_bytes = size_bytes
+        self._left_bytes = sink.size_bytes
         self._progress = progress
         self._ended = ended
         self._counting = threading.Lock()  # held for a few additions, never during a system call that may wait
@@ -83,7 +83,7 @@ class BodyTransfer(ABC):
         self.first = b""
         self.file_error: OSError | None = None
         self.socket_error: OSError | None = None
-        self._writers.begin()
+        self._sink.file.writers.begin()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._left_bytes} bytes left)"
@@ -129,7 +129,7 @@ class BodyTransfer(ABC):
             self._ask_for(1)  # the next head is short
         with self._counting:
             self._sock.close()
-        self._writers.end()
+        self._sink.file.writers.end()
         self._ended(self)
 
     @abstractmethod
@@ -151,8 +151,9 @@ class BodyTransfer(ABC):
             data: the bytes; None: nothing needs them.
             size_bytes: number of bytes.
         """
-        if self._landed is not None and data is not None and not self.stopped:
-            self._landed(self._at, data, begins=not self._progress.filled_bytes)
+        done = self._progress.filled_bytes
+        if data is not None and not self.stopped:
+            self._sink.note_written(done, data, begins=not done)
         with self._counting:
             if self.stopped:
                 return False
@@ -216,7 +217,7 @@ class SplicedMove(BodyTransfer):
 
     def _written(self, buffer: memoryview, size_bytes: int) -> bool:
         """Count written bytes; if checksums are taken, read the bytes back while they are in the CPU cache."""
-        if self._landed is None:
+        if not self._sink.wants_written:
             return self._arrived(None, size_bytes)
         while size_bytes:
             count = os.preadv(self.file, [buffer[:size_bytes]], self._at)
@@ -248,12 +249,11 @@ class DecryptedMove(BodyTransfer):
         self,
         cipher: Cipher,
         sock_fd: int,
-        place: FilePlace,
-        size_bytes: int,
+        sink: FileSink,
         progress: ReadProgress,
         ended: Callable[[BodyTransfer], object],
     ) -> None:
-        super().__init__(sock_fd, place, size_bytes, progress, ended)
+        super().__init__(sock_fd, sink, progress, ended)
         self._tls, self._incoming = cipher
 
     def _begin(self, buffers: TransferBuffers) -> None:

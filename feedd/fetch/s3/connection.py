@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection. ``bodies`` decides how the bytes of a body get to the target."""
+"""One HTTP/1.1 connection. ``bodies`` decides how the bytes of a body get to the sink."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from feedd.fetch.s3.bodies import HEAD_BYTES_MAX, Files
 from feedd.fetch.s3.http_answer import Answer
 from feedd.fetch.s3.idle_timeout import IdleTimeout
 from feedd.fetch.s3.lazy_timer import LazyTimer
+from feedd.flow.range_sinks import MemorySink
 from feedd.values import ReadProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.fetch.s3.bodies import Body
+    from feedd.protocols import RangeSink
 
-_NOTHING = memoryview(bytearray())
+_NOTHING = MemorySink(memoryview(bytearray()))
 _NO_FILES = Files(None)
 _NOBODYS = ReadProgress()  # never written, since every body belongs to an exchange
 
@@ -34,8 +36,8 @@ class StaleConnection(ConnectionError):
 class Connection(asyncio.BufferedProtocol):
     """Sends one request at a time. After an error from ``exchange`` the connection is closed.
 
-    The target is released in the same step in which ``exchange`` returns or raises. From then on the kernel gets no
-    part of the target, and no write to it begins. A write that a thread has begun is not waited for; see ``Writers``.
+    The sink is released in the same step in which ``exchange`` returns or raises. From then on the kernel gets no
+    part of the sink, and no write to it begins. A write that a thread has begun is not waited for; see ``Writers``.
 
     Args:
         read_timeout_s: longest silence while an answer is expected; noticed after up to half as much again.
@@ -66,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outcome: Answer | Exception | None = None
         self._surplus = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
-        self._target = _NOTHING
+        self._sink: RangeSink = _NOTHING
         self._progress = _NOBODYS
         self._judge: Callable[[Answer], object] | None = None
         self._answer: Answer | None = None
@@ -82,12 +84,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._waiter is None and self._transport is not None and not self._transport.is_closing()
 
     async def exchange(
-        self, request: bytes, target: memoryview, judge: Callable[[Answer], object], progress: ReadProgress
+        self, request: bytes, sink: RangeSink, judge: Callable[[Answer], object], progress: ReadProgress
     ) -> Answer:
         """Send ``request``, a head without a body, and return the answer.
 
-        If the status is below 300, the body fills ``target``, and ``judge`` has checked the head before any byte of the
-        body. Otherwise the answer holds the body, and ``target`` is untouched. ``progress`` follows the body.
+        If the status is below 300, the body fills ``sink``, and ``judge`` has checked the head before any byte of the
+        body. Otherwise the answer holds the body, and ``sink`` is untouched. ``progress`` follows the body.
 
         Raises:
             BadResponse: the answer is not HTTP, or the body is not delimited by its length.
@@ -96,8 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         """
         assert self.reusable, "one request at a time"
         self._waiter = self._loop.create_future()
-        self._target, self._judge, self._progress = target, judge, progress
-        self._shared = self._files.at_once(target)
+        self._sink, self._judge, self._progress = sink, judge, progress
+        self._shared = self._files.at_once(sink)
         self._silence.begin()
         try:
             self._transport.write(request)
@@ -153,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._read(self._memory[: self._filled + nbytes])
             else:
                 self._body.received(nbytes)
-                if self._progress.filled_bytes == self._target.nbytes:
+                if self._progress.filled_bytes == self._sink.size_bytes:
                     self._finish()
         except FeeddError as error:
             self._fail(error)
@@ -166,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             if exc is None and answer is not None and self._body is None and answer.ends_with_connection:
                 self._finish()
             elif self._body is None or not self._body.whole:  # else all bytes have come and are being written
-                # not exc itself, because its traceback may refer to frames that hold the target
+                # not exc itself, because its traceback may refer to frames that hold the sink
                 got = self._got + (f", then {type(exc).__name__}: {exc}" if exc else "")
                 kind = StaleConnection if silent and self._served_count else ConnectionResetError
                 self._fail(kind(got))
@@ -209,11 +211,11 @@ class Connection(asyncio.BufferedProtocol):
         self._judge(answer)
         if answer.size_bytes is None:  # chunked, or until the connection closes: the end of such a body is not certain
             raise BadResponse("expected a body of a given length, got one without content-length", stage="source")
-        size_bytes = self._target.nbytes
+        size_bytes = self._sink.size_bytes
         if answer.size_bytes != size_bytes or len(data) > size_bytes:
             got = max(answer.size_bytes, len(data))
             raise BadResponse(f"expected {size_bytes} bytes, got {got}", stage="source")
-        self._body = self._files.body(self._transport, self._loop, self._target, self._progress, self._moved, data)
+        self._body = self._files.body(self._transport, self._loop, self._sink, self._progress, self._moved, data)
         if self._progress.filled_bytes == size_bytes:
             self._finish()
 
@@ -225,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _got(self) -> str:
-        return f"connection closed after {self._progress.filled_bytes} of {self._target.nbytes} bytes"
+        return f"connection closed after {self._progress.filled_bytes} of {self._sink.size_bytes} bytes"
 
     def _read_error_body(self, answer: Answer, data: bytes) -> None:
         if data:
@@ -249,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
     def _answered(self, outcome: Answer | Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
             # not set_exception: the loop keeps the future for a while, and the error would refer to frames with the
-            # target
+            # sink
             self._outcome = outcome
             self._waiter.set_result(None)
 
@@ -270,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._body is not None:
             self._body.stop()
             self._body = None
-        self._target = _NOTHING
+        self._sink = _NOTHING
         self._progress = _NOBODYS
         self._judge = self._answer = self._shared = None
         self._filled = 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.http_answer import Answer
+    from feedd.protocols import RangeSink
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
 _RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds and wants the load spread over them
@@ -86,7 +87,7 @@ class ConnectionPool:
     async def request(
         self,
         request: bytes,
-        target: memoryview,
+        sink: RangeSink,
         judge: Callable[[Answer], object],
         *,
         progress: ReadProgress | None = None,
@@ -110,7 +111,7 @@ class ConnectionPool:
                 if not connection.reusable:
                     continue
                 try:
-                    answer = await self._exchange(connection, request, target, judge, progress, subject)
+                    answer = await self._exchange(connection, request, sink, judge, progress, subject)
                 except StaleConnection:
                     continue  # each round uses up an idle connection, and new connections are not stale
                 if answer.status < 300:
@@ -129,7 +130,7 @@ class ConnectionPool:
         self,
         connection: Connection,
         request: bytes,
-        target: memoryview,
+        sink: RangeSink,
         judge: Callable[[Answer], object],
         progress: ReadProgress,
         subject: Hashable,
@@ -139,18 +140,18 @@ class ConnectionPool:
         self._load[address] += 1
         sent_s = loop.time()
         try:
-            answer = await connection.exchange(request, target, judge, progress)
+            answer = await connection.exchange(request, sink, judge, progress)
         except TimeoutError:
             self._addresses.failed(address, loop.time())
             raise
         except asyncio.CancelledError:
             now_s = loop.time()
-            self._addresses.timed(address, target.nbytes, now_s - sent_s, now_s, whole=False)
+            self._addresses.timed(address, sink.size_bytes, now_s - sent_s, now_s, whole=False)
             raise
         else:
             now_s = loop.time()
             if answer.status < 300:
-                self._addresses.timed(address, target.nbytes, now_s - sent_s, now_s)
+                self._addresses.timed(address, sink.size_bytes, now_s - sent_s, now_s)
             self._take_back(connection)
             return answer
         finally:

@@ -1,4 +1,4 @@
-"""An S3 store that receives ranged GETs straight into the target, without the SDK.
+"""An S3 store that receives ranged GETs straight into the sink, without the SDK.
 
 botocore still finds credentials and endpoint, signs, lists, and does everything else that is rare; see S3Store.
 """
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.http_answer import Answer
     from feedd.fetch.s3.region import BucketFacts
     from feedd.fetch.s3.sdk_errors import Asked
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 _log = structlog.get_logger(__name__)
@@ -43,11 +44,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One read: the range, its target, and its name in errors."""
+    """One read: the range, its sink, and its name in errors."""
 
     ref: ObjectRef
     span: ByteRange
-    target: memoryview
+    sink: RangeSink
     progress: ReadProgress
     asked: Asked
 
@@ -93,10 +94,10 @@ class DirectStore:
         return await self._sdk.checksum(ref)
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
-        """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
-        assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
+        """Receive one range straight into ``sink``; see ``ObjectStore.read_into``."""
+        assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
         if not span.size_bytes:
             return
         asked = self._sdk.asked("read", ref.key, ref.etag)
@@ -106,7 +107,7 @@ class DirectStore:
         noted = progress or ReadProgress()
 
         async def ask(client: Any) -> str:  # noqa: ANN401 - see open_client
-            return await self._read(client, _Part(ref, span, target, noted, asked))
+            return await self._read(client, _Part(ref, span, sink, noted, asked))
 
         try:
             obstacle = await self._sdk.clients.call(ask, asked, self._limits.read_deadline_s(span.size_bytes))
@@ -118,7 +119,7 @@ class DirectStore:
             raise await self._sdk.explained(changed, ref) from changed.__cause__
         if obstacle:
             self._hand_over(obstacle)
-            await self._sdk.read_into(ref, span, target, noted)
+            await self._sdk.read_into(ref, span, sink, noted)
 
     async def close(self) -> None:
         """Close all connections; idempotent."""
@@ -158,7 +159,7 @@ class DirectStore:
             check_head(got, ref, span, part.asked)
 
         # a resumed part starts later but ends at the same byte
-        answer = await pool.request(request, part.target, judge, progress=progress, subject=(ref.key, span.end))
+        answer = await pool.request(request, part.sink, judge, progress=progress, subject=(ref.key, span.end))
         if answer.status < 300:
             return None
         template.refused()

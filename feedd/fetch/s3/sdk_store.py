@@ -15,7 +15,6 @@ from feedd.fetch.s3.range_answer import RangeHead, answered_by, check_head, plai
 from feedd.fetch.s3.sdk_client import S3Clients
 from feedd.fetch.s3.sdk_errors import Asked, code_of
 from feedd.fetch.s3.stored_checksums import S3Checksums
-from feedd.flow.file_writing import write_over
 from feedd.values import ObjectRef, ReadProgress
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.region import BucketFacts
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange, ObjectChecksum
 
 _log = structlog.get_logger(__name__)
@@ -79,10 +79,10 @@ class S3Store:
             raise await self.explained(changed, ref) from changed.__cause__
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
-        """Receive one range straight into ``target``; see ``ObjectStore.read_into``."""
-        assert target.nbytes == span.size_bytes, "the target must be exactly as long as the range"
+        """Receive one range into ``sink``; see ``ObjectStore.read_into``."""
+        assert sink.size_bytes == span.size_bytes, "the sink must be exactly as long as the range"
         if not span.size_bytes:
             return
         asked = self.asked("read", ref.key, ref.etag)
@@ -106,7 +106,7 @@ class S3Store:
                     answer.get("ContentLength"),
                 )
                 check_head(head, ref, span, asked)
-                await _receive(raw.content, target, asked, noted)
+                await _receive(raw.content, sink, asked, noted)
             except BaseException:
                 raw.close()  # the rest of the body is unread, so this connection cannot serve another request
                 raise
@@ -185,16 +185,15 @@ def _condition(over: str | None) -> dict[str, str]:
     return {"IfMatch": f'"{over}"'} if over else {"IfNoneMatch": "*"}
 
 
-async def _receive(body: Any, target: memoryview, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
-    at, size_bytes = 0, target.nbytes
+async def _receive(body: Any, sink: RangeSink, asked: Asked, noted: ReadProgress) -> None:  # noqa: ANN401 - aiohttp's StreamReader, which only this function touches
+    at, size_bytes = 0, sink.size_bytes
     async for chunk, _ in body.iter_chunks():  # chunk by chunk, because joining them would copy once more
         if not at:
             noted.first_byte_s = time.monotonic()
         end = at + len(chunk)
         if end > size_bytes:
             raise BadResponse(f"expected {size_bytes} bytes, got more", object=asked.url, stage="source")
-        with target[at:end] as piece:
-            await write_over(piece, chunk, begins=not at)
+        await sink.write(at, chunk)
         at = noted.filled_bytes = end
     if at != size_bytes:
         # not a BadResponse, because the received bytes are good and the rest can be requested

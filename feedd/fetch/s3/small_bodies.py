@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.fetch.s3.transfer_threads import TransferThread
-    from feedd.flow.mapping import FilePlace
+    from feedd.flow.range_sinks import FileSink
     from feedd.values import ReadProgress
 
 BUFFER_BYTES: Final = 272 << 10  # size of the largest small body plus a head
@@ -50,14 +50,13 @@ class HandedBody:
 
     def __init__(
         self,
-        place: FilePlace,
-        size_bytes: int,
+        sink: FileSink,
         progress: ReadProgress,
         via: Via,
         ended: Callable[[Exception | None], object],
     ) -> None:
-        self._place = place
-        self._left_bytes = size_bytes  # bytes not received yet
+        self._sink = sink
+        self._left_bytes = sink.size_bytes  # bytes not received yet
         self._progress = progress
         self._via = via
         self._ended = ended
@@ -86,10 +85,10 @@ class HandedBody:
         self._left_bytes -= size_bytes
         if self._left_bytes and self._held_bytes < self._memory.nbytes:
             return
-        at = self._place.at + self._progress.filled_bytes
-        place, data = self._place._replace(at=at), self._memory[: self._held_bytes]
-        write = Write(place, data, self._via.loop, self._over)
+        start = self._progress.filled_bytes
+        part, data = self._sink.part(start, start + self._held_bytes), self._memory[: self._held_bytes]
         try:
+            write = Write(part, data, self._via.loop, self._over)
             self._via.transfer_thread.write(write)
         except OSError as error:
             raise unwritten(error) from error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from feedd.flow.mapping import FilePlace
+    from feedd.flow.range_sinks import FileSink
 
 _RUN_COUNT_MAX: Final = 64  # adjacent bodies written by one call; with 100 KB each, as much as a part of a large object
 
@@ -21,20 +21,25 @@ class Write:
     """Bytes for one region of a file.
 
     Attributes:
-        place: the region; its ``writers`` learn when the write has ended.
+        sink: the region; its ``writers`` learn when the write has ended.
         data: the bytes; reserved until ``ended`` is called.
         loop: event loop on which ``ended`` is called.
         ended: called after success or failure.
         stopped: the bytes are no longer wanted; set on the loop.
         error: why they could not be written.
+        fd: descriptor of the file, which stays open until the writers are told.
     """
 
-    place: FilePlace
+    sink: FileSink
     data: memoryview
     loop: asyncio.AbstractEventLoop
     ended: Callable[[Write], object]
     stopped: bool = False
     error: Exception | None = None
+    fd: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fd = self.sink.file.fd
 
 
 def write_all(writes: Sequence[Write]) -> None:
@@ -52,7 +57,7 @@ def end_all(writes: Iterable[Write]) -> None:
     """Report the end of the writes, with one call per loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Write]] = {}
     for write in writes:
-        write.place.writers.end()
+        write.sink.file.writers.end()
         by_loop.setdefault(write.loop, []).append(write)
     for loop, ended in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
@@ -64,22 +69,22 @@ def _runs(writes: Iterable[Write]) -> Iterator[list[Write]]:
     run: list[Write] = []
     end = -1
     for write in sorted((one for one in writes if not one.stopped), key=_position):
-        if run and (write.place.fd != run[0].place.fd or write.place.at != end or len(run) == _RUN_COUNT_MAX):
+        if run and (write.sink.file is not run[0].sink.file or write.sink.offset != end or len(run) == _RUN_COUNT_MAX):
             yield run
             run = []
         run.append(write)
-        end = write.place.at + write.data.nbytes
+        end = write.sink.offset + write.data.nbytes
     if run:
         yield run
 
 
 def _position(write: Write) -> tuple[int, int]:
-    return write.place.fd, write.place.at
+    return id(write.sink.file), write.sink.offset
 
 
 def _write(run: Sequence[Write]) -> None:
     left = [write.data for write in run]
-    fd, at = run[0].place.fd, run[0].place.at
+    fd, at = run[0].fd, run[0].sink.offset
     while left:
         count = os.pwritev(fd, left, at)
         at += count
@@ -88,8 +93,8 @@ def _write(run: Sequence[Write]) -> None:
         if left:
             left[0] = left[0][count:]
     for write in run:
-        if write.place.landed is not None and not write.stopped:
-            write.place.landed(write.place.at, write.data, begins=True)
+        if not write.stopped:
+            write.sink.note_written(0, write.data, begins=True)
 
 
 def _tell(writes: Iterable[Write]) -> None:

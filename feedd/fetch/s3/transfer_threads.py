@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.s3.body_transfer import BodyTransfer
     from feedd.fetch.s3.small_writes import Write
-    from feedd.flow.mapping import FilePlace
+    from feedd.flow.range_sinks import FileSink
 
 _CLOSE_S: Final = 5.0  # a thread that a disk delays for longer is abandoned; it closes its resources itself
 _EVENTS: Final = select.EPOLLIN | select.EPOLLRDHUP
@@ -43,25 +43,25 @@ class TransferThreads:
         self._count = count
         self._all: dict[bool, list[TransferThread]] = {}  # by whether their files are in memory
 
-    def for_file(self, place: FilePlace) -> TransferThread:
-        """Return the thread to move a body to ``place``; threads that ended are replaced.
+    def for_file(self, sink: FileSink) -> TransferThread:
+        """Return the thread to move a body to ``sink``; threads that ended are replaced.
 
         Raises:
             OSError: no descriptor or thread is left for a new thread, and there is no other.
         """
-        threads = [thread for thread in self._all.get(place.in_memory, ()) if thread.alive]
+        threads = [thread for thread in self._all.get(sink.file.in_memory, ()) if thread.alive]
         try:
             while len(threads) < self._count:
                 threads.append(TransferThread())
         except OSError:
             if not threads:
                 raise
-        self._all[place.in_memory] = threads
-        return min(threads, key=lambda thread: thread.burden(place.fd))
+        self._all[sink.file.in_memory] = threads
+        return min(threads, key=lambda thread: thread.burden(sink.file.fd))
 
-    def started(self, place: FilePlace) -> bool:
+    def started(self, sink: FileSink) -> bool:
         """Whether a transfer thread for files of that kind is running."""
-        return any(thread.alive for thread in self._all.get(place.in_memory, ()))
+        return any(thread.alive for thread in self._all.get(sink.file.in_memory, ()))
 
     def close(self) -> None:
         """Close all threads; see ``TransferThread.close``."""
@@ -129,9 +129,9 @@ class TransferThread:
         Raises:
             OSError: the thread has ended; nothing is reported.
         """
-        write.place.writers.begin()
-        if not self._take(write.place.fd, lambda: self._writes.append(write)):
-            write.place.writers.end()
+        write.sink.file.writers.begin()
+        if not self._take(write.fd, lambda: self._writes.append(write)):
+            write.sink.file.writers.end()
             raise OSError(errno.ESRCH, "its transfer thread has ended")
 
     def _take(self, file: int, note: Callable[[], object]) -> bool:
@@ -193,7 +193,7 @@ class TransferThread:
             writes, self._writes = self._writes, []
         if writes:
             write_all(writes)
-            self._forget(write.place.fd for write in writes)
+            self._forget(write.fd for write in writes)
         for move in new:
             self._moves[move.sock_fd] = move
         for move in new:

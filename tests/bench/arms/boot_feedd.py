@@ -16,7 +16,7 @@ from tests.bench.boot_scan import ref_of
 
 if TYPE_CHECKING:
     from feedd.metrics import Metric
-    from feedd.protocols import FetchWatch
+    from feedd.protocols import FetchWatch, RangeSink
     from feedd.values import ObjectRef
 
 
@@ -39,7 +39,7 @@ class _Silent:
 class _Fetcher:
     """Has nothing to bring: the objects are empty."""
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         raise AssertionError(f"fetched {ref.url}")
 
 

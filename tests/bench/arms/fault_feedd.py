@@ -7,6 +7,7 @@ import asyncio
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.range_sinks import MemorySink
 from feedd.observe.recorder import NullRecorder
 from tests.bench.arms.faults import BUCKET, PART_BYTES, REGION, TIMEOUT_S, report, settings
 
@@ -21,7 +22,7 @@ async def _read(key: str) -> bytes:
     async with Sources(options, NullRecorder(), SystemClock()) as sources:
         (ref,) = await sources.resolve([f"s3://{BUCKET}/{key}"])
         target = bytearray(ref.size_bytes)
-        await sources.fetcher.fetch(ref, memoryview(target))
+        await sources.fetcher.fetch(ref, MemorySink(memoryview(target)))
         return bytes(target)
 
 

@@ -16,6 +16,7 @@ from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.config import load
 from feedd.daemon.wiring import source_options
+from feedd.flow.range_sinks import MemorySink
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.values import ByteRange
 from tests.bench.arms.consume import read_settings
@@ -33,7 +34,7 @@ async def _run(settings: dict[str, Any]) -> Row:
         refs = await sources.resolve([settings["url"]])
         total_bytes = sum(ref.size_bytes for ref in refs)
         root = refs[0].root
-        await sources.store(root).read_into(refs[0], ByteRange(0, 1), memoryview(bytearray(1)))
+        await sources.store(root).read_into(refs[0], ByteRange(0, 1), MemorySink(memoryview(bytearray(1))))
         cache_options = CacheOptions(Path(settings["cache_dir"]), size_bytes=2 * total_bytes, free_reserve_bytes=0)
         async with DiskCache(cache_options, sources.fetcher, recorder, clock) as cache:
             begin_s, cpu_s, loop_s = time.perf_counter(), time.process_time(), time.thread_time()

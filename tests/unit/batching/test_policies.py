@@ -11,6 +11,7 @@ from feedd.errors import BadRequest, BadSample, BadShard
 from feedd.metrics import PIPELINE_QUARANTINED
 from feedd.values import ByteRange, Cursor
 from tests.fakes.feeding import GatedStore, Taken, batches, feeding, take
+from tests.fakes.sinks import into
 from tests.fakes.tars import tar_bytes
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ async def test_quarantine_names_each_sample_once(tmp_path: Path) -> None:
         for line, what in zip(lines, (b"broken", b"no label"), strict=True):
             ref = await rig.store.head(line["url"].removeprefix("s3://memory/"))
             data = bytearray(ref.size_bytes)
-            await rig.store.read_into(ref, ByteRange(0, ref.size_bytes), memoryview(data))
+            await rig.store.read_into(ref, ByteRange(0, ref.size_bytes), into(data))
             assert data[line["offset"] :].startswith(what)
         await batches(session, Cursor(1))
         assert rig.recorder.total(PIPELINE_QUARANTINED) == 4

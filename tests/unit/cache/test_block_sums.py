@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import struct
 from typing import TYPE_CHECKING
@@ -13,10 +12,10 @@ from awscrt.checksums import crc32c
 from hypothesis import given
 
 from feedd.cache.blocks import BlockSums
-from feedd.flow.file_writing import write_over
-from feedd.flow.mapping import FileMapping
+from feedd.flow.range_sinks import FileSink
 from feedd.units import MIB
 from feedd.values import ByteRange
+from tests.fakes.sinks import into, sink_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,11 +41,11 @@ def test_any_parts_give_the_same_sums(edges: list[int], seed: int) -> None:
     sums = BlockSums(SIZE)
     for start, end in again:
         view[start:end] = bytes(end - start)
-        sums.take(ByteRange(start, end), view[start:end])
+        sums.take(ByteRange(start, end), into(view[start:end]))
     for start, end in parts:
         view[start:end] = DATA[start:end]
-        sums.take(ByteRange(start, end), view[start:end])
-    assert sums.finish(view) == WANTED
+        sums.take(ByteRange(start, end), into(view[start:end]))
+    assert sums.finish(into(view)) == WANTED
 
 
 def test_what_was_written_over_counts_no_more() -> None:
@@ -55,12 +54,12 @@ def test_what_was_written_over_counts_no_more() -> None:
     view = memoryview(target)
     sums = BlockSums(SIZE)
     half = MIB // 2
-    sums.landed(0, view[:half], begins=True)  # zeros: wrong
-    sums.take(ByteRange(0, half), view[:half])
+    sums.written(0, view[:half], begins=True)  # zeros: wrong
+    sums.take(ByteRange(0, half), into(view[:half]))
     view[:] = DATA
-    sums.take(ByteRange(0, SIZE), view)
-    sums.take(ByteRange(half, MIB), view[half:MIB])
-    assert sums.finish(view) == WANTED
+    sums.take(ByteRange(0, SIZE), into(view))
+    sums.take(ByteRange(half, MIB), into(view[half:MIB]))
+    assert sums.finish(into(view)) == WANTED
 
 
 def test_objects_side_by_side_are_summed_as_they_are_written() -> None:
@@ -70,33 +69,27 @@ def test_objects_side_by_side_are_summed_as_they_are_written() -> None:
     sums = BlockSums(SIZE, 4096)
     for start, end in itertools.pairwise(borders):
         middle = (start + end) // 2
-        sums.landed(4096 + start, memoryview(DATA)[start:middle], begins=True)
-        sums.landed(4096 + middle, memoryview(DATA)[middle:end])
+        sums.written(4096 + start, memoryview(DATA)[start:middle], begins=True)
+        sums.written(4096 + middle, memoryview(DATA)[middle:end])
     for start, end in itertools.pairwise(borders):
-        sums.take(ByteRange(start, end), zeros[start:end])  # if it looked there it would find zeros
-    assert sums.finish(zeros) == WANTED
+        sums.take(ByteRange(start, end), into(zeros[start:end]))  # if it looked there it would find zeros
+    assert sums.finish(into(zeros)) == WANTED
 
 
 async def test_zeros_in_the_place_of_what_was_lost_are_what_is_summed(tmp_path: Path) -> None:
-    """An object across a border of blocks landed in part before it was refused: its old bytes count no more."""
+    """An object across a border of blocks arrived in part before it was refused: its old bytes count no more."""
     size, low, high = 2 * MIB, MIB - 50_000, MIB + 50_000
-    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    os.posix_fallocate(file, 0, size)
-    mapping = FileMapping(file, size)
-    os.close(file)
     sums = BlockSums(size)
-    mapping.landed = sums.landed
-    with memoryview(mapping) as whole:
-        with whole[low:high] as piece:
-            piece[:70_000] = DATA[:70_000]
-            sums.landed(low, memoryview(DATA)[:70_000], begins=True)
-            await write_over(piece, bytes(len(piece)))
-            sums.take(ByteRange(low, high), piece)
+    with sink_file(tmp_path / "file", size) as file:
+        whole = FileSink(file, 0, size, sums.written)
+        part = whole.part(low, high)
+        part.write_now(0, memoryview(DATA)[:70_000])
+        await part.write(0, bytes(part.size_bytes))
+        sums.take(ByteRange(low, high), part)
         assert sums.finish(whole) == struct.pack("<2I", *[crc32c(bytes(MIB))] * 2)
-    mapping.close()
 
 
 def test_unreported_bytes_are_summed_at_the_end() -> None:
     """A fetcher that tells of no part still leaves whole checksums."""
-    assert BlockSums(SIZE).finish(memoryview(DATA)) == WANTED
-    assert BlockSums(0).finish(memoryview(b"")) == b""
+    assert BlockSums(SIZE).finish(into(DATA)) == WANTED
+    assert BlockSums(0).finish(into(b"")) == b""

@@ -9,7 +9,7 @@ import pytest
 
 from feedd.cache import entry_fill as fill
 from feedd.errors import CacheUnavailable
-from feedd.flow.mapping import file_of
+from feedd.flow.range_sinks import FileSink
 from tests.fakes.caches import CacheRig, read
 from tests.fakes.fetchers import until
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.flow.file_writers import Writers
-    from feedd.protocols import FetchWatch
+    from feedd.protocols import FetchWatch, RangeSink
     from feedd.values import ObjectRef
 
 
@@ -28,12 +28,11 @@ class _LateFetcher:
         self._inner = rig.fetcher
         self.late: list[Writers] = []
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
-        await self._inner.fetch(ref, target, watch)
-        place = file_of(target)
-        assert place is not None
-        place.writers.begin()
-        self.late.append(place.writers)
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
+        await self._inner.fetch(ref, sink, watch)
+        assert isinstance(sink, FileSink)
+        sink.file.writers.begin()
+        self.late.append(sink.file.writers)
 
 
 async def test_nobody_reads_a_file_that_is_still_written(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from feedd.cache import entry_layout
 from feedd.cache.ondisk.recycled_files import Spares
+from feedd.flow.range_sinks import FileSink
 from tests.fakes.caches import PAGE, CacheRig
 from tests.fakes.fetchers import until
 
@@ -35,11 +36,11 @@ def taken_bytes(folder: Path) -> int:
 def test_a_spare_becomes_a_file_of_any_size(tmp_path: Path, size_bytes: int) -> None:
     """The new file is allocated to its last byte, and takes no more than eviction set free."""
     spares = evicted(tmp_path, 3, 5, 2)
-    mapping = spares.take(new := entry_layout.temp_path(tmp_path / "x"), size_bytes, 0)
-    assert mapping is not None
-    assert len(mapping) == size_bytes == new.stat().st_size
-    mapping[:] = b"n" * size_bytes
-    mapping.close()
+    file = spares.take(new := entry_layout.temp_path(tmp_path / "x"), size_bytes, 0)
+    assert file is not None
+    assert size_bytes == new.stat().st_size
+    FileSink(file, 0, size_bytes).write_now(0, memoryview(b"n" * size_bytes))
+    file.close()
     assert new.stat().st_blocks * 512 >= size_bytes
     assert new.read_bytes() == b"n" * size_bytes
     assert taken_bytes(tmp_path) <= 10 * PAGE
@@ -52,9 +53,9 @@ def test_the_one_of_the_same_size_is_taken_first(tmp_path: Path) -> None:
     """Where a spare has just as many pages, nothing is allocated or freed."""
     spares = evicted(tmp_path, 3, 5, 2)
     inodes = {path.stat().st_ino: path.stat().st_size for path in tmp_path.iterdir()}
-    mapping = spares.take(new := entry_layout.temp_path(tmp_path / "x"), 5 * PAGE - 7, 0)
-    assert mapping is not None
-    mapping.close()
+    file = spares.take(new := entry_layout.temp_path(tmp_path / "x"), 5 * PAGE - 7, 0)
+    assert file is not None
+    file.close()
     assert inodes[new.stat().st_ino] == 5 * PAGE
     spares.drop()
 

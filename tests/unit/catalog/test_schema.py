@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from feedd.protocols import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.values import ByteRange, ObjectRef, ReadProgress
     from tests.fakes.feeding import Feeding
@@ -122,11 +123,9 @@ def noted(rig: Feeding) -> list[tuple[str, int]]:
     spans: list[tuple[str, int]] = []
     read = rig.store.read_into
 
-    async def read_into(
-        ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
-    ) -> None:
+    async def read_into(ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None) -> None:
         spans.append((ref.key, span.size_bytes))
-        await read(ref, span, target, progress)
+        await read(ref, span, sink, progress)
 
     rig.store.read_into = read_into  # type: ignore[method-assign]  # to see what is read
     return spans

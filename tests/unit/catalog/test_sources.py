@@ -13,6 +13,7 @@ from feedd.errors import BadConfig, BadRequest, NotFound, PermissionDenied, Unsu
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS
 from tests.fakes.s3 import faults as fault
+from tests.fakes.sinks import into
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder
 
@@ -150,7 +151,7 @@ async def test_fetcher_routes_by_root(sources: Sources, tmp_path: Path) -> None:
         await sources.resolve([str(tmp_path / "x"), "s3://bucket/one"]), (b"file bytes", b"one"), strict=True
     ):
         target = bytearray(ref.size_bytes)
-        await sources.fetcher.fetch(ref, memoryview(target))
+        await sources.fetcher.fetch(ref, into(target))
         assert bytes(target) == expected
 
 
@@ -172,7 +173,7 @@ async def test_settings_by_bucket(server: S3Server) -> None:
     recorder = TallyRecorder()
     async with Sources(SourceOptions(s3=by_bucket), recorder, SystemClock()) as sources:
         (ref,) = await sources.resolve(["s3://bucket/one"])
-        await sources.fetcher.fetch(ref, memoryview(bytearray(3)))
+        await sources.fetcher.fetch(ref, into(bytearray(3)))
         with pytest.raises(BadConfig, match="not a url"):
             await sources.resolve(["s3://other/one"])
     assert {request.headers.get("x-amz-request-payer") for request in server.requests} == {"requester"}
@@ -205,7 +206,7 @@ async def test_environment_signs_and_names_the_endpoint(
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     async with Sources(SourceOptions(), TallyRecorder(), SystemClock()) as sources:
         (ref,) = await sources.resolve(["s3://bucket/one"])
-        await sources.fetcher.fetch(ref, memoryview(bytearray(3)))
+        await sources.fetcher.fetch(ref, into(bytearray(3)))
     assert all("Credential=test-access-key/" in request.headers["authorization"] for request in server.requests)
 
 

@@ -14,7 +14,7 @@ from feedd.dataset.object_labels import parse_table
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
-    from feedd.protocols import FetchWatch
+    from feedd.protocols import FetchWatch, RangeSink
 
 
 class _Fetcher:
@@ -23,12 +23,12 @@ class _Fetcher:
     def __init__(self) -> None:
         self.held_bytes = self.most_bytes = 0
 
-    async def fetch(self, ref: ObjectRef, target: memoryview, watch: FetchWatch | None = None) -> None:
+    async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Take a turn of the loop or two."""
-        self.held_bytes += len(target)
+        self.held_bytes += sink.size_bytes
         self.most_bytes = max(self.most_bytes, self.held_bytes)
         await asyncio.sleep(0)
-        target[:] = b"x" * len(target)
+        await sink.write(0, b"x" * sink.size_bytes)
         await asyncio.sleep(0)
 
     def parsed(self, data: memoryview) -> tuple[int, int]:

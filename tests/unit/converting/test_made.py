@@ -30,6 +30,7 @@ from feedd.values import ByteRange, ObjectRef
 from tests.fakes.caches import SHARD_BYTES
 from tests.fakes.fetchers import ROOT, until
 from tests.fakes.forms import FORM, MadeRig, make, same_form
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ async def test_a_shard_of_unknown_origin_is_refused(rig: MadeRig) -> None:
     """An entry nobody has listed cannot be made again; that says so instead of guessing."""
     converter = Converter(rig.fetcher, make, ConversionLog(), ConverterOptions(1 << 30), rig.recorder)
     with pytest.raises(CacheUnavailable):
-        await converter.fetch(rig.shard("a"), memoryview(bytearray(SHARD_BYTES)))
+        await converter.fetch(rig.shard("a"), into(bytearray(SHARD_BYTES)))
 
 
 async def test_the_form_is_part_of_the_entry(rig: MadeRig) -> None:
@@ -359,7 +360,7 @@ async def test_making_again_has_a_deadline(rig: MadeRig) -> None:
     rig.fetcher.hold(ref)
     converter = Converter(rig.fetcher, make, rig.facts, ConverterOptions(1 << 30, deadline_s=0.05), rig.recorder)
     with pytest.raises(StoreUnavailable, match="made within"):
-        await asyncio.wait_for(converter.fetch(ref, memoryview(bytearray(ref.size_bytes))), 5)
+        await asyncio.wait_for(converter.fetch(ref, into(bytearray(ref.size_bytes))), 5)
     assert rig.recorder.total(PIPELINE_MAKING) == 0
     assert not rig.fetcher.running
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from feedd.errors import FeeddError
-from feedd.flow.mapping import FileMapping
+from feedd.flow.range_sinks import FileSink
 from tests.fakes.s3 import faults as fault
+from tests.fakes.sinks import memory_sink_file
 from tests.fakes.stores import serving, sources_over
 
 if TYPE_CHECKING:
@@ -44,19 +45,10 @@ async def sources(server: S3Server) -> AsyncIterator[Sources]:
         yield opened
 
 
-def _mapping(size_bytes: int) -> FileMapping:
-    fd = os.memfd_create("pack")
-    try:
-        os.ftruncate(fd, size_bytes)
-        return FileMapping(fd, size_bytes)
-    finally:
-        os.close(fd)
-
-
 async def _fetch(sources: Sources, found: Resolved) -> None:
     (ref,) = found.refs
-    with _mapping(ref.size_bytes) as mapping, memoryview(mapping) as target:
-        await sources.fetcher.fetch(ref, target)
+    with memory_sink_file(ref.size_bytes) as file:
+        await sources.fetcher.fetch(ref, FileSink(file, 0, ref.size_bytes))
 
 
 def _wait(sources: Sources, found: Resolved, *numbers: int) -> PartialWait:

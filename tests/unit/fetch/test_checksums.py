@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feedd.fetch.object_checksums import ALGORITHMS, Verification, digest_of
 from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 from tests.budget import budget
+from tests.fakes.sinks import into
 
 if TYPE_CHECKING:
     import random
@@ -59,7 +60,7 @@ def composite(algorithm: str, parts: Sequence[bytes], *, told: bool = True) -> O
 def feed(verification: Verification, data: bytes, spans: Sequence[ByteRange]) -> None:
     """Hand spans of ``data`` over."""
     for span in spans:
-        verification.arrived(span, memoryview(data)[span.start : span.end])
+        verification.arrived(span, into(data).part(span.start, span.end))
 
 
 def flip(data: bytes, bit: int) -> bytes:
@@ -114,7 +115,7 @@ def test_any_split_in_any_order_is_good(
     spans = spans_of(cut(data, points))
     seed.shuffle(spans)
     feed(verification, data, spans)
-    assert asyncio.run(verification.finish(memoryview(data))) == ()
+    assert asyncio.run(verification.finish(into(data))) == ()
 
 
 @ALL
@@ -127,7 +128,7 @@ def test_spans_that_never_came_are_digested_at_the_end(
     spans = [span for span in spans_of(cut(data, points)) if seed.random() < 0.5]
     verification = Verification(ref_of(data), full(algorithm, data))
     feed(verification, data, spans)
-    assert asyncio.run(verification.finish(memoryview(data))) == ()
+    assert asyncio.run(verification.finish(into(data))) == ()
 
 
 @ALL
@@ -139,10 +140,10 @@ def test_any_flipped_bit_is_found(algorithm: str, data: bytes, points: list[int]
     damaged = flip(data, bit % (8 * len(data)))
     verification = Verification(ref_of(data), full(algorithm, data))
     feed(verification, damaged, spans)
-    assert asyncio.run(verification.finish(memoryview(damaged))) == (ByteRange(0, len(data)),)
+    assert asyncio.run(verification.finish(into(damaged))) == (ByteRange(0, len(data)),)
     assert algorithm in verification.describe()
     feed(verification, data, spans)
-    assert asyncio.run(verification.finish(memoryview(data))) == ()
+    assert asyncio.run(verification.finish(into(data))) == ()
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "crc64nvme"])
@@ -164,18 +165,18 @@ def test_composite_condemns_only_its_parts(
     bad = tuple(span for span in spans_of(parts) if damaged[span.start : span.end] != data[span.start : span.end])
     verification = Verification(ref_of(data), composite(algorithm, parts))
     feed(verification, damaged, spans_of(cut(data, points)))
-    assert asyncio.run(verification.finish(memoryview(damaged))) == bad
+    assert asyncio.run(verification.finish(into(damaged))) == bad
     feed(verification, data, bad)
-    assert asyncio.run(verification.finish(memoryview(data))) == ()
+    assert asyncio.run(verification.finish(into(data))) == ()
 
 
 async def test_composite_without_part_digests_condemns_all() -> None:
     """Where the store does not tell the parts' digests, nobody knows which part is bad: all is fetched again."""
     data = bytes(range(100))
     verification = Verification(ref_of(data), composite("sha256", [data[:60], data[60:]], told=False))
-    assert await verification.finish(memoryview(flip(data, 700))) == (ByteRange(0, 100),)
+    assert await verification.finish(into(flip(data, 700))) == (ByteRange(0, 100),)
     feed(verification, data, [ByteRange(0, 100)])
-    assert await verification.finish(memoryview(data)) == ()
+    assert await verification.finish(into(data)) == ()
 
 
 async def test_parts_that_agree_under_a_digest_that_does_not() -> None:
@@ -183,7 +184,7 @@ async def test_parts_that_agree_under_a_digest_that_does_not() -> None:
     data = bytes(range(100))
     good = composite("crc32", [data[:60], data[60:]])
     lying = ObjectChecksum(good.algorithm, bytes(4), good.part_sizes, good.part_digests)
-    assert await Verification(ref_of(data), lying).finish(memoryview(data)) == (ByteRange(0, 100),)
+    assert await Verification(ref_of(data), lying).finish(into(data)) == (ByteRange(0, 100),)
 
 
 @ALL
@@ -191,7 +192,7 @@ async def test_description_names_both_digests(algorithm: str) -> None:
     """The message for people has algorithm, expected and got digest as S3 writes them, and the parts that differ."""
     data, other = b"a" * 50, b"a" * 49 + b"b"
     verification = Verification(ref_of(data), composite(algorithm, [data[:20], data[20:]]))
-    await verification.finish(memoryview(other))
+    await verification.finish(into(other))
     told = verification.describe()
     for parts in ([data[:20], data[20:]], [other[:20], other[20:]]):
         assert f"{base64.b64encode(composite(algorithm, parts).digest).decode()}-2" in told
@@ -201,8 +202,8 @@ async def test_description_names_both_digests(algorithm: str) -> None:
 async def test_nothing_kept_is_good() -> None:
     """Where a store keeps nothing, there is nothing to object to."""
     verification = Verification(ref_of(b"abc"), None)
-    verification.arrived(ByteRange(0, 3), memoryview(b"xyz"))
-    assert await verification.finish(memoryview(b"xyz")) == ()
+    verification.arrived(ByteRange(0, 3), into(b"xyz"))
+    assert await verification.finish(into(b"xyz")) == ()
     assert verification.describe() == "no checksum stored"
 
 
@@ -212,7 +213,7 @@ async def test_cancelled_finish_lets_go_of_the_target(algorithm: str) -> None:
     buffer = bytearray(64 << 20)
     view = memoryview(buffer)
     expected = ObjectChecksum(algorithm, bytes(4))
-    task = asyncio.ensure_future(Verification(ref_of(buffer), expected).finish(view))
+    task = asyncio.ensure_future(Verification(ref_of(buffer), expected).finish(into(view)))
     for _ in range(3):
         await asyncio.sleep(0)
     task.cancel()

@@ -17,6 +17,7 @@ from feedd.fetch.s3 import connection_pool as direct_pool
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from tests.fakes.fetchers import until
 from tests.fakes.raw_server import RawServer
+from tests.fakes.sinks import into
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +50,7 @@ async def get(pool: ConnectionPool, size_bytes: int = len(BODY)) -> bytes:
     """Send a request, and check that bytes next to the target stay as they are."""
     buffer = bytearray([UNTOUCHED]) * (size_bytes + 16)
     target = memoryview(buffer)[8:-8]
-    answer = await pool.request(REQUEST, target, lambda _: None)
+    answer = await pool.request(REQUEST, into(target), lambda _: None)
     assert answer.status == 206
     assert set(buffer[:8] + buffer[-8:]) == {UNTOUCHED}
     return bytes(target)
@@ -147,7 +148,7 @@ async def test_errors_bring_their_own_body(sent: Sent, body: bytes, kept: bool) 
     """An error's body, however framed, is kept up to a limit; the target stays untouched."""
     target = bytearray([UNTOUCHED]) * len(BODY)
     async with RawServer(sent, head() + BODY) as server, pool_of(server.port) as pool:
-        answer = await pool.request(REQUEST, memoryview(target), lambda _: None)
+        answer = await pool.request(REQUEST, into(target), lambda _: None)
         assert (answer.status >= 400, answer.body) == (True, body)
         assert set(target) == {UNTOUCHED}
         assert await get(pool) == BODY
@@ -161,7 +162,7 @@ async def test_trailers_without_end_are_refused() -> None:
     target = bytearray(len(BODY))
     async with RawServer(sent, head() + BODY) as server, pool_of(server.port) as pool:
         with pytest.raises(BadResponse, match="headers of at most"):
-            await pool.request(REQUEST, memoryview(target), lambda _: None)
+            await pool.request(REQUEST, into(target), lambda _: None)
         assert await get(pool) == BODY
 
 
@@ -174,7 +175,7 @@ async def test_head_is_judged_before_the_body() -> None:
     target = bytearray([UNTOUCHED]) * len(BODY)
     async with RawServer(head(more=b"ETag: x\r\n") + BODY) as server, pool_of(server.port) as pool:
         with pytest.raises(ObjectChanged, match="got x"):
-            await pool.request(REQUEST, memoryview(target), refuse)
+            await pool.request(REQUEST, into(target), refuse)
         assert set(target) == {UNTOUCHED}
 
 
@@ -195,7 +196,7 @@ async def test_nothing_is_written_after_cancelling(sent: bytes | None) -> None:
         pool_of(server.port) as pool,
     ):
         target = bytearray([UNTOUCHED]) * len(BODY)
-        read = asyncio.ensure_future(pool.request(REQUEST, memoryview(target), lambda _: None))
+        read = asyncio.ensure_future(pool.request(REQUEST, into(target), lambda _: None))
         await until(lambda: server.requests)
         await asyncio.sleep(0.005)
         read.cancel()
@@ -220,7 +221,7 @@ async def test_no_cycle_holds_the_target(sent: Sent) -> None:
         async with RawServer(sent) as server, pool_of(server.port) as pool:
             target = bytearray(len(BODY))
             with contextlib.suppress(BadResponse, OSError):
-                await pool.request(REQUEST, memoryview(target), lambda _: None)
+                await pool.request(REQUEST, into(target), lambda _: None)
             target.clear()
     finally:
         gc.enable()

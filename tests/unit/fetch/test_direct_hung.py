@@ -23,7 +23,8 @@ from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
 from feedd.flow.file_writing import left_alone
-from feedd.flow.mapping import FileMapping, is_in_memory
+from feedd.flow.range_sinks import FileSink
+from feedd.flow.sink_file import SinkFile, is_in_memory
 from feedd.values import ReadProgress
 from tests.fakes.disks import FrozenDisk, HeldWrites, frozen_disk
 from tests.fakes.fetchers import until
@@ -31,6 +32,8 @@ from tests.fakes.raw_server import RawServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from feedd.flow.range_sinks import Written
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = os.urandom(3 << 20)
@@ -61,35 +64,35 @@ def descriptors() -> set[str]:
 
 
 @contextlib.contextmanager
-def _mapped(fd: int) -> Iterator[FileMapping]:
+def _opened(fd: int) -> Iterator[SinkFile]:
     os.posix_fallocate(fd, 0, len(LARGE))
-    mapping = FileMapping(fd, len(LARGE))
+    file = SinkFile(fd)
     os.close(fd)
-    mapping.in_memory = str(Path(f"/proc/self/fd/{mapping.fd}").readlink()).startswith("/memfd")
-    yield mapping
-    mapping.close()
+    file.in_memory = str(Path(f"/proc/self/fd/{file.fd}").readlink()).startswith("/memfd")
+    yield file
+    file.close()
 
 
 @pytest.fixture
-def on_disk(disk: HeldWrites | FrozenDisk) -> Iterator[FileMapping]:
+def on_disk(disk: HeldWrites | FrozenDisk) -> Iterator[SinkFile]:
     """A file on a disk that hangs."""
-    with _mapped(os.open(disk.folder / "file", os.O_RDWR | os.O_CREAT)) as mapping:
+    with _opened(os.open(disk.folder / "file", os.O_RDWR | os.O_CREAT)) as file:
         disk.hang()
-        yield mapping
+        yield file
 
 
 @pytest.fixture
-def on_good_disk(tmp_path: Path) -> Iterator[FileMapping]:
+def on_good_disk(tmp_path: Path) -> Iterator[SinkFile]:
     """A file on a disk that is well."""
-    with _mapped(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)) as mapping:
-        yield mapping
+    with _opened(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)) as file:
+        yield file
 
 
 @pytest.fixture
-def in_memory() -> Iterator[FileMapping]:
+def in_memory() -> Iterator[SinkFile]:
     """A file in memory."""
-    with _mapped(os.memfd_create("test")) as mapping:
-        yield mapping
+    with _opened(os.memfd_create("test")) as file:
+        yield file
 
 
 @pytest.fixture
@@ -105,15 +108,20 @@ def _pool(server: RawServer, files: Files, read_timeout_s: float = 30.0) -> Conn
     return ConnectionPool(Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options, files)
 
 
-async def _read(pool: ConnectionPool, mapping: FileMapping, size: int, progress: ReadProgress | None = None) -> bytes:
-    with memoryview(mapping) as whole, whole[:size] as target:
-        await pool.request(REQUEST, target, lambda _: None, progress=progress)
-    return os.pread(mapping.fd, size, 0)
+async def _read(
+    pool: ConnectionPool,
+    file: SinkFile,
+    size: int,
+    progress: ReadProgress | None = None,
+    written: Written | None = None,
+) -> bytes:
+    await pool.request(REQUEST, FileSink(file, 0, size, written), lambda _: None, progress=progress)
+    return os.pread(file.fd, size, 0)
 
 
 @pytest.mark.parametrize("body", [LARGE, SMALL], ids=["large", "small"])
 async def test_a_read_given_up_does_not_wait_for_the_disk(
-    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, files: Files, body: bytes
+    disk: HeldWrites | FrozenDisk, on_disk: SinkFile, files: Files, body: bytes
 ) -> None:
     """While a write hangs the loop turns, and a read that is cancelled ends at once; the file knows of the write."""
     async with RawServer(_answer(body)) as server:
@@ -137,7 +145,7 @@ async def test_a_file_stays_open_for_a_write_that_hangs(disk: HeldWrites | Froze
     """A draft that is given up under a write is closed when that has ended, and its descriptor means no other file."""
     async with RawServer(_answer(SMALL)) as server:
         pool = _pool(server, files)
-        with _mapped(os.open(disk.folder / "file", os.O_RDWR | os.O_CREAT)) as mapping:
+        with _opened(os.open(disk.folder / "file", os.O_RDWR | os.O_CREAT)) as mapping:
             disk.hang()
             fd, writers = mapping.fd, mapping.writers
             reading = asyncio.ensure_future(_read(pool, mapping, len(SMALL)))
@@ -154,7 +162,7 @@ async def test_a_file_stays_open_for_a_write_that_hangs(disk: HeldWrites | Froze
 
 @pytest.mark.parametrize("body", [LARGE, SMALL], ids=["large", "small"])
 async def test_memory_is_filled_while_the_disk_hangs(
-    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, in_memory: FileMapping, files: Files, body: bytes
+    disk: HeldWrites | FrozenDisk, on_disk: SinkFile, in_memory: SinkFile, files: Files, body: bytes
 ) -> None:
     """What goes past a disk that hangs passes no thread that waits for it."""
     async with RawServer(_answer(body)) as server, RawServer(_answer(body)) as other:
@@ -171,7 +179,7 @@ async def test_memory_is_filled_while_the_disk_hangs(
 
 @pytest.mark.parametrize("body", [LARGE, SMALL], ids=["large", "small"])
 async def test_silence_of_the_disk_is_not_the_stores(
-    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, files: Files, body: bytes
+    disk: HeldWrites | FrozenDisk, on_disk: SinkFile, files: Files, body: bytes
 ) -> None:
     """Where the disk takes nothing for as long as a store may be silent, the error is the cache's."""
     async with RawServer(_answer(body)) as server:
@@ -185,7 +193,7 @@ async def test_silence_of_the_disk_is_not_the_stores(
 
 
 async def test_a_connection_that_closes_behind_a_body_does_not_lose_it(
-    disk: HeldWrites | FrozenDisk, on_disk: FileMapping, files: Files
+    disk: HeldWrites | FrozenDisk, on_disk: SinkFile, files: Files
 ) -> None:
     """A small body that has come is written, although its connection is closed before the disk has taken it."""
     async with RawServer([_answer(SMALL), b""]) as server:
@@ -199,7 +207,7 @@ async def test_a_connection_that_closes_behind_a_body_does_not_lose_it(
 
 
 async def test_without_descriptors_a_body_fails_and_the_next_arrives(
-    on_good_disk: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch
+    on_good_disk: SinkFile, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A body whose transfer thread gets no pipe fails, and closes nobody's descriptors; the next one arrives."""
 
@@ -219,7 +227,7 @@ async def test_without_descriptors_a_body_fails_and_the_next_arrives(
 
 
 async def test_a_thread_that_ends_fails_its_bodies_and_is_replaced(
-    on_good_disk: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch
+    on_good_disk: SinkFile, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bodies of a transfer thread that ends are told so, and the next body gets another thread."""
 
@@ -254,9 +262,9 @@ def _moves_of(files: Files) -> list[move.BodyTransfer]:
     return [one for each in _movers_of(files) for one in each._moves.values()]
 
 
-@pytest.mark.parametrize("fault", ["watch", "landed"])
+@pytest.mark.parametrize("fault", ["watch", "checksum"])
 async def test_what_fails_with_one_body_ends_that_body(
-    on_good_disk: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch, fault: str
+    on_good_disk: SinkFile, files: Files, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """No watch left for its socket, or a checksum that raises: one body fails, the thread goes on with the next."""
 
@@ -281,13 +289,10 @@ async def test_what_fails_with_one_body_ends_that_body(
         raise ZeroDivisionError("no checksum")
 
     monkeypatch.setattr(transfer_thread, "select", Select)
-    if fault == "landed":
-        on_good_disk.landed = broken
     async with RawServer(_answer(LARGE), _answer(LARGE)) as server:
         pool = _pool(server, files)
         with pytest.raises(ConnectionResetError, match=r"No space left|no checksum"):
-            await _read(pool, on_good_disk, len(LARGE))
-        on_good_disk.landed = None
+            await _read(pool, on_good_disk, len(LARGE), written=broken if fault == "checksum" else None)
         (first,) = _movers_of(files)
         assert await _read(pool, on_good_disk, len(LARGE)) == LARGE
         assert _movers_of(files) == [first]
@@ -322,7 +327,7 @@ async def test_a_pipe_is_emptied_without_a_descriptor(monkeypatch: pytest.Monkey
     buffers.close()
 
 
-def test_files_in_memory_are_told_from_others(in_memory: FileMapping) -> None:
+def test_files_in_memory_are_told_from_others(in_memory: SinkFile) -> None:
     """A memfd's pages are memory; those of a program on disk are not."""
     assert is_in_memory(in_memory.fd)
     with Path(sys.executable).open("rb") as program:

@@ -11,6 +11,7 @@ import pytest
 from feedd.fetch.s3.idle_connections import Idle
 from feedd.fetch.s3.lazy_timer import LazyTimer
 from tests.fakes.raw_server import RawServer
+from tests.fakes.sinks import into
 from tests.unit.fetch.test_direct_connection import BODY, REQUEST, get, head, pool_of
 
 
@@ -84,7 +85,7 @@ async def test_a_silent_address_is_left_before_the_deadline_of_a_small_request(k
             await asyncio.sleep(0.3)  # the watch of the request before is still to ring
         with pytest.raises(TimeoutError, match="no byte received within the read timeout"):
             async with asyncio.timeout(1.4):
-                await pool.request(REQUEST, memoryview(bytearray(10)), lambda _: None)
+                await pool.request(REQUEST, into(bytearray(10)), lambda _: None)
         assert "1 in quarantine" in repr(pool._addresses)
 
 

@@ -17,10 +17,11 @@ from feedd.fetch.s3.bodies import Files, WrittenBody
 from feedd.fetch.s3.body_transfer import BodyTransfer, SplicedMove
 from feedd.fetch.s3.small_bodies import HandedBody
 from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
-from feedd.flow.file_writers import Writers
-from feedd.flow.mapping import FileMapping, FilePlace, file_of
+from feedd.flow.range_sinks import FileSink
+from feedd.flow.sink_file import SinkFile
 from feedd.values import ReadProgress
 from tests.fakes.fetchers import until
+from tests.fakes.sinks import content, sink_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,9 +30,10 @@ SIZE = 3 << 20
 DATA = os.urandom(SIZE)
 
 
-def place(fd: int, at: int) -> FilePlace:
-    """Return a place of a file that nobody else writes to."""
-    return FilePlace(fd, at, None, Writers(), in_memory=False)
+def sink(file: SinkFile, at: int, size: int) -> FileSink:
+    """Return a place of a file on a disk."""
+    file.in_memory = False  # the folder of tests may be in memory
+    return FileSink(file, at, size)
 
 
 class Rig:
@@ -42,6 +44,7 @@ class Rig:
         self.near.setblocking(False)
         self.file = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(self.file, 0, SIZE + 8192)
+        self.sink_file = SinkFile(self.file)
         self.transfer_thread = TransferThread()
         self.progress = ReadProgress()
         self.over = threading.Event()
@@ -49,8 +52,7 @@ class Rig:
     def move(self, size: int = SIZE, at: int = 4096) -> BodyTransfer:
         move = SplicedMove(
             self.near.fileno(),
-            place(self.file, at),
-            size,
+            sink(self.sink_file, at, size),
             self.progress,
             lambda _: self.over.set(),
         )
@@ -70,6 +72,7 @@ class Rig:
         self.transfer_thread.close()
         for sock in (self.near, self.far):
             sock.close()
+        self.sink_file.close()
         os.close(self.file)
 
 
@@ -124,8 +127,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
     failed = threading.Event()
     bad = SplicedMove(
         rig.near.fileno(),
-        place(readonly, 0),
-        SIZE,
+        sink(SinkFile(readonly), 0, SIZE),
         ReadProgress(),
         lambda _: failed.set(),
     )
@@ -140,8 +142,7 @@ def test_file_that_cannot_be_written(rig: Rig, tmp_path: Path) -> None:
         rig.transfer_thread.add(
             SplicedMove(
                 near.fileno(),
-                place(rig.file, 0),
-                1000,
+                sink(rig.sink_file, 0, 1000),
                 rig.progress,
                 lambda _: rig.over.set(),
             )
@@ -165,6 +166,7 @@ def test_closing_ends_all(rig: Rig) -> None:
 async def test_many_at_a_time(tmp_path: Path) -> None:
     """Bodies of several sockets, sent in small pieces side by side, all arrive whole."""
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    shared = SinkFile(file)
     pairs = [socket.socketpair() for _ in range(8)]
     transfer_thread, done = TransferThread(), threading.Semaphore(0)
     for index, (near, far) in enumerate(pairs):
@@ -173,8 +175,7 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
         transfer_thread.add(
             SplicedMove(
                 near.fileno(),
-                place(file, index * SIZE),
-                SIZE,
+                sink(shared, index * SIZE, SIZE),
                 ReadProgress(),
                 lambda _: done.release(),
             )
@@ -186,6 +187,7 @@ async def test_many_at_a_time(tmp_path: Path) -> None:
             await asyncio.to_thread(done.acquire)
     assert os.pread(file, SIZE * 8 + 1, 0) == DATA * 8
     transfer_thread.close()
+    shared.close()
     os.close(file)
     for pair in pairs:
         for sock in pair:
@@ -199,20 +201,26 @@ async def test_without_descriptors_through_memory(
     """Where there is no descriptor for a copy of the socket, the body comes through memory, its transport unpaused."""
     file = os.memfd_create("test") if in_memory else os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(file, 0, SIZE)
-    mapping = FileMapping(file, SIZE)
+    shared = SinkFile(file)
+    shared.in_memory = in_memory  # the folder of tests may be in memory, too
     near, far = socket.socketpair()
     transport, protocol = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=near)
     transfer_threads = TransferThreads(2)
     refusal = OSError(errno.EMFILE, "too many open files")
     monkeypatch.setattr(os, "dup", lambda _: (_ for _ in ()).throw(refusal))
-    target, progress = memoryview(mapping), ReadProgress()
+    progress = ReadProgress()
     ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     def end(error: Exception | None) -> None:
         ended.set_result(error)
 
     body = Files(transfer_threads).body(
-        transport, asyncio.get_running_loop(), target, progress, end, memoryview(DATA[:1000])
+        transport,
+        asyncio.get_running_loop(),
+        FileSink(shared, 0, SIZE),
+        progress,
+        end,
+        memoryview(DATA[:1000]),
     )
     monkeypatch.undo()
     assert isinstance(body, WrittenBody if in_memory else HandedBody)
@@ -231,29 +239,26 @@ async def test_without_descriptors_through_memory(
     assert progress.filled_bytes == SIZE
     assert os.pread(file, SIZE, 0) == DATA
     transfer_threads.close()
-    target.release()
     transport.abort()
     far.close()
-    mapping.close()
+    shared.close()
     os.close(file)
     await asyncio.sleep(0)
 
 
-def test_file_of_a_view(tmp_path: Path) -> None:
-    """A slice of a mapping leads to its place in the file; other memory to none."""
-    file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    os.write(file, DATA[:20_000])
-    mapping = FileMapping(file, 20_000)
-    with memoryview(mapping) as whole, whole[5000:] as part, part[10:] as inner:
-        found = file_of(inner)
-        assert found is not None
-        assert found.at == 5010
-        os.pwrite(found.fd, b"there", 5010)
-        assert bytes(inner[:5]) == b"there"
-        assert bytes(inner[5:]) == DATA[5015:20_000]
-    assert file_of(memoryview(bytearray(10))) is None
-    fd = mapping.fd
-    mapping.close()
-    os.close(file)
-    with pytest.raises(OSError, match="Bad file descriptor"):
+def test_parts_of_a_sink_and_its_closed_file(tmp_path: Path) -> None:
+    """A part of a part lies where it should; a closed file is an error, and its last writer closes the descriptor."""
+    with sink_file(tmp_path / "file", 20_000) as file:
+        inner = FileSink(file, 1000, 19_000).part(4000, 19_000).part(10, 14_000)
+        inner.write_now(0, memoryview(b"there"))
+        assert (tmp_path / "file").read_bytes()[5005:5020] == b"\0" * 5 + b"there" + b"\0" * 5
+        assert content(inner)[:6] == b"there\0"
+        fd = file.fd
+        file.writers.begin()
+        file.close()
+        with pytest.raises(OSError, match="the file is closed"):
+            inner.write_now(0, memoryview(b"gone"))
         os.fstat(fd)
+        file.writers.end()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

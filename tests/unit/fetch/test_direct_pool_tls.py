@@ -13,6 +13,7 @@ from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.connection import Connection
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ async def test_a_connect_given_up_at_its_last_step_leaves_no_socket(
 
         monkeypatch.setattr(Connection, "connection_made", connected)
         request = b"GET /bucket/key HTTP/1.1\r\nHost: x\r\n\r\n"
-        asking = asyncio.create_task(pool.request(request, memoryview(bytearray(10)), lambda _: None))
+        asking = asyncio.create_task(pool.request(request, into(bytearray(10)), lambda _: None))
         with pytest.raises(asyncio.CancelledError):
             await asking
         await pool.aclose()

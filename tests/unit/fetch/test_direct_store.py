@@ -15,6 +15,7 @@ from feedd.fetch.fetch_options import S3Options, SourceOptions
 from feedd.fetch.s3.direct_store import DirectStore
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 from tests.unit.serve.certs import Authority
 
@@ -51,7 +52,7 @@ async def opened(url: str, transport: Transport = "auto", **s3: str) -> AsyncIte
 async def read(store: DirectStore, ref: ObjectRef | None = None) -> bytes:
     """Read a few bytes."""
     target = bytearray(9)
-    await store.read_into(ref or await store.head("key"), ByteRange(1, 10), memoryview(target))
+    await store.read_into(ref or await store.head("key"), ByteRange(1, 10), into(target))
     return bytes(target)
 
 
@@ -93,7 +94,7 @@ async def test_sdk_on_request(server: S3Server) -> None:
     options = SourceOptions(transport="aiobotocore", s3={"*": S3Options(endpoint_url=server.url, anonymous=True)})
     async with Sources(options, TallyRecorder(), SystemClock()) as sources:
         (ref,) = await sources.resolve(["s3://bucket/key"])
-        await sources.fetcher.fetch(ref, memoryview(bytearray(len(DATA))))
+        await sources.fetcher.fetch(ref, into(bytearray(len(DATA))))
     assert by_sdk(server) == [True]
 
 

@@ -20,13 +20,16 @@ from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.tls_transport import TlsTransport
 from feedd.fetch.s3.transfer_threads import TransferThreads
 from feedd.flow.file_writing import left_alone
-from feedd.flow.mapping import FileMapping
+from feedd.flow.range_sinks import FileSink
 from feedd.values import ReadProgress
+from tests.fakes.sinks import content, sink_file
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
+
+    from feedd.flow.sink_file import SinkFile
 
 SIZE = 1_000_003
 DATA = os.urandom(SIZE)
@@ -87,14 +90,10 @@ def context(authority: Authority, request: pytest.FixtureRequest) -> ssl.SSLCont
 
 
 @pytest.fixture
-def mapping(tmp_path: Path) -> Iterator[FileMapping]:
+def file(tmp_path: Path) -> Iterator[SinkFile]:
     """A file to receive into."""
-    fd = os.open(tmp_path / "body", os.O_RDWR | os.O_CREAT)
-    os.posix_fallocate(fd, 0, SIZE)
-    made = FileMapping(fd, SIZE)
-    os.close(fd)
-    yield made
-    made.close()
+    with sink_file(tmp_path / "body", SIZE) as file:
+        yield file
 
 
 @contextlib.asynccontextmanager
@@ -114,17 +113,14 @@ async def pool_to(server: Server, authority: Authority) -> AsyncIterator[Connect
         transfer_threads.close()
 
 
-async def body_of(pool: ConnectionPool, mapping: FileMapping) -> bytes:
+async def body_of(pool: ConnectionPool, file: SinkFile) -> bytes:
     """Receive one into the file."""
-    mapping[:] = bytes(SIZE)
+    sink = FileSink(file, 0, SIZE)
+    sink.write_now(0, memoryview(bytes(SIZE)))
     progress = ReadProgress()
-    target = memoryview(mapping)
-    try:
-        await pool.request(REQUEST, target, lambda _: None, progress=progress)
-    finally:
-        target.release()
+    await pool.request(REQUEST, sink, lambda _: None, progress=progress)
     assert progress.filled_bytes == SIZE
-    return bytes(mapping)
+    return content(sink)
 
 
 def in_records(sizes: tuple[int, ...], data: bytes = HEAD + DATA) -> Callable[[socket.socket], bool]:
@@ -147,7 +143,7 @@ def in_records(sizes: tuple[int, ...], data: bytes = HEAD + DATA) -> Callable[[s
     ids=["at-once", "full", "small", "tiny", "head-first"],
 )
 async def test_a_body_in_any_records(
-    context: ssl.SSLContext, authority: Authority, mapping: FileMapping, sizes: tuple[int, ...]
+    context: ssl.SSLContext, authority: Authority, file: SinkFile, sizes: tuple[int, ...]
 ) -> None:
     """However the other side cuts it, every byte lands, and the connection serves again."""
     if sizes[-1] == 1:
@@ -155,7 +151,7 @@ async def test_a_body_in_any_records(
     with Server(context, in_records(sizes)) as server:
         async with pool_to(server, authority) as pool:
             for _ in range(3):
-                assert await body_of(pool, mapping) == DATA
+                assert await body_of(pool, file) == DATA
     assert server.connection_count == 1
 
 
@@ -169,17 +165,14 @@ async def test_many_at_a_time(context: ssl.SSLContext, authority: Authority, tmp
         async with contextlib.AsyncExitStack() as pools:
             asked = []
             for number, server in enumerate(servers):
-                with (tmp_path / f"{number}").open("w+b") as file:
-                    file.truncate(SIZE)
-                    mapping = FileMapping(file.fileno(), SIZE)
-                stack.callback(mapping.close)
-                asked.append(body_of(await pools.enter_async_context(pool_to(server, authority)), mapping))
+                file = stack.enter_context(sink_file(tmp_path / f"{number}", SIZE))
+                asked.append(body_of(await pools.enter_async_context(pool_to(server, authority)), file))
             assert await asyncio.gather(*asked) == [DATA] * 4
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 20, 400_000, len(HEAD) + SIZE - 1])
 async def test_an_end_before_the_body_does(
-    context: ssl.SSLContext, authority: Authority, mapping: FileMapping, kept_bytes: int
+    context: ssl.SSLContext, authority: Authority, file: SinkFile, kept_bytes: int
 ) -> None:
     """A connection closed anywhere before the end is an error, not a short body."""
 
@@ -190,20 +183,20 @@ async def test_an_end_before_the_body_does(
     with Server(context, answer) as server:
         async with pool_to(server, authority) as pool:
             with pytest.raises(ConnectionResetError, match="connection closed after"):
-                await body_of(pool, mapping)
+                await body_of(pool, file)
 
 
-async def test_more_than_the_body(context: ssl.SSLContext, authority: Authority, mapping: FileMapping) -> None:
+async def test_more_than_the_body(context: ssl.SSLContext, authority: Authority, file: SinkFile) -> None:
     """What nobody asked for never becomes part of an answer: this one or the next."""
     with Server(context, in_records((1 << 20,), HEAD + DATA + b"surplus")) as server:
         async with pool_to(server, authority) as pool:
             for _ in range(2):
                 with contextlib.suppress(BadResponse):
-                    assert await body_of(pool, mapping) == DATA
+                    assert await body_of(pool, file) == DATA
     assert server.connection_count == 2
 
 
-async def test_a_damaged_record(context: ssl.SSLContext, authority: Authority, mapping: FileMapping) -> None:
+async def test_a_damaged_record(context: ssl.SSLContext, authority: Authority, file: SinkFile) -> None:
     """Bytes that are not what the other side encrypted end the body as a broken connection."""
 
     def answer(sock: socket.socket) -> bool:
@@ -216,10 +209,10 @@ async def test_a_damaged_record(context: ssl.SSLContext, authority: Authority, m
     with Server(context, answer) as server:
         async with pool_to(server, authority) as pool:
             with pytest.raises(ConnectionResetError, match=r"decryption|bad record mac|DECRYPTION"):
-                await body_of(pool, mapping)
+                await body_of(pool, file)
 
 
-async def test_a_body_stopped_midway(context: ssl.SSLContext, authority: Authority, mapping: FileMapping) -> None:
+async def test_a_body_stopped_midway(context: ssl.SSLContext, authority: Authority, file: SinkFile) -> None:
     """A body that is cancelled ends its write soon, and says when; nobody writes to the file after that."""
     half = threading.Event()
 
@@ -231,26 +224,26 @@ async def test_a_body_stopped_midway(context: ssl.SSLContext, authority: Authori
 
     with Server(context, answer) as server:
         async with pool_to(server, authority) as pool:
-            asking = asyncio.create_task(body_of(pool, mapping))
+            asking = asyncio.create_task(body_of(pool, file))
             assert await asyncio.to_thread(half.wait, 10)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-            assert await left_alone(mapping.writers, 10)  # as the cache does before it reuses a file
-            mapping[:] = bytes(SIZE)
-        assert bytes(mapping) == bytes(SIZE)
+            assert await left_alone(file.writers, 10)  # as the cache does before it reuses a file
+            FileSink(file, 0, SIZE).write_now(0, memoryview(bytes(SIZE)))
+        assert content(FileSink(file, 0, SIZE)) == bytes(SIZE)
 
 
-async def test_somebody_who_is_not_trusted(context: ssl.SSLContext, tmp_path: Path, mapping: FileMapping) -> None:
+async def test_somebody_who_is_not_trusted(context: ssl.SSLContext, tmp_path: Path, file: SinkFile) -> None:
     """Another authority's certificate is refused, and said to be."""
     with Server(context, in_records((16384,))) as server:
         async with pool_to(server, Authority(tmp_path)) as pool:
             with pytest.raises(ssl.SSLCertVerificationError):
-                await body_of(pool, mapping)
+                await body_of(pool, file)
 
 
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "plain-http"])
-async def test_somebody_who_does_not_speak_tls(authority: Authority, mapping: FileMapping, words: bytes) -> None:
+async def test_somebody_who_does_not_speak_tls(authority: Authority, file: SinkFile, words: bytes) -> None:
     """A port that answers otherwise, or hangs up, cannot be connected to."""
 
     def answer(sock: socket.socket) -> bool:
@@ -261,7 +254,7 @@ async def test_somebody_who_does_not_speak_tls(authority: Authority, mapping: Fi
     with Server(None, answer) as server:
         async with pool_to(server, authority) as pool:
             with pytest.raises(EndpointConnectionError):
-                await body_of(pool, mapping)
+                await body_of(pool, file)
 
 
 class Above:

@@ -17,6 +17,7 @@ from feedd.fetch.s3.direct_store import DirectStore
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
 from tests.unit.serve.certs import Authority
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ async def _opened(options: SourceOptions) -> AsyncIterator[DirectStore]:
 
 async def _read(store: DirectStore, ref: ObjectRef, start: int, end: int) -> bool:
     target = bytearray(end - start)
-    await store.read_into(ref, ByteRange(start, end), memoryview(target))
+    await store.read_into(ref, ByteRange(start, end), into(target))
     return target == DATA[start:end]
 
 
@@ -93,7 +94,7 @@ def test_faults(server: tuple[S3Server, SourceOptions, ObjectRef], bad: fault.Fa
             running.script("bucket", "key", bad)
             target = bytearray(len(DATA))
             with pytest.raises(StoreUnavailable):
-                await store.read_into(ref, ByteRange(0, len(DATA)), memoryview(target))
+                await store.read_into(ref, ByteRange(0, len(DATA)), into(target))
             target.clear()
             return await _read(store, ref, 0, len(DATA))
 
@@ -110,7 +111,7 @@ def test_cancelled(server: tuple[S3Server, SourceOptions, ObjectRef], pause_s: f
         async with _opened(options) as store:
             assert await _read(store, ref, 0, 1000)
             target = bytearray(len(DATA))
-            task = asyncio.ensure_future(store.read_into(ref, ByteRange(0, len(DATA)), memoryview(target)))
+            task = asyncio.ensure_future(store.read_into(ref, ByteRange(0, len(DATA)), into(target)))
             await asyncio.sleep(pause_s)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

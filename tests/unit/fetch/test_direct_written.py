@@ -14,19 +14,23 @@ from feedd.fetch.fetch_options import SourceOptions
 from feedd.fetch.s3.bodies import Files
 from feedd.fetch.s3.connection_pool import ConnectionPool, Endpoint
 from feedd.fetch.s3.transfer_threads import TransferThreads
-from feedd.flow.mapping import FileMapping
+from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ReadProgress
 from tests.fakes.raw_server import RawServer
+from tests.fakes.sinks import content, into, memory_sink_file, sink_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from feedd.flow.range_sinks import Written
+    from feedd.flow.sink_file import SinkFile
     from tests.fakes.raw_server import Answer as Sent
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 BODY = bytes(range(251)) * 400
 AT = 5_000  # of the body in the file
+SIZE = AT + len(BODY) + 100
 HEAD = f"HTTP/1.1 206 Partial Content\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
 WAIT = b"HTTP/1.1 100 Continue\r\n\r\n"
 CUTS: dict[str, Sent] = {
@@ -46,16 +50,22 @@ TOO_MUCH: dict[str, tuple[Sent, str]] = {
 
 
 @pytest.fixture(params=["memory", "disk"])
-def mapping(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FileMapping]:
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkFile]:
     """A file of zeros with room before and behind: in memory, which the loop writes to, and on a disk."""
-    in_memory = request.param == "memory"
-    file = os.memfd_create("test") if in_memory else os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    os.posix_fallocate(file, 0, AT + len(BODY) + 100)
-    made = FileMapping(file, AT + len(BODY) + 100)
-    made.in_memory = in_memory  # the folder of tests may be in memory, too
-    os.close(file)
-    yield made
-    made.close()
+    opened = memory_sink_file(SIZE) if request.param == "memory" else sink_file(tmp_path / "file", SIZE)
+    with opened as file:
+        file.in_memory = request.param == "memory"  # the folder of tests may be in memory, too
+        yield file
+
+
+def body_sink(file: SinkFile, written: Written | None = None) -> FileSink:
+    """Return where the body belongs."""
+    return FileSink(file, AT, len(BODY), written)
+
+
+def all_of(file: SinkFile) -> bytes:
+    """Return what the file holds."""
+    return content(FileSink(file, 0, SIZE))
 
 
 @pytest.fixture
@@ -67,24 +77,22 @@ async def files() -> AsyncIterator[Files]:
 
 
 @pytest.mark.parametrize("sent", CUTS.values(), ids=CUTS.keys())
-async def test_every_byte_is_where_it_belongs_and_summed_once(mapping: FileMapping, files: Files, sent: Sent) -> None:
+async def test_every_byte_is_where_it_belongs_and_summed_once(file: SinkFile, files: Files, sent: Sent) -> None:
     """However an answer is cut; nothing beside it is touched, and no byte is read again for its checksum."""
-    sums = BlockSums(mapping.size(), 0)
-    mapping.landed = sums.landed
+    sums = BlockSums(SIZE, 0)
     async with RawServer(sent, sent) as server:
         pool = _pool(server, files)
         for _ in range(2):  # the second time over the first
             progress = ReadProgress()
-            with memoryview(mapping) as whole, whole[AT : AT + len(BODY)] as target:
-                await pool.request(REQUEST, target, lambda _: None, progress=progress)
+            await pool.request(REQUEST, body_sink(file, sums.written), lambda _: None, progress=progress)
             assert progress.filled_bytes == len(BODY)
             assert progress.first_byte_s is not None
         await pool.aclose()
     wanted = bytes(AT) + BODY + bytes(100)
-    assert bytes(mapping) == wanted
-    sums.take(ByteRange(AT, AT + len(BODY)), memoryview(bytes(len(BODY))))  # as if it were zeros by now
-    found = sums.finish(memoryview(bytes(AT + len(BODY) + 100)))
-    assert found == BlockSums(len(wanted)).finish(memoryview(wanted))
+    assert all_of(file) == wanted
+    sums.take(ByteRange(AT, AT + len(BODY)), into(bytes(len(BODY))))  # as if it were zeros by now
+    found = sums.finish(into(bytes(SIZE)))
+    assert found == BlockSums(len(wanted)).finish(into(wanted))
 
 
 def _pool(server: RawServer, files: Files) -> ConnectionPool:
@@ -93,39 +101,34 @@ def _pool(server: RawServer, files: Files) -> ConnectionPool:
 
 
 @pytest.mark.parametrize(("sent", "got"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
-async def test_too_much_is_refused(mapping: FileMapping, files: Files, sent: Sent, got: str) -> None:
+async def test_too_much_is_refused(file: SinkFile, files: Files, sent: Sent, got: str) -> None:
     """However it comes; nothing behind the body's place is touched."""
     async with RawServer(sent) as server:
         pool = _pool(server, files)
-        with (
-            memoryview(mapping) as whole,
-            whole[AT : AT + len(BODY)] as target,
-            pytest.raises(BadResponse, match=got),
-        ):
-            await pool.request(REQUEST, target, lambda _: None)
+        with pytest.raises(BadResponse, match=got):
+            await pool.request(REQUEST, body_sink(file), lambda _: None)
         await pool.aclose()
-    assert bytes(mapping)[AT + len(BODY) :] == bytes(100)
+    assert all_of(file)[AT + len(BODY) :] == bytes(100)
 
 
 @pytest.mark.parametrize("cut", [0, 10, 80, 30_000])
-async def test_what_an_error_says_is_not_written(mapping: FileMapping, files: Files, cut: int) -> None:
+async def test_what_an_error_says_is_not_written(file: SinkFile, files: Files, cut: int) -> None:
     """The same connection then brings what was wanted."""
     said = b"no such thing" * 5_000
     error = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(said)}\r\n\r\n".encode() + said
     async with RawServer([error[:cut], error[cut:]] if cut else error, HEAD + BODY) as server:
         pool = _pool(server, files)
-        with memoryview(mapping) as whole, whole[AT : AT + len(BODY)] as target:
-            answer = await pool.request(REQUEST, target, lambda _: None)
-            assert (answer.status, bytes(answer.body)) == (404, said)
-            assert not any(whole)
-            await pool.request(REQUEST, target, lambda _: None)
-            assert target == BODY
+        answer = await pool.request(REQUEST, body_sink(file), lambda _: None)
+        assert (answer.status, bytes(answer.body)) == (404, said)
+        assert not any(all_of(file))
+        await pool.request(REQUEST, body_sink(file), lambda _: None)
+        assert content(body_sink(file)) == BODY
         await pool.aclose()
         assert server.connection_count == 1
 
 
 async def test_a_file_that_cannot_be_written_is_the_caches_trouble(
-    mapping: FileMapping, files: Files, monkeypatch: pytest.MonkeyPatch
+    file: SinkFile, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk's own word reaches whoever reads the error; nothing counts as received."""
 
@@ -137,11 +140,7 @@ async def test_a_file_that_cannot_be_written_is_the_caches_trouble(
         pool = _pool(server, files)
         monkeypatch.setattr(os, "pwrite", refuse)
         monkeypatch.setattr(os, "pwritev", refuse)
-        with (
-            memoryview(mapping) as whole,
-            whole[AT : AT + len(BODY)] as target,
-            pytest.raises(CacheUnavailable, match="Input/output error"),
-        ):
-            await pool.request(REQUEST, target, lambda _: None, progress=progress)
+        with pytest.raises(CacheUnavailable, match="Input/output error"):
+            await pool.request(REQUEST, body_sink(file), lambda _: None, progress=progress)
         await pool.aclose()
     assert progress.filled_bytes == 0

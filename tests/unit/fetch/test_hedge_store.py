@@ -18,12 +18,14 @@ from feedd.fetch.memory_store import MemoryStore
 from feedd.metrics import SOURCE_HEDGED_BYTES, SOURCE_HEDGES
 from feedd.values import ByteRange, ReadProgress
 from tests.budget import budget
+from tests.fakes.sinks import into, write_to
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from feedd.protocols import RangeSink
     from feedd.values import ObjectRef
 
 DATA = random.Random(3).randbytes(300)
@@ -62,7 +64,7 @@ class ScriptedStore(MemoryStore):
         self.running_count = 0
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         assert ref == self.ref
         assert progress is not None
@@ -73,24 +75,24 @@ class ScriptedStore(MemoryStore):
         try:
             for pause_s, count in part.steps:
                 await asyncio.sleep(pause_s)
-                self._fill(span, target, progress, count)
-            await self._end(part, span, target, progress)
+                self._fill(span, sink, progress, count)
+            await self._end(part, span, sink, progress)
         except asyncio.CancelledError:
             await asyncio.sleep(part.linger_s)
-            self._fill(span, target, progress, 7)
+            self._fill(span, sink, progress, 7)
             raise
         finally:
             self.running_count -= 1
 
-    async def _end(self, part: Part, span: ByteRange, target: memoryview, progress: ReadProgress) -> None:
+    async def _end(self, part: Part, span: ByteRange, sink: RangeSink, progress: ReadProgress) -> None:
         if part.ending == "whole":
-            self._fill(span, target, progress, span.size_bytes)
+            self._fill(span, sink, progress, span.size_bytes)
             return
         if part.ending == "silent":
             await asyncio.sleep(1000)
         elif part.ending == "garbage":
-            self._fill(span, target, progress, 1)
-            target[:] = bytes(len(target))
+            self._fill(span, sink, progress, 1)
+            write_to(sink, 0, bytes(sink.size_bytes))
             progress.filled_bytes = 0
         elif part.ending == "refused":
             assert progress.first_byte_s is None, "a script that cannot be"
@@ -99,12 +101,12 @@ class ScriptedStore(MemoryStore):
         raise error
 
     @staticmethod
-    def _fill(span: ByteRange, target: memoryview, progress: ReadProgress, count: int) -> None:
+    def _fill(span: ByteRange, sink: RangeSink, progress: ReadProgress, count: int) -> None:
         at = progress.filled_bytes
         count = min(count, span.size_bytes - at)
         if count and progress.first_byte_s is None:
             progress.first_byte_s = asyncio.get_running_loop().time()
-        target[at : at + count] = DATA[span.start + at : span.start + at + count]
+        write_to(sink, at, DATA[span.start + at : span.start + at + count])
         progress.filled_bytes = at + count
 
 
@@ -125,12 +127,11 @@ async def read(store: ScriptedStore, policy: HedgePolicy | None = None, cancel_a
     for _ in range(16):
         hedger.note(SPAN.size_bytes, 0.1, 0.3)
     hedged = HedgeStore(store, hedger, out.recorder, now_s=loop.time)
-    with memoryview(out.target) as target:
-        reading = loop.create_task(hedged.read_into(store.ref, SPAN, target, out.progress))
-        await asyncio.wait([reading], timeout=cancel_after_s)
-        reading.cancel()
-        await asyncio.wait([reading])
-        assert store.running_count == 0, "nobody writes any more"
+    reading = loop.create_task(hedged.read_into(store.ref, SPAN, into(out.target), out.progress))
+    await asyncio.wait([reading], timeout=cancel_after_s)
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert store.running_count == 0, "nobody writes any more"
     out.error = asyncio.CancelledError() if reading.cancelled() else reading.exception()
     return out
 
@@ -209,7 +210,7 @@ def test_throttled_second_stops_hedging() -> None:
             hedger.note(SPAN.size_bytes, 0.1, 0.3)
         hedged = HedgeStore(store, hedger, TallyRecorder(), now_s=asyncio.get_running_loop().time)
         for _ in range(2):
-            await hedged.read_into(store.ref, SPAN, memoryview(bytearray(SPAN.size_bytes)))
+            await hedged.read_into(store.ref, SPAN, into(bytearray(SPAN.size_bytes)))
         assert len(store.spans) == 3
 
     run_virtually(twice())
@@ -224,7 +225,7 @@ def test_everything_else_goes_through() -> None:
         assert [page async for page in hedged.list("")] == [[store.ref]]
         assert await hedged.head("key") == store.ref
         assert await hedged.checksum(store.ref) is None
-        await hedged.read_into(store.ref, ByteRange(5, 5), memoryview(bytearray()), ReadProgress())
+        await hedged.read_into(store.ref, ByteRange(5, 5), into(bytearray()), ReadProgress())
         assert hedged.root == store.root
         assert repr(hedged) == "HedgeStore(MemoryStore(s3://memory))"
         await hedged.close()

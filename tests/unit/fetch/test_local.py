@@ -10,8 +10,9 @@ import pytest
 
 from feedd.errors import BadResponse, NotFound, ObjectChanged, StoreUnavailable
 from feedd.fetch.local_store import LocalStore, write_file
-from feedd.flow.mapping import FileMapping
+from feedd.flow.range_sinks import FileSink
 from feedd.values import ByteRange, ObjectRef
+from tests.fakes.sinks import content, into, memory_sink_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,7 +65,7 @@ async def test_rewritten_in_place_is_changed(store: LocalStore, tmp_path: Path) 
     path.write_bytes(b"22222")
     os.utime(path, ns=(0, 12345))
     with pytest.raises(ObjectChanged, match=ref.etag):
-        await store.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+        await store.read_into(ref, ByteRange(0, 5), into(bytearray(5)))
 
 
 async def test_range_beyond_the_end(store: LocalStore, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ async def test_range_beyond_the_end(store: LocalStore, tmp_path: Path) -> None:
     path.write_bytes(b"12345")
     ref = await store.head(str(path))
     with pytest.raises(BadResponse, match="got 2"):
-        await store.read_into(ref, ByteRange(3, 9), memoryview(bytearray(6)))
+        await store.read_into(ref, ByteRange(3, 9), into(bytearray(6)))
 
 
 async def test_directory_is_no_object(store: LocalStore, tmp_path: Path) -> None:
@@ -81,9 +82,7 @@ async def test_directory_is_no_object(store: LocalStore, tmp_path: Path) -> None
     with pytest.raises(NotFound, match="regular file"):
         await store.head(str(tmp_path))
     with pytest.raises(NotFound):
-        await store.read_into(
-            ObjectRef("file://", str(tmp_path / "none"), 1, "e"), ByteRange(0, 1), memoryview(bytearray(1))
-        )
+        await store.read_into(ObjectRef("file://", str(tmp_path / "none"), 1, "e"), ByteRange(0, 1), into(bytearray(1)))
 
 
 def test_a_draft_is_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,27 +117,25 @@ def test_only_the_version_that_was_meant_is_replaced(tmp_path: Path) -> None:
         write_file(str(tmp_path / "nowhere" / "file"), b"x", "")
 
 
-async def test_each_piece_is_told_where_it_landed(store: LocalStore, tmp_path: Path) -> None:
-    """A file read into a mapping comes in pieces of 256 KiB; each is told by its place in the mapping.
+async def test_each_piece_is_told_where_it_was_written(store: LocalStore, tmp_path: Path) -> None:
+    """A file read into a file comes in pieces of 256 KiB; each is told by its place in the file.
 
-    Pieces are summed as they land: with another place, a sound block would look damaged and be fetched again.
+    Pieces are summed as they are written: with another place, a sound block would look damaged and be fetched again.
     """
     at, data = 4096, os.urandom(600_000)
     source = tmp_path / "source"
     source.write_bytes(data)
     told: list[tuple[int, bytes, bool]] = []
-    file = os.memfd_create("test")
-    os.posix_fallocate(file, 0, at + len(data))
-    mapping = FileMapping(file, at + len(data))
-    os.close(file)
-    mapping.landed = lambda start, piece, *, begins=False: told.append((start, bytes(piece), begins))
-    status = source.stat()
+
+    def note(at: int, data: memoryview, *, begins: bool = False) -> None:
+        told.append((at, bytes(data), begins))
+
     ref = (await anext(store.list(str(source), "")))[0]
-    assert ref.size_bytes == status.st_size
-    with memoryview(mapping) as whole, whole[at:] as target:
-        await store.read_into(ref, ByteRange(0, len(data)), target)
-    assert bytes(mapping[at:]) == data
-    mapping.close()
+    assert ref.size_bytes == source.stat().st_size
+    with memory_sink_file(at + len(data)) as file:
+        sink = FileSink(file, at, len(data), note)
+        await store.read_into(ref, ByteRange(0, len(data)), sink)
+        assert content(sink) == data
     assert [begins for *_, begins in told] == [True, False, False]
     assert [start for start, *_ in told] == [at, at + (256 << 10), at + (512 << 10)]
     assert b"".join(piece for _, piece, _ in told) == data

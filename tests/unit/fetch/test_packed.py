@@ -15,6 +15,7 @@ from feedd.formats.packed_objects import index_of
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ByteRange
 from tests.fakes.s3 import faults as fault
+from tests.fakes.sinks import into
 from tests.fakes.stores import serving, sources_over
 from tests.fakes.tally import TallyRecorder
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.catalog.sources import Resolved, Sources
+    from feedd.protocols import RangeSink
     from tests.fakes.s3.server import S3Server
 
 pytestmark = pytest.mark.slow  # over a real server
@@ -40,8 +42,8 @@ class Watch:
     def urgency(self) -> float:
         return 0.0
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
-        assert span.size_bytes == len(piece)
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
+        assert span.size_bytes == part.size_bytes
         self.spans.append(span)
 
 
@@ -70,7 +72,7 @@ async def fetched(sources: Sources, found: Resolved) -> bytes:
     (ref,) = found.refs
     assert is_pack(ref)
     target, watch = bytearray(ref.size_bytes), Watch()
-    await sources.fetcher.fetch(ref, memoryview(target), watch)
+    await sources.fetcher.fetch(ref, into(target), watch)
     spans = sorted(watch.spans)
     assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
     assert spans[-1].end == ref.size_bytes
@@ -148,7 +150,7 @@ async def test_a_pack_does_without_single_objects(server: S3Server, sources: Sou
         server.script("bucket", key, always=fault.missing())
     (ref,), watch = found.refs, Watch()
     target = memoryview(bytearray(b"\xee" * ref.size_bytes))
-    await sources.fetcher.fetch(ref, target, watch)
+    await sources.fetcher.fetch(ref, into(target), watch)
     table = parse(target)
     names = table.names()
     assert sorted(f"t/{names[number]}" for number in table.lost) == lost
@@ -169,7 +171,7 @@ async def test_one_refusal_is_no_lost_object(server: S3Server, sources: Sources,
         server.script("bucket", key, refusal)
     (ref,), watch = found.refs, Watch()
     target = memoryview(bytearray(ref.size_bytes))
-    await sources.fetcher.fetch(ref, target, watch)
+    await sources.fetcher.fetch(ref, into(target), watch)
     check(found, bytes(target))
     assert parse(target).lost == ()
 
@@ -222,7 +224,7 @@ async def test_a_pack_nobody_holds_is_told(sources: Sources) -> None:
     (ref,) = await sources.resolve(["s3://bucket/t/"])
     await asyncio.to_thread(gc.collect)  # a thread of the pool holds its last result until it has another
     with pytest.raises(ObjectChanged, match="listing"):
-        await sources.fetcher.fetch(ref, memoryview(bytearray(ref.size_bytes)))
+        await sources.fetcher.fetch(ref, into(bytearray(ref.size_bytes)))
 
 
 async def test_one_object_and_a_manifest(server: S3Server, sources: Sources) -> None:

@@ -13,9 +13,11 @@ from feedd.fetch.ranged import FetchLimits, RangeFetcher
 from feedd.flow.budget import ByteBudget
 from feedd.metrics import FETCH_BYTES, FETCH_PARTS
 from feedd.values import ObjectChecksum
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
+    from feedd.protocols import RangeSink
     from feedd.values import ByteRange, ObjectRef, ReadProgress
 
 
@@ -33,13 +35,13 @@ class GatedStore(MemoryStore):
         return None
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         self.begun.append((ref.key, span.start))
         await self.gate.wait()
         if span.start in self.failing:
             raise self.failing[span.start]
-        await super().read_into(ref, span, target)
+        await super().read_into(ref, span, sink)
 
 
 def fetcher_over(store: MemoryStore, recorder: TallyRecorder, parts: int = 2, budget_bytes: int = 1000) -> RangeFetcher:
@@ -54,7 +56,7 @@ async def test_parts_of_earlier_shards_go_first() -> None:
     refs = [store.put(key, bytes(25)) for key in ("b", "a")]
     async with asyncio.TaskGroup() as tasks:
         for ref in refs:
-            tasks.create_task(fetcher.fetch(ref, memoryview(bytearray(25))))
+            tasks.create_task(fetcher.fetch(ref, into(bytearray(25))))
         for _ in range(10):
             await asyncio.sleep(0)
         assert store.begun == [("b", 0), ("b", 10), ("b", 20)]
@@ -71,7 +73,7 @@ async def test_bytes_in_flight_are_bounded() -> None:
     for budget_bytes, peak in ((25, 25), (3, 10)):
         fetcher = fetcher_over(store, recorder, parts=50, budget_bytes=budget_bytes)
         targets = [bytearray(95) for _ in refs]
-        await asyncio.gather(*(fetcher.fetch(ref, memoryview(t)) for ref, t in zip(refs, targets, strict=True)))
+        await asyncio.gather(*(fetcher.fetch(ref, into(t)) for ref, t in zip(refs, targets, strict=True)))
         assert [bytes(target) for target in targets] == [bytes([index]) * 95 for index in range(5)]
         assert recorder.peaks[FETCH_BYTES.name] <= peak
         recorder.peaks.clear()
@@ -96,7 +98,7 @@ async def test_a_place_is_not_lost_with_a_fetch_that_fails_meanwhile() -> None:
     store, recorder = FailingStore(), TallyRecorder()
     fetcher = RangeFetcher(lambda _: store, ByteBudget(1000), recorder, FetchLimits(10, 1, verified=True))
     first, failing, last = (store.put(key, key.encode() * 10) for key in ("b", "a", "c"))
-    tasks = [asyncio.ensure_future(fetcher.fetch(ref, memoryview(bytearray(10)))) for ref in (first, failing, last)]
+    tasks = [asyncio.ensure_future(fetcher.fetch(ref, into(bytearray(10)))) for ref in (first, failing, last)]
     for _ in range(10):
         await asyncio.sleep(0)
     assert store.begun == [("b", 0)]
@@ -116,7 +118,7 @@ async def test_failure_that_lasts_is_told_first() -> None:
     store.failing = {0: StoreUnavailable("passes"), 10: NotFound("lasts"), 20: StoreUnavailable("passes")}
     store.gate.set()
     with pytest.raises(NotFound, match="lasts"):
-        await fetcher_over(store, recorder, parts=5).fetch(ref, memoryview(bytearray(50)))
+        await fetcher_over(store, recorder, parts=5).fetch(ref, into(bytearray(50)))
     assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0
 
 
@@ -129,8 +131,8 @@ async def test_other_fetches_survive_a_failure() -> None:
     store.gate.set()
     target = bytearray(15)
     results = await asyncio.gather(
-        fetcher.fetch(bad, memoryview(bytearray(50))),
-        fetcher.fetch(good, memoryview(target)),
+        fetcher.fetch(bad, into(bytearray(50))),
+        fetcher.fetch(good, into(target)),
         return_exceptions=True,
     )
     assert isinstance(results[0], NotFound)
@@ -140,7 +142,7 @@ async def test_other_fetches_survive_a_failure() -> None:
 async def test_empty_object_asks_nothing() -> None:
     """An object of zero bytes is fetched without a request."""
     store = GatedStore()
-    await fetcher_over(store, TallyRecorder()).fetch(store.put("x", b""), memoryview(bytearray()))
+    await fetcher_over(store, TallyRecorder()).fetch(store.put("x", b""), into(bytearray()))
     assert store.begun == []
 
 
@@ -153,7 +155,7 @@ class Watch:
     def urgency(self) -> float:
         return self.now
 
-    def arrived(self, span: ByteRange, piece: memoryview) -> None:
+    def arrived(self, span: ByteRange, part: RangeSink) -> None:
         pass
 
 
@@ -165,7 +167,7 @@ async def test_a_freed_place_goes_to_the_most_urgent() -> None:
     refs = [store.put(key, bytes(20)) for key in "abc"]
     async with asyncio.TaskGroup() as tasks:
         for ref, watch in zip(refs, (first, second, third), strict=True):
-            tasks.create_task(fetcher.fetch(ref, memoryview(bytearray(20)), watch))
+            tasks.create_task(fetcher.fetch(ref, into(bytearray(20)), watch))
         for _ in range(5):
             await asyncio.sleep(0)
         second.now = 1
@@ -180,7 +182,7 @@ async def test_a_huge_object_is_cut_as_it_goes() -> None:
     ref = store.put("x", bytes(100_000))
     before = len(asyncio.all_tasks())
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(fetcher_over(store, TallyRecorder(), parts=4).fetch(ref, memoryview(bytearray(100_000))))
+        tasks.create_task(fetcher_over(store, TallyRecorder(), parts=4).fetch(ref, into(bytearray(100_000))))
         for _ in range(5):
             await asyncio.sleep(0)
         assert len(asyncio.all_tasks()) - before <= 1 + 4
@@ -193,7 +195,7 @@ async def test_cancelled_before_the_first_step() -> None:
     store, recorder = GatedStore(), TallyRecorder()
     fetcher = fetcher_over(store, recorder, parts=2, budget_bytes=20)
     doomed, other = store.put("doomed", bytes(50)), store.put("other", b"o" * 50)
-    task = asyncio.get_running_loop().create_task(fetcher.fetch(doomed, memoryview(bytearray(50))))
+    task = asyncio.get_running_loop().create_task(fetcher.fetch(doomed, into(bytearray(50))))
     await asyncio.sleep(0)
     assert recorder.total(FETCH_PARTS) == 2
     assert store.begun == []
@@ -202,7 +204,7 @@ async def test_cancelled_before_the_first_step() -> None:
         await task
     store.gate.set()
     target = bytearray(50)
-    await fetcher.fetch(other, memoryview(target))
+    await fetcher.fetch(other, into(target))
     assert target == b"o" * 50
     assert recorder.total(FETCH_PARTS) == recorder.total(FETCH_BYTES) == 0
 
@@ -228,7 +230,7 @@ async def test_checksums_out_of_reach() -> None:
     fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
     for key in "ab":
         target = bytearray(15)
-        await fetcher.fetch(store.put(key, b"x" * 15), memoryview(target))
+        await fetcher.fetch(store.put(key, b"x" * 15), into(target))
         assert target == b"x" * 15
     assert not store.answers
 
@@ -238,7 +240,7 @@ async def test_a_failed_question_fails_the_fetch() -> None:
     store = AskedStore(StoreUnavailable("down"))
     fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
     with pytest.raises(StoreUnavailable, match="down"):
-        await fetcher.fetch(store.put("a", bytes(15)), memoryview(bytearray(15)))
+        await fetcher.fetch(store.put("a", bytes(15)), into(bytearray(15)))
 
 
 async def test_a_refused_question_is_asked_again() -> None:
@@ -246,4 +248,4 @@ async def test_a_refused_question_is_asked_again() -> None:
     store = AskedStore(PermissionDenied("no"), ObjectChecksum("crc32c", bytes(4)))
     fetcher = RangeFetcher(lambda _: store, ByteBudget(100), TallyRecorder(), FetchLimits(10, 2, verified=True))
     with pytest.raises(BadResponse, match="crc32c"):
-        await fetcher.fetch(store.put("a", b"x" * 15), memoryview(bytearray(15)))
+        await fetcher.fetch(store.put("a", b"x" * 15), into(bytearray(15)))

@@ -12,6 +12,7 @@ from feedd.clock import SystemClock
 from feedd.errors import PermissionDenied
 from feedd.fetch.fetch_options import S3Options, SourceOptions
 from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ async def test_requests_are_signed_with_the_role(
         options = SourceOptions(s3={"bucket": S3Options(endpoint_url=server.url, role_arn=ROLE)})
         async with Sources(options, TallyRecorder(), SystemClock()) as sources:
             (ref,) = await sources.resolve(["s3://bucket/one"])
-            await sources.fetcher.fetch(ref, memoryview(bytearray(1)))
+            await sources.fetcher.fetch(ref, into(bytearray(1)))
         assert {request.op for request in server.requests} == {"GET", "HEAD", "LIST"}
         assert all("x-amz-security-token" in request.headers for request in server.requests)
         assert not any("test-access-key" in request.headers["authorization"] for request in server.requests)

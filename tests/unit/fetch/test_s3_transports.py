@@ -18,6 +18,7 @@ from feedd.fetch.s3.sdk_transports import ClosingSession, Transports
 from feedd.values import ByteRange, ObjectRef
 from tests.fakes.s3 import faults as fault
 from tests.fakes.s3.server import S3Server
+from tests.fakes.sinks import into
 from tests.unit.serve.certs import Authority
 
 DATA = bytes(range(256)) * 4000
@@ -77,7 +78,7 @@ async def test_connections_given_up_in_mid_body(tmp_path: Path, *, tls: bool) ->
         server.script("bucket", "key", always=fault.extra_bytes(1))
         access = S3Options(endpoint_url=server.url, anonymous=True, ca_bundle=str(authority.ca_path))
         store = S3Store("bucket", SourceOptions(s3={"*": access}))
-        reads = [store.read_into(ref, ByteRange(0, len(DATA)), memoryview(bytearray(len(DATA)))) for _ in range(6)]
+        reads = [store.read_into(ref, ByteRange(0, len(DATA)), into(bytearray(len(DATA)))) for _ in range(6)]
         results = await asyncio.gather(*reads, return_exceptions=True)
         assert all(isinstance(result, StoreUnavailable) for result in results)
         await store.close()

@@ -16,11 +16,13 @@ from feedd.fetch.retry_policy import RetryPolicy
 from feedd.fetch.retrying_store import RetryLimits, RetryStore
 from feedd.metrics import SOURCE_BYTES, SOURCE_REQUESTS, SOURCE_RETRY_WAIT, SOURCE_SECONDS
 from feedd.values import ByteRange
+from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 from tests.fakes.timeless import TimelessClock
 from tests.unit.fetch.test_ranged import GatedStore
 
 if TYPE_CHECKING:
+    from feedd.protocols import RangeSink
     from feedd.values import ObjectRef, ReadProgress
 
 
@@ -31,7 +33,7 @@ async def test_permit_lives_as_long_as_the_body() -> None:
     ref = store.put("x", b"0123456789")
 
     async def one() -> None:
-        await limited.read_into(ref, ByteRange(0, 1), memoryview(bytearray(1)))
+        await limited.read_into(ref, ByteRange(0, 1), into(bytearray(1)))
 
     readers = [asyncio.ensure_future(one()) for _ in range(4)]
     for _ in range(5):
@@ -67,12 +69,12 @@ class _Refusing(MemoryStore):
         self.refuses = True
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         self.sent_count += 1
         if self.refuses:
             raise Throttled("expected 206, got 503", object=ref.url)
-        await super().read_into(ref, span, target, progress)
+        await super().read_into(ref, span, sink, progress)
 
 
 async def test_no_storm_whatever_the_jitter() -> None:
@@ -82,13 +84,13 @@ async def test_no_storm_whatever_the_jitter() -> None:
     limits = RetryLimits(RetryPolicy(), lambda _: 60.0)
     retrying = RetryStore(store, limits, clock, recorder, chance=lambda: 0.0)
     with pytest.raises(Throttled):
-        await retrying.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+        await retrying.read_into(ref, ByteRange(0, 5), into(bytearray(5)))
     assert store.sent_count <= 1 + 16 + 60 / 4 + 5
     assert clock.now_s > 50
     assert recorder.total(SOURCE_RETRY_WAIT, reason="quota") > 50
     store.refuses = False
     target = bytearray(5)
-    await retrying.read_into(ref, ByteRange(0, 5), memoryview(target))
+    await retrying.read_into(ref, ByteRange(0, 5), into(target))
     assert target == b"01234"
 
 
@@ -97,13 +99,13 @@ async def test_meter_tells_outcomes_apart() -> None:
     store, recorder = GatedStore(), TallyRecorder()
     metered = MeteredStore(store, recorder, TimelessClock())
     ref = store.put("x", b"0123456789")
-    hanging = asyncio.ensure_future(metered.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5))))
+    hanging = asyncio.ensure_future(metered.read_into(ref, ByteRange(0, 5), into(bytearray(5))))
     await asyncio.sleep(0)
     hanging.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hanging
     store.gate.set()
-    await metered.read_into(ref, ByteRange(0, 5), memoryview(bytearray(5)))
+    await metered.read_into(ref, ByteRange(0, 5), into(bytearray(5)))
     with pytest.raises(NotFound):
         await metered.head("missing")
     assert recorder.total(SOURCE_REQUESTS, op="read", outcome="cancelled") == 1

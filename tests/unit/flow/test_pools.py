@@ -16,6 +16,7 @@ from feedd.flow import pools
 from feedd.flow.pools import Pool
 from tests.fakes.fetchers import until
 from tests.fakes.raw_server import RawServer
+from tests.fakes.sinks import into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,7 +125,7 @@ async def test_a_resolver_that_hangs_stops_only_who_waits_for_it(
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     options = SourceOptions(connect_timeout_s=20.0, parts_in_flight=4, hedge_share=0.0)
     unknown = ConnectionPool(Endpoint("http://nowhere.test", "nowhere.test", 80, None), options)
-    waiting = [asyncio.ensure_future(unknown.request(b"", memoryview(bytearray(1)), lambda _: None)) for _ in range(4)]
+    waiting = [asyncio.ensure_future(unknown.request(b"", into(bytearray(1)), lambda _: None)) for _ in range(4)]
     lookups = [asyncio.ensure_future(pools.DNS.run(hang)) for _ in range(2 * pools.DNS.threads_max)]
     await until(lambda: asked == pools.DNS.threads_max)
     for pool in (pools.CPU, pools.CACHE_DISK, pools.LOCAL_FILES):
@@ -132,7 +133,7 @@ async def test_a_resolver_that_hangs_stops_only_who_waits_for_it(
     async with RawServer(b"HTTP/1.1 206 OK\r\nContent-Length: 5\r\n\r\nbytes") as server:
         known = ConnectionPool(Endpoint(f"http://127.0.0.1:{server.port}", "127.0.0.1", server.port, None), options)
         target = memoryview(bytearray(5))
-        await known.request(b"GET / HTTP/1.1\r\n\r\n", target, lambda _: None)
+        await known.request(b"GET / HTTP/1.1\r\n\r\n", into(target), lambda _: None)
         assert bytes(target) == b"bytes"
         await known.aclose()
     for job in (*waiting, *lookups):

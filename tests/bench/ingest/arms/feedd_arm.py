@@ -14,6 +14,7 @@ from feedd.cache.caches import DiskCache
 from feedd.catalog.sources import Sources
 from feedd.clock import SystemClock
 from feedd.fetch.fetch_options import S3Options, SourceOptions
+from feedd.flow.range_sinks import MemorySink
 from feedd.observe.recorder import PrometheusRecorder
 from feedd.units import MIB
 from feedd.values import ByteRange
@@ -22,7 +23,7 @@ from tests.bench.ingest.arms.job import Job, finish, timed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from feedd.protocols import ObjectStore
+    from feedd.protocols import ObjectStore, RangeSink
     from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
 
@@ -49,10 +50,10 @@ class _TimedStore:
         return await self._inner.checksum(ref)
 
     async def read_into(
-        self, ref: ObjectRef, span: ByteRange, target: memoryview, progress: ReadProgress | None = None
+        self, ref: ObjectRef, span: ByteRange, sink: RangeSink, progress: ReadProgress | None = None
     ) -> None:
         begin_s = time.perf_counter()
-        await self._inner.read_into(ref, span, target, progress)
+        await self._inner.read_into(ref, span, sink, progress)
         self._parts_s.append(time.perf_counter() - begin_s)
 
     async def close(self) -> None:
@@ -94,7 +95,7 @@ async def _run(job: Job) -> dict[str, Any]:
         refs = [ref for ref in await sources.resolve([prefix]) if ref.key in wanted]
         assert len(refs) == len(wanted), f"expected {len(wanted)} objects, got {len(refs)}"
         # as the other clients do before their time is taken: credentials, endpoint and a first connection are there
-        await sources.store(refs[0].root).read_into(refs[0], ByteRange(0, 1), memoryview(bytearray(1)))
+        await sources.store(refs[0].root).read_into(refs[0], ByteRange(0, 1), MemorySink(memoryview(bytearray(1))))
         sources.parts_s.clear()
         if job.recycled:
             return await _in_full_cache(job, sources, refs, stack)
