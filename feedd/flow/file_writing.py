@@ -1,4 +1,4 @@
-"""Writing to files from the event loop, which waits for no disk."""
+"""Writes to files from the event loop, which must not wait for a disk."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _P = ParamSpec("_P")
 
 
 async def write_over(target: memoryview, data: bytes, *, begins: bool = True) -> None:
-    """Write ``data`` to ``target``, which is as long: by a thread where that is a file on a disk.
+    """Write ``data`` to ``target``, which has the same length; a thread writes to a file on disk.
 
-    Cancelled, a write that was handed over ends by itself; see ``Writers``.
+    After a cancellation, a write that was handed over ends by itself; see ``Writers``.
 
     Args:
-        target: anybody's memory.
-        data: what goes there.
+        target: any writable memory.
+        data: the bytes to write.
         begins: see ``Landed``.
 
     Raises:
@@ -44,7 +44,7 @@ async def write_over(target: memoryview, data: bytes, *, begins: bool = True) ->
         else:
             await write_in(CACHE_DISK, place, _write_place, place, data, begins)
     except OSError as error:
-        message = f"expected to write what was received, got {error.strerror}"
+        message = f"the received bytes cannot be written: {error.strerror}"
         raise CacheUnavailable(message, stage="source") from error
 
 
@@ -58,10 +58,10 @@ def _write_place(place: FilePlace, data: bytes, begins: bool) -> None:  # noqa: 
 async def write_in(
     pool: Pool, place: FilePlace, write: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs
 ) -> None:
-    """Call what writes to ``place`` in a thread of ``pool``; cancelled, a write that was handed over is left to itself.
+    """Call ``write``, which writes to ``place``, in a thread of ``pool``; after a cancellation it still ends by itself.
 
     Raises:
-        Whatever the write raised. OSError: there is no thread.
+        Whatever the write raised. OSError: no thread can be started.
     """
     writers = place.writers
 
@@ -82,7 +82,7 @@ async def write_in(
 
 
 async def left_alone(writers: Writers, within_s: float) -> bool:
-    """Wait until nobody writes; False: after so long somebody still does, so the disk does not answer."""
+    """Wait until no write is pending. False: the deadline passed, so the disk does not answer."""
     if not writers.count:
         return True
     loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ async def left_alone(writers: Writers, within_s: float) -> bool:
             gone.set_result(None)
 
     def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
             loop.call_soon_threadsafe(note)
 
     writers.then(tell)
@@ -106,6 +106,6 @@ async def left_alone(writers: Writers, within_s: float) -> bool:
 
 
 def _look_at(job: asyncio.Future[None]) -> None:
-    """See to it that nobody complains of an error that nobody waited for."""
+    """Retrieve the error of an abandoned write, so that asyncio does not log it."""
     if not job.cancelled():
         job.exception()

@@ -1,4 +1,4 @@
-"""Memory that is a file: whoever fills it may write to either."""
+"""Memory that is a mapped file; a writer may use either the memory or the file."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from feedd.flow.file_writers import Writers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PIECE_BYTES = 256 << 10  # stays in the processor's cache
+_PIECE_BYTES = 256 << 10  # fits into the CPU cache
 
 
 class Landed(Protocol):
-    """What is told of bytes that were written to a file."""
+    """Callback for bytes that were written to a file."""
 
     def __call__(self, at: int, data: memoryview, *, begins: bool = False) -> object:
-        """Take note of bytes at an offset; ``begins``: with what was written before them they have nothing to do."""
+        """Handle bytes written at offset ``at``; ``begins``: they do not continue the bytes before them."""
 
 
 class FilePlace(NamedTuple):
-    """Where a view of a ``FileMapping`` lies in its file.
+    """The region of a file that a view of a ``FileMapping`` covers.
 
     Attributes:
-        fd: the mapping's; open as long as a writer that has begun has not ended.
+        fd: the mapping's descriptor; open until all writers that have begun have ended.
         at: offset of the view's first byte.
         landed: see ``FileMapping``.
         writers: see ``FileMapping``.
@@ -43,19 +43,19 @@ class FilePlace(NamedTuple):
 
 
 class FileMapping(mmap.mmap):
-    """A whole file mapped shared and writable, with a descriptor of its own to reach the same bytes by.
+    """A whole file mapped shared and writable, with a descriptor for the same bytes.
 
-    Not every way to fill a mapping is equally cheap: touching a fresh page of tmpfs through it costs a fault and has
-    the kernel clear the page first, writing whole pages through the descriptor costs neither. And a page that its disk
-    cannot bring, or that was cut off, ends the process that touches it (SIGBUS); a call on the descriptor fails.
+    The ways to fill a mapping differ in cost. Touching a fresh page of tmpfs through the mapping costs a page fault and
+    the clearing of the page. Writing whole pages through the descriptor costs neither. If the disk cannot deliver a
+    page, or the page was cut off, touching it kills the process (SIGBUS), while a call on the descriptor fails.
 
     Attributes:
-        fd: open as long as the mapping is, and until the last of its writers has ended.
-        address: of its first byte in this process.
-        in_memory: its pages are memory (memfd, tmpfs): writing to it waits for no disk.
-        writers: who may still write through ``fd``.
-        landed: told by whoever writes through the descriptor, of offset and bytes, while those are still in the
-            processor's cache; from any thread, not kept. None: nobody wants to know.
+        fd: open while the mapping is open, and until its last writer has ended.
+        address: address of its first byte in this process.
+        in_memory: its pages are memory (memfd, tmpfs), so writing never waits for a disk.
+        writers: pending writes through ``fd``.
+        landed: called by writers through the descriptor with offset and bytes, while the bytes are in the CPU
+            cache; from any thread; the bytes are not kept. None: not needed.
     """
 
     fd: int
@@ -65,7 +65,7 @@ class FileMapping(mmap.mmap):
     landed: Landed | None
 
     def __new__(cls, fd: int, size_bytes: int) -> FileMapping:  # noqa: PYI034 - mmap's own would be typed Self of mmap
-        """Map ``size_bytes`` of ``fd``, which stays the caller's.
+        """Map ``size_bytes`` of ``fd``, which the caller keeps.
 
         Raises:
             OSError, ValueError: as mmap does.
@@ -82,13 +82,13 @@ class FileMapping(mmap.mmap):
         """Unmap and close.
 
         Raises:
-            BufferError: somebody still looks into it; it then closes when they no longer do.
+            BufferError: views of the mapping exist; it closes when the last view is gone.
         """
         super().close()
         self._close_fd()
 
     def __del__(self) -> None:
-        """Close what a failed ``close`` left."""
+        """Close the descriptor that a failed ``close`` left open."""
         self._close_fd()
 
     def _close_fd(self) -> None:
@@ -98,7 +98,7 @@ class FileMapping(mmap.mmap):
 
 
 def is_in_memory(fd: int) -> bool:
-    """Whether the pages of a file are memory, as those of memfd and tmpfs are: only such files can be sealed."""
+    """Whether a file's pages are memory, as with memfd and tmpfs: only those files can be sealed."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -107,7 +107,7 @@ def is_in_memory(fd: int) -> bool:
 
 
 def file_of(target: memoryview) -> FilePlace | None:
-    """Return where in which file ``target``, writable and not empty, lies; None where it is no view of one."""
+    """Return the file region of ``target``, which is writable and not empty; None if it is no view of a mapping."""
     mapping = target.obj
     if not isinstance(mapping, FileMapping) or mapping.fd < 0:
         return None
@@ -116,10 +116,10 @@ def file_of(target: memoryview) -> FilePlace | None:
 
 
 def write_at(fd: int, data: memoryview, at: int) -> None:
-    """Write all of ``data``, bytes, at an offset of a file.
+    """Write all bytes of ``data`` at an offset of a file.
 
     Raises:
-        OSError: the file cannot be written; some of it may be.
+        OSError: the file cannot be written; part of the bytes may be written.
     """
     done = 0
     while done < data.nbytes:
@@ -127,16 +127,16 @@ def write_at(fd: int, data: memoryview, at: int) -> None:
 
 
 def on_disk(data: memoryview) -> bool:
-    """Whether ``data`` lies in a file whose pages a disk may have to bring: nothing for the event loop to read."""
+    """Whether reading ``data`` may need a disk read, so that the event loop must not read it."""
     place = file_of(data) if data.nbytes and not data.readonly else None
     return place is not None and not place.in_memory
 
 
 def pieces(data: memoryview) -> Iterator[memoryview]:
-    """Yield ``data`` piece by piece, each good until the next is asked for; those of a file are read from it.
+    """Yield ``data`` in pieces, each valid until the next; pieces of a mapped file are read from the file.
 
-    A copy into memory that is in the processor's cache, instead of a fault for every few pages of a mapping and their
-    unmapping later: measured on tmpfs 0.12 against 0.24 CPU-seconds per GB, checksum included.
+    A copy into a buffer in the CPU cache replaces a page fault for every few pages and their later unmapping. Measured
+    on tmpfs: 0.12 against 0.24 CPU-seconds per GB, checksum included.
 
     Raises:
         OSError: the file cannot be read.
@@ -151,7 +151,7 @@ def pieces(data: memoryview) -> Iterator[memoryview]:
 
 
 def file_pieces(fd: int, start: int, size_bytes: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield a range of a file piece by piece, each with its distance from the start, and good until the next.
+    """Yield pieces of a file's range with their offset in the range; each is valid until the next.
 
     Raises:
         OSError: the file cannot be read, or ends before the range does.
