@@ -81,7 +81,7 @@ def publish(mapping: FileMapping, header: bytes, temp: Path, final: Path) -> Non
     """Write the header of a filled file and rename the file to its final name.
 
     Raises:
-            CacheUnavailable: the file cannot be written or renamed, for example because the directory was removed
+        CacheUnavailable: the file cannot be written or renamed, for example because the directory was removed
             meanwhile.
     """
     try:

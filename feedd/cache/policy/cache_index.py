@@ -99,7 +99,7 @@ class CacheIndex:
             sizes: objects and their disk bytes.
 
         Returns:
-                The objects not entered: a limit leaves no room for them after the earlier ones, or they are indexed
+            The objects not entered: a limit leaves no room for them after the earlier ones, or they are indexed
                 already.
         """
         adopted: list[Entry] = []

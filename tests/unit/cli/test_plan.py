@@ -184,7 +184,7 @@ def test_counts_that_are_not_used_are_said(feedd: Feedd, data: Path) -> None:
     assert "gone.tar: is not there" in said
     (data / INDEX_NAME).write_bytes(b"no json")
     (said,) = feedd("plan", f"{data}/").err.splitlines()
-    assert said.startswith("feedd: warning: files of sample counts beside the data are not used")
+    assert said.startswith("feedd: warning: files with sample counts beside the data are not used")
 
 
 def test_keys_are_lines(feedd: Feedd, data: Path) -> None:
