@@ -194,7 +194,7 @@ def test_without_bytes_the_names_must_agree() -> None:
     assert _believed(refs, "sizes.json", {"b.tar": 4, "a.tar": 3}) == {0: 3, 1: 4}
     with pytest.raises(ValueError, match=r"none for 1: 'train/b.tar'"):
         _believed(refs, "sizes.json", {"a.tar": 3})
-    with pytest.raises(ValueError, match=r"got 1 that are not: 'train/c.tar'"):
+    with pytest.raises(ValueError, match=r"got 1 that do not exist: 'train/c.tar'"):
         _believed(refs, "sizes.json", {"a.tar": 3, "b.tar": 4, "c.tar": 5})
     assert _believed([*refs, _ref("train/val/c.tar")], "_info.json", TIMM) == {0: 3, 1: 4, 4: 5}
     with pytest.raises(ValueError, match=r"got 1 that are not: 'train/val/c.tar'"):
