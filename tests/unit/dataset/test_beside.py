@@ -197,7 +197,7 @@ def test_without_bytes_the_names_must_agree() -> None:
     with pytest.raises(ValueError, match=r"got 1 that do not exist: 'train/c.tar'"):
         _believed(refs, "sizes.json", {"a.tar": 3, "b.tar": 4, "c.tar": 5})
     assert _believed([*refs, _ref("train/val/c.tar")], "_info.json", TIMM) == {0: 3, 1: 4, 4: 5}
-    with pytest.raises(ValueError, match=r"got 1 that are not: 'train/val/c.tar'"):
+    with pytest.raises(ValueError, match=r"got 1 that do not exist: 'train/val/c.tar'"):
         _believed(refs, "_info.json", TIMM)
 
 
