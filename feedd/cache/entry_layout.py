@@ -2,8 +2,10 @@
 
 ``<directory>/v2/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. During the fill the file is
 called ``.tmp-<32 hex>`` in the same folder. The header is written last.
+
 Header, little-endian: magic[8], version u32, crc32c u32 (of the whole header with this field zero), data_at u64,
-data_bytes u64, block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16.
+data_bytes u64. Then block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16.
+
 Then root, key and etag as UTF-8 (of a converted shard: etag, a zero byte, form). Then one crc32c u32 per block of data,
 then zeros up to data_at. The object's size alone decides the number of blocks, and with it data_at.
 """

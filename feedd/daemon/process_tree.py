@@ -29,4 +29,4 @@ class Holders:
         """Ask to stop if no process connects in time."""
         await clock.sleep_s(FIRST_HOLDER_S)
         if not self._seen:
-            self._requests.ask("nobody came", grace_s=0.0)
+            self._requests.ask("no process connected in time", grace_s=0.0)

@@ -113,7 +113,7 @@ def elements(data: Octets, at: int, kind: type[_T]) -> Iterator[_T]:
         ValueError: there is no list, or an element does not have that type.
     """
     _opened(data, at, b"[")
-    decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # told when run
+    decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # the type is known at run time
     for piece in _pieces(data, at):
         yield from _of(decoder, b"[%b]" % bytes(piece))
 
@@ -127,7 +127,7 @@ def items(data: Octets, kind: type[_T], *, strict: bool = True) -> Iterator[tupl
     at = _next(data, 0)
     _opened(data, at, b"{")
     decoder: msgspec.json.Decoder[dict[str, Any]]
-    decoder = msgspec.json.Decoder(dict[str, kind], strict=strict)  # type: ignore[valid-type]  # told when run
+    decoder = msgspec.json.Decoder(dict[str, kind], strict=strict)  # type: ignore[valid-type]  # the type is known at run time
     end = _end(data, at)
     if _next(data, end) < len(data):
         raise _unexpected(data, end, "nothing after it")

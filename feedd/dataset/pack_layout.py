@@ -3,6 +3,7 @@
 Little-endian: magic ``feeddpak``, u32 version, u32 objects, u64 bytes of all keys. Then int64[objects], the bytes of
 each object, or the complement of that number if the object is lost and zeros replace it. Then int64[objects], the
 sample number of each object (from 0, in order), and int64[objects], the end of each key.
+
 Then the keys, UTF-8, relative to the folder of the dataset's URL, and zeros up to a multiple of 64. The listing decides
 the length of the table, and so the size of the pack.
 """

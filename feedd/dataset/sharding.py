@@ -59,8 +59,8 @@ def assign(sizes: NDArray[np.int64], node_count: int, node_rank: int, how: str) 
         sizes: int64[shards], bytes of each shard in the dataset's order.
         node_count: number of nodes.
         node_rank: rank of this node.
-        how: ``key``: shard i to node i mod N (ShardedByS3Key, M/N objects within one); ``replicated``: all to every
-            node; ``size``: largest first to the node with the fewest bytes, ties to the lower shard and node.
+        how: ``key``: shard i to node i mod N (ShardedByS3Key, M/N objects within one). ``replicated``: all to every
+            node. ``size``: largest first to the node with the fewest bytes, ties to the lower shard and node.
             ``sample`` also splits shards: see ``dataset.assignment``.
 
     Raises:

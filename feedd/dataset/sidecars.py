@@ -2,8 +2,8 @@
 
 | file | written for | what it claims of each shard |
 |---|---|---|
-|| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the plain and the compressed shard; columns |
-| ``index.json`` (chunks) | LitData | bytes and samples of each chunk, and the types of its items ||
+| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the plain and the compressed shard; columns |
+| ``index.json`` (chunks) | LitData | bytes and samples of each chunk, and the types of its items |
 | ``shardindex.json`` | webdataset, by ``widsindex`` | bytes and samples |
 | ``sizes.json`` | open_clip, open_flamingo | samples, by the shard's name |
 | ``_info.json`` | timm | samples, by the shard's name, per split |

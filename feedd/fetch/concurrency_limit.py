@@ -20,6 +20,7 @@ class ConcurrencyLimit:
     Throughput of a period is computed from the parts that ended while all places were taken: places times bytes per
     second of each. If a period brings ``_GAIN`` more than the period before the last rise, another rise follows.
     Otherwise the rise is taken back, and some periods pass before the next one.
+
     A throttling answer lowers the limit at once. This happens only once for all requests that were in flight together,
     and only if a good share of the last requests was refused. When refusals are rare again, the limit climbs back by a
     quarter per round of parts, up to its former value.

@@ -58,11 +58,11 @@ class SourceOptions:
         listing_deadline_s: longest wait for one page of a listing.
         heads_in_flight: concurrent HEAD requests, for manifests.
         file_threads: threads that read local files.
-        transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target;
-            ``aiobotocore``: the SDK; ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
+        transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target.
+            ``aiobotocore``: the SDK. ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
             only it can address.
-        verify: what is compared. ``length``: each answer's length, range and version with the request;
-            ``checksum``: also each object's bytes with the store's checksum, if there is one; ``off``: same as
+        verify: what is compared. ``length``: each answer's length, range and version with the request.
+            ``checksum``: also each object's bytes with the store's checksum, if there is one. ``off``: same as
             ``length``, which costs nothing.
         hedge_share: share of the bytes read that may be requested a second time because a part is slow; 0: none.
         s3: access options by bucket; ``*``: all other buckets.

@@ -1,7 +1,7 @@
 """An arena: numbered slots of equal size in one sealed memfd, shared with one trainer and the decode workers.
 
 The file has no name, so nothing is left behind however its holders die. All of it is allocated before the first byte is
-written, so a full machine is an error at ``create``, never a SIGBUS in the middle of a batch.
+written. So a full machine is an error at ``create``, never a SIGBUS in the middle of a batch.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ class ByteBudget:
 
     First in, first out: a small request never overtakes a large one, so no request starves. A request larger than the
     whole limit is granted once nothing else is held. So a budget that is too small is slow, but never stuck.
+
     One event loop; not thread-safe.
     """
 

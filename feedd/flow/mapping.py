@@ -47,15 +47,15 @@ class FileMapping(mmap.mmap):
 
     The ways to fill a mapping differ in cost. Touching a fresh page of tmpfs through the mapping costs a page fault and
     the clearing of the page. Writing whole pages through the descriptor costs neither. If the disk cannot deliver a
-    page, or the page was cut off, touching it kills the process (SIGBUS), while a call on the descriptor fails.
+    page, touching the page kills the process (SIGBUS), while a call on the descriptor fails.
 
     Attributes:
         fd: open while the mapping is open, and until its last writer has ended.
         address: address of its first byte in this process.
         in_memory: its pages are memory (memfd, tmpfs), so writing never waits for a disk.
         writers: pending writes through ``fd``.
-        landed: called by writers through the descriptor with offset and bytes, while the bytes are in the CPU
-            cache; from any thread; the bytes are not kept. None: not needed.
+        landed: called by writers with offset and bytes, from any thread, while the bytes are in the CPU cache. The
+            bytes are not kept. None: not needed.
     """
 
     fd: int

@@ -103,7 +103,7 @@ class Pool:
             if future.set_running_or_notify_cancel():
                 try:
                     result = job()
-                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting task
                     future.set_exception(error)
                 else:
                     future.set_result(result)

@@ -109,7 +109,7 @@ class SingleFlight(Generic[K, V]):
     async def _run(self, flight: Flight[K, V], work: Callable[[], Awaitable[V]]) -> V | None:
         try:
             return await work()
-        except Exception as error:  # noqa: BLE001 - not swallowed: handed to everybody who joined, in _finish
+        except Exception as error:  # noqa: BLE001 - not swallowed: _finish passes it to all callers
             flight.error = error  # raised here, it would end the whole TaskGroup
             return None
 

@@ -3,6 +3,7 @@
 Each partition has its own mixture over its share of every source. As without mixing, it gives an equal part of each
 step to its node. All partitions' mixtures have the same weights and end their epochs by the smallest share of each
 source. So all ranks have the same number of whole steps.
+
 No sample is dropped for that. A mixed epoch is only a unit of counting, and each source continues in the next mixed
 epoch where it stood. A source that ends begins its own next epoch, on each partition separately, because shares differ
 by a shard or so.

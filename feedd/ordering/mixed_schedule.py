@@ -3,6 +3,7 @@
 Batches come from the mixture itself, so these times need not be exact. The even order is within half a sample per
 source of a straight line. So a source's weight alone gives the start and end of its windows. If sources are drawn, an
 end is delayed by four standard deviations of the draw.
+
 Windows of a schedule are not windows of a source: a new window begins at each step at which some source needs new
 shards.
 """

@@ -52,7 +52,7 @@ class MixOptions:
         batch_size: samples of a batch, for the two batch modes; else 0.
         source_samples: number of samples of each source; None: not known.
         samples_per_epoch: samples of a mixed epoch, in whole steps. None: the epoch ends with the last whole step
-            before a source would give more than its ``source_samples`` (in whole batches); without these there is only
+            before a source would give more than its ``source_samples`` (in whole batches). Without these there is only
             one epoch.
         step_samples: samples taken together; a mixed epoch is a multiple of them. 0: a batch, or a sample.
     """
@@ -94,6 +94,7 @@ class Mixture:
 
     Positions in a source continue from one mixed epoch to the next, 0, 1, 2, ... without a gap. A source that runs out
     begins its own next epoch (``own_epochs``).
+
     The drawn modes draw without replacement, not independently. The even order is cut into blocks of 65,536 samples or
     batches (the last block of an epoch may be shorter). Each block is shuffled with a key of (seed, epoch, block). Each
     block has its exact quota, so the counts before it are known in O(sources). Inside a block, counts deviate from

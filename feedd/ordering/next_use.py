@@ -2,6 +2,7 @@
 
 A stream is a sequence of objects, and a position in it counts the bytes before it. Positions and speeds of different
 streams cannot be compared. The distance of each use from its stream's current position can.
+
 So a use's *time* is its position plus the stream's shift. The shift makes every stream open at the timeline's current
 time. That time moves with the stream that is furthest ahead. A stream that falls behind by more than its slack is
 shifted to it, and its uses get new times. With one stream, or if all keep pace, no use is reported twice.

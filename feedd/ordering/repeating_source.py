@@ -39,8 +39,8 @@ class Needed:
 class RepeatingSource:
     """A source's stream on one partition. Synchronous, no I/O.
 
-    Each own epoch equals that of a plain reader of this source alone with the same seed: shards in that epoch's order,
-    in windows, samples permuted inside each. Caches only values it can compute again.
+    Each own epoch equals that of a plain reader of this source alone with the same seed. Shards come in that epoch's
+    order, in windows, samples permuted inside each. Caches only values it can compute again.
     """
 
     def __init__(self, share: Assignment, first: int, counts: NDArray[np.int64], options: EpochOptions) -> None:

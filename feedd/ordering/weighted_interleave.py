@@ -4,10 +4,12 @@ Source ``i`` has weight ``a_i / W``, integers, and its sample ``m`` is due at ``
 in the order of their due times, ties to the lower source. This is Webster's, or Sainte-Laguë's, apportionment, one seat
 after another. Nothing given is ever taken back, the remainder is carried on, the order has period ``W``, and any place
 in it is reached in O(sources).
+
 How even the order is: when ``n`` samples have been given, there is a time ``T`` at which each source has ``T w_i``
-rounded, that is ``T w_i - d_i`` with ``|d_i| <= 1/2``. The sum over sources is ``n``, so ``T - n`` is the sum of all
+rounded. That is ``T w_i - d_i`` with ``|d_i| <= 1/2``. The sum over sources is ``n``, so ``T - n`` is the sum of all
 ``d``. Then ``count_i - n w_i = w_i sum(d) - d_i``, at most ``(1 + w_i (k - 2)) / 2`` for ``k`` sources of positive
 weight.
+
 That is half a sample for two sources, and less than one for three. It is less than one for more sources while no weight
 reaches ``1 / (k - 2)``, and always below k.
 """

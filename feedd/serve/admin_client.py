@@ -48,8 +48,8 @@ async def daemon_at(address: str) -> AsyncIterator[AdminClient]:
 class AdminClient:
     """Sends requests to one daemon.
 
-    Every method raises the daemon's own errors. It raises ``NotFound`` if no daemon answers, ``Unsupported`` if the
-    daemon is too old for the request, and ``Draining`` if the daemon ended before its answer.
+    Every method raises the daemon's own errors. ``NotFound``: no daemon answers. ``Unsupported``: the daemon is too
+    old for the request. ``Draining``: the daemon ended before its answer.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:

@@ -82,7 +82,7 @@ class AdminService:
         try:
             samples = [] if self._hooks.samples is None else list(self._hooks.samples())
             cache = None if self._hooks.cache_state is None else _cache_message(self._hooks.cache_state())
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "collecting metrics"))
         return pb.StatsResponse(
             state=self._state().value,
@@ -98,7 +98,7 @@ class AdminService:
         """Stream the cache's entries."""
         try:
             rows = [] if self._hooks.cache_entries is None else list(self._hooks.cache_entries())
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "listing the cache"))
         for row in rows:
             yield pb.CacheEntry(url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.form)
@@ -108,7 +108,7 @@ class AdminService:
         try:
             _check_local(context.peer(), "removal")
             removed, in_use = await _offered(self._hooks.cache_remove)(request.pattern)
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "clearing the cache"))
         return pb.CacheRemoveResponse(removed=amount_message(removed), in_use=amount_message(in_use))
 
@@ -119,7 +119,7 @@ class AdminService:
             await self._warm(warm_spec(request, OpenLimits()), context)
         except grpc.aio.BaseError:
             raise
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "warming the cache"))
 
     async def _warm(self, spec: WarmSpec, context: AnyContext) -> None:

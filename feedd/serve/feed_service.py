@@ -112,7 +112,7 @@ class FeedService:
                     await opened.close()
                     self._sessions.check_draining()
                 hosted = self._sessions.add(opened, spec)
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             ours = as_feedd_error(error, "opening a session")
             _log_failed_open(ours, request, context.peer(), progress)
             await abort(context, ours)
@@ -172,7 +172,7 @@ class FeedService:
             await abort(context, error)
         except grpc.aio.BaseError:
             raise
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "streaming"))
 
     async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[HostedSession, StreamCall]:

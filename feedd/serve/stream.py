@@ -205,7 +205,7 @@ class StreamCall:
             return await self._hosted.feed.produce(job.at, job.slot)
         except FeeddError as error:
             return error
-        except Exception as error:  # noqa: BLE001 -- a defect below must not take other sessions down; it is logged
+        except Exception as error:  # noqa: BLE001 -- a defect must not end other sessions; it is logged
             return as_feedd_error(error, f"producing step {job.at.step} of epoch {job.at.epoch}")
 
     # ------------------------------------------------------------------ messages out

@@ -188,7 +188,7 @@ async def test_only_this_machine_may_drain(short_dir: Path, peer: str, local: bo
         if local:
             admin._drain(1.0, peer)
         else:
-            with pytest.raises(PermissionDenied, match="the daemon.s machine only"):
+            with pytest.raises(PermissionDenied, match="daemon's machine only"):
                 admin._drain(1.0, peer)
     assert asked == ([1.0] if local else [])
     await asyncio.sleep(0)
