@@ -78,8 +78,7 @@ class ObjectChecksum:
 
     Attributes:
         algorithm: ``crc64nvme``, ``crc32c``, ``crc32``, ``sha1`` or ``sha256``.
-        digest: digest of the object's bytes, big-endian for CRCs. With ``part_sizes``: of its parts' digests
-            (composite).
+        digest: digest of the object's bytes, big-endian for CRCs. With ``part_sizes``: of the parts' digests.
         part_sizes: bytes of each part of a composite checksum; empty: the digest is of the full object.
         part_digests: one digest per part if the store returns them, else empty.
     """
@@ -304,8 +303,7 @@ class OpenSpec:
         consumer_count: DataLoader workers that split the rank's stream.
         share: name of a group of jobs that take the same batches; empty: none.
         shared_arena: the client can read the group's batches in place, and changes nothing there.
-        expect_fingerprint: fingerprint of this run's earlier Open; a listing with this fingerprint is reused at any
-            age.
+        expect_fingerprint: fingerprint of this run's earlier Open; a listing with it is reused at any age.
         sources: datasets of a mixture; empty: ``urls`` and ``fields`` are the only dataset.
         mix: how sources are mixed, see ``ordering.mixing``.
         samples_per_epoch: samples of all ranks of a mixture; 0: until the first source ends.

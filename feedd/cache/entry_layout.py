@@ -41,9 +41,8 @@ FORMS_VERSION: Final = "3"
 
 _FORM_MARK = "\0"  # no store's etag contains this character
 _BLOCKS_MAX = 1 << 18  # 1 MiB of checksums; an object above 256 GiB gets larger blocks
-_HEADER_BYTES_MAX = (
-    64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX
-)  # three texts of at most 65,535 bytes each, and the checksums
+# Three texts of at most 65,535 bytes each, and the checksums.
+_HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.shard")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{32}")
 _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")

@@ -66,9 +66,8 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self._options.exit_after_s:
-            faulthandler.register(
-                signal.SIGPROF, chain=True
-            )  # dumps all stacks, then the default action ends the process
+            # Dumps all stacks, then the default action ends the process.
+            faulthandler.register(signal.SIGPROF, chain=True)
         if self._thread is not None:
             self._thread.start()
         return self

@@ -134,7 +134,7 @@ def _table(members: Members, span: range) -> Table:
 
 
 def _ref(members: Members, span: range) -> ObjectRef:
-    """Return a pack's ref: the key names its first object and their number, the etag digests the content."""
+    """Return a pack's ref: its key names the first object and how many more, its etag digests the content."""
     low, high = span.start, span.stop
     table = _table(members, span)
     tag_at = int(members.tag_ends[low - 1]) if low else 0

@@ -122,9 +122,8 @@ def left_out(samples: NDArray[np.int64], steps: int, deal: Deal) -> int:
     """
     part = deal.batch_size * deal.local_world_size // samples.shape[0]
     left = np.maximum(samples - steps * part, 0)
-    whole, rest = np.divmod(
-        left, part
-    )  # further steps in which a partition gives its whole part, and the samples it gives in one more step
+    # Further steps in which a partition gives its whole part, and the samples it gives in one more step.
+    whole, rest = np.divmod(left, part)
     by_end = np.argsort(whole)
     whole, rests = whole[by_end], np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rest[by_end])])
     # between two edges all steps are alike

@@ -8,9 +8,8 @@ _START: Final = 16
 _GAIN: Final = 1.05  # a rise must bring this factor in throughput, or it is not worth its memory
 _BACK_OFF: Final = 0.7
 _HOLD_PERIODS: Final = 8
-_REFUSED_MAX: Final = (
-    0.2  # rare refusals are no sign of overload: a store that refuses one request in twenty serves nineteen
-)
+# Rare refusals are no sign of overload: a store that refuses one request in twenty serves nineteen.
+_REFUSED_MAX: Final = 0.2
 _KEPT: Final = 31 / 32  # share of the remembered counts that each answer keeps
 
 

@@ -119,9 +119,8 @@ class Verification:
         if self._algorithm is None or not span.size_bytes:
             return
         self._forget(span)
-        if self._algorithm.on_arrival and not on_disk(
-            piece
-        ):  # bytes on a disk may need a disk read, so a thread digests them
+        # Bytes on a disk may need a disk read, so a thread digests them.
+        if self._algorithm.on_arrival and not on_disk(piece):
             for cut in self._cut(span):
                 with piece[cut.start - span.start : cut.end - span.start] as data:
                     self._note(cut, self._algorithm.of(pieces(data)))

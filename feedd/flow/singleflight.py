@@ -90,9 +90,8 @@ class SingleFlight(Generic[K, V]):
         """
         flight = self.join(key, work)
         try:
-            await asyncio.wait(
-                (flight.result,)
-            )  # unlike awaiting the future, this leaves it alone if the caller is cancelled
+            # Unlike awaiting the future, this leaves it alone if the caller is cancelled.
+            await asyncio.wait((flight.result,))
             return flight.result.result()
         finally:
             self.leave(flight)

@@ -50,9 +50,8 @@ def _redact_traceback(text: str) -> str:
     if len(text) <= TRACEBACK_MAX:
         return _redacted(text, cut=False)
     half = TRACEBACK_MAX // 2
-    _, _, tail = text[-half:].partition(
-        "\n"
-    )  # whole lines, because the end of a secret cannot be recognised without its start
+    # Whole lines, because the end of a secret cannot be recognised without its start.
+    _, _, tail = text[-half:].partition("\n")
     left_out = len(text) - half - len(tail)
     return f"{_redacted(text[:half], cut=True)}\n… ({left_out} characters left out)\n{_redacted(tail, cut=False)}"
 

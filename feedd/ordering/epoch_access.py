@@ -49,10 +49,10 @@ class EpochAccess(Protocol):
         """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
 
     def again(self, window: int) -> Iterator[Use]:
-        """Yield the uses in this epoch of the shards that are not needed after ``window``."""
+        """Yield the uses in this epoch of the shards that end with ``window``."""
 
     def left(self, window: int) -> Iterator[Use]:
-        """Yield the later uses, after ``window``, of the shards that are not needed after it."""
+        """Yield the next uses, after ``window``, of the shards that end with it."""
 
     def wishes(self, window: int) -> list[int]:
         """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""

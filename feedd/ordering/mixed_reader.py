@@ -69,9 +69,8 @@ def mix_facts(spec: OpenSpec, recipes: Sequence[Sequence[FieldRecipe]]) -> dict[
     Raises:
         BadRequest: weights or a mode that cannot be served.
     """
-    options = MixOptions(
-        0, spec.mix, spec.batch_size, samples_per_epoch=spec.batch_size
-    )  # any end will do, but there must be one
+    # Any end will do, but there must be one.
+    options = MixOptions(0, spec.mix, spec.batch_size, samples_per_epoch=spec.batch_size)
     whole = Mixture(weights_of(spec.sources), options)
     return {
         "mode": spec.mix,

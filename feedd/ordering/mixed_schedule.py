@@ -178,9 +178,8 @@ class MixedAccess:
 
     def start(self, window: int) -> Iterator[Use]:
         """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
-        left = np.flatnonzero(self._course.ends >= window)[
-            ::-1
-        ]  # in reverse, so that the first of several uses is written last and stays
+        # In reverse, so that the first of several uses is written last and stays.
+        left = np.flatnonzero(self._course.ends >= window)[::-1]
         positions = self._next.copy()
         positions[self._course.shards[left]] = self._starts[left]
         return self._uses(self._assigned, positions[self._assigned])

@@ -171,9 +171,8 @@ class NodeEpoch:
         deal, per_step = self._deal, self._step_samples
         if deal.steps is not None and index >= deal.steps:
             return Step((), ())
-        if (
-            len(self._maps) == 1 and not deal.wrap
-        ):  # only the rank's own samples, so that no other samples need be counted
+        # Only the rank's own samples, so that no other samples need be counted.
+        if len(self._maps) == 1 and not deal.wrap:
             low = index * per_step + deal.local_rank * deal.batch_size
             found = self._maps[0].locate(low, low + deal.batch_size)
             if isinstance(found, NeedCounts):

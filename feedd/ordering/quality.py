@@ -89,9 +89,8 @@ def _shuffled(shards: NDArray[np.int64], counts: NDArray[np.int64], key: int) ->
     total = int(ends[-1]) if ends.size else 0
     if total <= _SHUFFLED_MAX:
         return np.repeat(shards, counts)[rng.permutation(total, key)[:_SAMPLES_MAX]]
-    drawn = rng.stream(key, np.arange(_SAMPLES_MAX)) % np.uint64(
-        total
-    )  # with so many samples, hardly any is drawn twice
+    # With so many samples, hardly any is drawn twice.
+    drawn = rng.stream(key, np.arange(_SAMPLES_MAX)) % np.uint64(total)
     return shards[np.searchsorted(ends, drawn.astype(np.int64), "right")]
 
 

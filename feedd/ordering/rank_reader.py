@@ -89,9 +89,8 @@ class Reader:
         ranks = (topology.local_rank, topology.local_world_size)
         self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
         shards = np.sort(np.concatenate([share.shards for share in shares]))
-        self._assigned = shards[
-            np.diff(shards, prepend=-1) > 0
-        ]  # np.unique's first call imports numpy.ma, which takes 9 ms
+        # np.unique's first call imports numpy.ma, which takes 9 ms.
+        self._assigned = shards[np.diff(shards, prepend=-1) > 0]
         self._steps = options.steps
         self._share_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 _DEADLINE_S = 60.0
 _OPTIONS = [
-    (
-        "grpc.keepalive_time_ms",
-        20_000,
-    ),  # a warm-up may be silent for long; pings detect a daemon that vanished meanwhile
+    # A warm-up may be silent for long; pings detect a daemon that vanished meanwhile.
+    ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]

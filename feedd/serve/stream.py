@@ -273,9 +273,8 @@ class StreamCall:
                 break
             run.append(following)
             self._outbox.popleft()
-        self._sent(
-            self._slot_transport.name, run, held=True
-        )  # before the write, because the client may release before the write returns
+        # Before the write, because the client may release before the write returns.
+        self._sent(self._slot_transport.name, run, held=True)
         await self._slot_transport.send_many(run)
 
     def _sent(self, transport: str, sends: list[Send], *, held: bool) -> None:

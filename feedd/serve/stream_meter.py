@@ -9,9 +9,8 @@ from feedd import metrics
 if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder
 
-_FLUSH_S = (
-    0.25  # waits are summed up and reported this often, because streams change state thousands of times per second
-)
+# Waits are summed up and reported this often, because streams change state thousands of times per second.
+_FLUSH_S = 0.25
 
 
 class StreamMeter:

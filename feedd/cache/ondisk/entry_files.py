@@ -55,9 +55,8 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> FileMapping:
         CacheUnavailable: the directory cannot be written.
     """
     try:
-        for folder in reversed(
-            (path.parent, *path.parents[1:3])
-        ):  # all folders of the cache, since another process may have removed them
+        # All folders of the cache, since another process may have removed them.
+        for folder in reversed((path.parent, *path.parents[1:3])):
             folder.mkdir(mode=0o700, exist_ok=True)
         available = free_bytes(path.parent)
         if available - size_bytes < reserve_bytes:

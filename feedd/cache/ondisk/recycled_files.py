@@ -105,9 +105,8 @@ def _renewed(old: Path, new: Path, size_bytes: int) -> FileMapping:
     fd = os.open(new, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.ftruncate(fd, size_bytes)
-        os.posix_fallocate(
-            fd, 0, size_bytes
-        )  # also for a file that seems whole, since writing to a hole would be SIGBUS
+        # Also for a file that seems whole, since writing to a hole would be SIGBUS.
+        os.posix_fallocate(fd, 0, size_bytes)
         return FileMapping(fd, size_bytes)
     finally:
         os.close(fd)

@@ -248,8 +248,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answered(self, outcome: Answer | Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
-            # not set_exception: the loop keeps the future for a while, and the error would refer to frames with the
-            # target
+            # not set_exception: the loop keeps the future for a while, and the error refers to frames with the target
             self._outcome = outcome
             self._waiter.set_result(None)
 

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 _EVENT = "before-sign.s3.GetObject"
 _KEY = "k"
-_PLAIN = re.compile(
-    r"[A-Za-z0-9_.~/-]+"
-)  # characters that encoding leaves unchanged; covers most keys, at a tenth of the cost
+# Characters that encoding leaves unchanged; covers most keys, at a tenth of the cost.
+_PLAIN = re.compile(r"[A-Za-z0-9_.~/-]+")
 _PORTS = {"http": 80, "https": 443}
 # Stores accept signatures for 15 minutes; credentials are renewed at least one minute before they expire.
 _SIGNED_FOR_S = 10.0

@@ -160,9 +160,8 @@ class TlsTransport(asyncio.BufferedProtocol):
             except ssl.SSLWantReadError:
                 return count, True
             except ssl.SSLError as error:
-                self._why = ConnectionResetError(
-                    str(error)
-                )  # not the error itself, which refers to this frame and the buffer
+                # Not the error itself, which refers to this frame and the buffer.
+                self._why = ConnectionResetError(str(error))
                 self._end = self.abort
                 return count, True
             if not came:  # the other side has closed its TLS session
