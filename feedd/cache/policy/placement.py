@@ -75,8 +75,8 @@ class Routes:
 class Placement:
     """Sends every object to one tier: where it is, where another request has sent it, else where it costs least.
 
-    The cost is the earliest next use among the entries to evict: a later use costs less. So both tiers together evict like
-    one cache. Free space is taken in memory first.
+    The cost is the earliest next use among the entries to evict: a later use costs less. So both tiers together
+    evict like one cache. Free space is taken in memory first.
     """
 
     def __init__(self, memory: Tier, disk: Tier, *, standby: bool) -> None:
