@@ -1,4 +1,4 @@
-"""The system's clock behind the ``Clock`` seam; tests bring their own."""
+"""The system's clock behind the ``Clock`` seam; tests use their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class SystemClock:
-    """Monotonic time and sleep."""
+    """Monotonic time and sleep of the operating system."""
 
     def monotonic_s(self) -> float:
         """Seconds on a clock that never jumps."""

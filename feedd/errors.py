@@ -1,30 +1,30 @@
 """The error tree: each class is a decision its caller can take.
 
 ``FeeddError``
-    ├── ``BadRequest``          the caller asked for something impossible; asking again cannot help
+    ├── ``BadRequest``          the request is impossible; a retry cannot help
     │   ├── ``BadRecipe``           a field or codec that does not exist, a malformed recipe
     │   ├── ``BadConfig``           configuration that cannot be served
     │   ├── ``VersionMismatch``     client and daemon do not speak the same protocol
-    │   └── ``Unsupported``         understood, and not served by this version
-    ├── ``NotFound``            bucket, key or prefix is not there
+    │   └── ``Unsupported``         valid, but not supported by this version
+    ├── ``NotFound``            bucket, key or prefix does not exist
     ├── ``PermissionDenied``    credentials are missing, wrong or not enough
     ├── ``StoreUnavailable``    transport failed or the server had an error   (retryable)
-    │   ├── ``Throttled``           slow down; ``retry_after_s`` where the server said   (retryable)
-    │   └── ``BadResponse``         length, range or checksum is not what was asked for   (retryable)
+    │   ├── ``Throttled``           the server asks to slow down, maybe with ``retry_after_s``   (retryable)
+    │   └── ``BadResponse``         length, range or checksum does not match the request   (retryable)
     ├── ``ObjectChanged``       the object is no longer the version that was planned
     ├── ``CacheError``
     │   ├── ``CacheTooSmall``       the minimal unit does not fit, now or ever
     │   └── ``CacheUnavailable``    the cache directory cannot be written or read
-    ├── ``DataError``           bytes arrived and are not what the recipe expects
-    │   ├── ``BadShard``            framing broken: nothing can be read from here on
+    ├── ``DataError``           bytes arrived but do not match the recipe
+    │   ├── ``BadShard``            framing is broken: the rest cannot be read
     │   └── ``BadSample``           one sample cannot be decoded; the failure budget decides
     ├── ``WorkerLost``          a decode worker died; the span is replayed once
     ├── ``ResourceExhausted``   no slots, no memory, no file descriptors for this now   (retryable)
-    ├── ``Draining``            the daemon is going away; come back to its successor   (retryable)
+    ├── ``Draining``            the daemon is stopping; connect to its successor   (retryable)
     └── ``Internal``            a defect of feedd itself
 
 Foreign exceptions are translated once, at the border module, with ``raise … from``.
-Messages are one lowercase line that says what was expected and what was got.
+Messages are one lowercase line: what failed, or for values what was expected and what was got.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import ClassVar
 
 
 class FeeddError(Exception):
-    """Root of all errors feedd raises on purpose.
+    """Root of all errors that feedd raises on purpose.
 
     Attributes:
-        message: one line, lowercase: what was expected, what was got.
-        object: URL, key, path or option at fault; empty where there is none.
-        hint: what the user can do about it; empty where nothing sensible is known.
+        message: one line, lowercase: what failed, or for values what was expected and what was got.
+        object: URL, key, path or option at fault; empty: none.
+        hint: what the user can do about it; empty: unknown.
         stage: the stage that noticed ("source", "cache", "decode", "serve", ...).
     """
 
@@ -62,7 +62,7 @@ class FeeddError(Exception):
 
 
 class BadRequest(FeeddError):
-    """The caller asked for something impossible."""
+    """The request is impossible."""
 
     kind = "bad-request"
 
@@ -86,13 +86,13 @@ class VersionMismatch(BadRequest):
 
 
 class Unsupported(BadRequest):
-    """Understood, and not served by this version."""
+    """The request is valid, but this version does not support it."""
 
     kind = "unsupported"
 
 
 class NotFound(FeeddError):
-    """Bucket, key or prefix is not there."""
+    """The bucket, key or prefix does not exist."""
 
     kind = "not-found"
 
@@ -104,14 +104,14 @@ class PermissionDenied(FeeddError):
 
 
 class StoreUnavailable(FeeddError):
-    """Transport failed, or the server answered with an error of its own."""
+    """The transport failed, or the server had an error."""
 
     kind = "store-unavailable"
     retryable = True
 
 
 class Throttled(StoreUnavailable):
-    """The server asked us to slow down."""
+    """The server asked to slow down."""
 
     kind = "throttled"
 
@@ -129,7 +129,7 @@ class Throttled(StoreUnavailable):
 
 
 class BadResponse(StoreUnavailable):
-    """Length, range, ETag header or checksum is not what was asked for."""
+    """Length, range, ETag header or checksum does not match the request."""
 
     kind = "bad-response"
 
@@ -141,7 +141,7 @@ class ObjectChanged(FeeddError):
 
 
 class CacheError(FeeddError):
-    """The local cache cannot do what was asked."""
+    """The local cache cannot do the operation."""
 
     kind = "cache"
 
@@ -159,19 +159,19 @@ class CacheUnavailable(CacheError):
 
 
 class DataError(FeeddError):
-    """Bytes arrived and are not what the recipe expects."""
+    """The bytes arrived but do not match the recipe."""
 
     kind = "data"
 
 
 class BadShard(DataError):
-    """Framing is broken: nothing can be read from here on."""
+    """Framing is broken: the rest of the shard cannot be read."""
 
     kind = "bad-shard"
 
 
 class BadSample(DataError):
-    """One sample cannot be decoded, or lacks a wanted field."""
+    """One sample cannot be decoded, or a requested field is missing."""
 
     kind = "bad-sample"
 
@@ -184,14 +184,14 @@ class WorkerLost(FeeddError):
 
 
 class ResourceExhausted(FeeddError):
-    """No slots, memory or file descriptors for this now."""
+    """No slots, memory or file descriptors are free now."""
 
     kind = "resource-exhausted"
     retryable = True
 
 
 class Draining(FeeddError):
-    """The daemon is going away."""
+    """The daemon is stopping."""
 
     kind = "draining"
     retryable = True

@@ -1,7 +1,7 @@
-"""The one table of metric names, with kind, unit, labels and what they mean.
+"""The table of all metrics: name, kind, unit, labels and help text.
 
-Names follow Prometheus: ``feedd_<room>_<what>_<unit>[_total]``. Every gauge that counts something held
-(bytes, pins, slots) is back at zero when nothing is in use; tests hold them to it.
+Names follow Prometheus: ``feedd_<room>_<what>_<unit>[_total]``. Every gauge that counts held resources (bytes, pins,
+slots) returns to zero when nothing is in use; tests check this.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class Kind(enum.Enum):
-    """How a metric moves."""
+    """Type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -34,27 +34,32 @@ _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 SOURCE_REQUESTS = Metric("feedd_source_requests_total", _C, "", "requests sent to the store", ("op", "outcome"))
 SOURCE_BYTES = Metric("feedd_source_bytes_total", _C, "bytes", "object bytes received from the store")
 SOURCE_SECONDS = Metric("feedd_source_request_seconds", _H, "seconds", "time of one request, body included", ("op",))
-SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests sent again", ("reason",))
+SOURCE_RETRIES = Metric("feedd_source_retries_total", _C, "", "requests that were retried", ("reason",))
 SOURCE_RETRY_WAIT = Metric(
-    "feedd_source_retry_wait_seconds_total", _C, "seconds", "time requests waited to be sent again", ("reason",)
+    "feedd_source_retry_wait_seconds_total", _C, "seconds", "time requests waited before a retry", ("reason",)
 )
-SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for parts that were slow", ("outcome",))
-SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes asked for a second time")
+SOURCE_HEDGES = Metric("feedd_source_hedges_total", _C, "", "second requests for slow parts", ("outcome",))
+SOURCE_HEDGED_BYTES = Metric("feedd_source_hedged_bytes_total", _C, "bytes", "object bytes requested a second time")
 FETCH_BYTES = Metric("feedd_fetch_reserved_bytes", _G, "bytes", "bytes of parts in flight")
 FETCH_PARTS = Metric("feedd_fetch_parts", _G, "", "parts in flight")
 FETCH_DAMAGED = Metric(
-    "feedd_fetch_damaged_bytes_total", _C, "bytes", "bytes that did not match the store's checksum, and came again"
+    "feedd_fetch_damaged_bytes_total",
+    _C,
+    "bytes",
+    "bytes that did not match the store's checksum and were fetched again",
 )
 CACHE_HITS = Metric("feedd_cache_hits_total", _C, "", "shards found in the cache when they were needed")
-CACHE_MISSES = Metric("feedd_cache_misses_total", _C, "", "shards that had to be fetched")
+CACHE_MISSES = Metric(
+    "feedd_cache_misses_total", _C, "", "shards that had to be fetched, or whose fetch was still running"
+)
 CACHE_EVICTIONS = Metric("feedd_cache_evictions_total", _C, "", "shards evicted to make room")
 CACHE_BYTES = Metric("feedd_cache_bytes", _G, "bytes", "disk bytes of committed entries")
 CACHE_ENTRIES = Metric("feedd_cache_entries", _G, "", "committed entries")
-CACHE_RESERVED = Metric("feedd_cache_reserved_bytes", _G, "bytes", "space claimed by fills under way")
+CACHE_RESERVED = Metric("feedd_cache_reserved_bytes", _G, "bytes", "disk bytes reserved by running fills")
 CACHE_PINS = Metric("feedd_cache_pins", _G, "", "pins held on entries")
 CACHE_ERRORS = Metric("feedd_cache_errors_total", _C, "", "failed cache operations", ("reason",))
-CACHE_DISK_STATE = Metric("feedd_cache_disk_state", _G, "", "1 for the state the cache's disk is in", ("state",))
-CACHE_BYPASSED = Metric("feedd_cache_bypassed_total", _C, "", "shards taken past a disk that cannot be used")
+CACHE_DISK_STATE = Metric("feedd_cache_disk_state", _G, "", "1 for the current state of the cache's disk", ("state",))
+CACHE_BYPASSED = Metric("feedd_cache_bypassed_total", _C, "", "shards kept in memory because the disk cannot be used")
 DECODE_SAMPLES = Metric("feedd_decode_samples_total", _C, "", "samples decoded")
 DECODE_BAD_SAMPLES = Metric("feedd_decode_bad_samples_total", _C, "", "samples that could not be decoded")
 DECODE_BUSY = Metric("feedd_decode_busy_seconds_total", _C, "seconds", "time workers spent on tasks")
@@ -65,47 +70,51 @@ DECODE_OUTDATED = Metric(
     "feedd_decode_outdated",
     _G,
     "",
-    "1: feedd or a library was upgraded under the daemon, whose new workers are refused",
+    "1: feedd or a library was upgraded while the daemon runs, so new workers are refused",
 )
 DECODE_START_FAILURES = Metric("feedd_decode_start_failures_total", _C, "", "decode workers that could not be started")
-DECODE_WANTED = Metric("feedd_decode_workers_wanted", _G, "", "decode workers wanted: configured, or by demand")
-DECODE_DEMAND = Metric("feedd_decode_demand_workers", _G, "", "decode workers at work, on average over the last second")
-DECODE_RESIZES = Metric("feedd_decode_resizes_total", _C, "", "times more or fewer workers were wanted", ("direction",))
-DECODE_RECYCLED = Metric("feedd_decode_workers_recycled_total", _C, "", "decode workers replaced for their memory")
+DECODE_WANTED = Metric(
+    "feedd_decode_workers_wanted", _G, "", "target number of decode workers: configured, or by demand"
+)
+DECODE_DEMAND = Metric("feedd_decode_demand_workers", _G, "", "busy decode workers, averaged over the last second")
+DECODE_RESIZES = Metric("feedd_decode_resizes_total", _C, "", "changes of the target number of workers", ("direction",))
+DECODE_RECYCLED = Metric(
+    "feedd_decode_workers_recycled_total", _C, "", "decode workers replaced because of their memory"
+)
 SERVE_SESSIONS = Metric("feedd_serve_sessions", _G, "", "open sessions")
 SERVE_LEASES = Metric("feedd_serve_leases", _G, "", "slots leased to clients or being filled")
-SERVE_ARENA_BYTES = Metric("feedd_serve_arena_bytes", _G, "bytes", "memory of all arenas, until clients let go of it")
+SERVE_ARENA_BYTES = Metric("feedd_serve_arena_bytes", _G, "bytes", "memory of all arenas, until clients unmap it")
 SERVE_BATCHES = Metric("feedd_serve_batches_total", _C, "", "batches sent", ("transport",))
 SERVE_BATCH_BYTES = Metric("feedd_serve_batch_bytes_total", _C, "bytes", "payload of batches sent", ("transport",))
-SERVE_RECLAIMED = Metric("feedd_serve_slots_reclaimed_total", _C, "", "slots taken back from vanished clients")
-SERVE_STALE = Metric("feedd_serve_stale_releases_total", _C, "", "releases refused for their generation")
+SERVE_RECLAIMED = Metric("feedd_serve_slots_reclaimed_total", _C, "", "slots reclaimed from vanished clients")
+SERVE_STALE = Metric("feedd_serve_stale_releases_total", _C, "", "releases refused because of their generation")
 SERVE_CREDIT_WAIT = Metric(
     "feedd_serve_credit_wait_seconds_total", _C, "seconds", "time streams waited for the trainer"
 )
 SERVE_BATCH_WAIT = Metric("feedd_serve_batch_wait_seconds_total", _C, "seconds", "time streams waited for a batch")
-PIPELINE_BATCH_SECONDS = Metric("feedd_pipeline_batch_seconds", _H, "seconds", "shards acquired to batch ready")
-PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards made of objects", ("form",))
-PIPELINE_MADE_BYTES = Metric(
-    "feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of shards made of objects", ("form",)
+PIPELINE_BATCH_SECONDS = Metric(
+    "feedd_pipeline_batch_seconds", _H, "seconds", "time from shards acquired to batch ready"
 )
+PIPELINE_MADE = Metric("feedd_pipeline_made_shards_total", _C, "", "shards converted from objects", ("form",))
+PIPELINE_MADE_BYTES = Metric("feedd_pipeline_made_bytes_total", _C, "bytes", "bytes of converted shards", ("form",))
 PIPELINE_MADE_SECONDS = Metric(
-    "feedd_pipeline_made_seconds_total", _C, "seconds", "time workers spent on making shards", ("form",)
+    "feedd_pipeline_made_seconds_total", _C, "seconds", "worker time spent on conversions", ("form",)
 )
 PIPELINE_MAKING = Metric(
-    "feedd_pipeline_making_bytes", _G, "bytes", "memory held by objects shards are made of, and by shards just made"
+    "feedd_pipeline_making_bytes", _G, "bytes", "memory of objects being converted and of shards just converted"
 )
 PIPELINE_EPOCHS = Metric("feedd_pipeline_epochs_total", _C, "", "epochs finished, per session")
 PIPELINE_LEFT_OUT = Metric(
-    "feedd_pipeline_left_out_samples_total", _C, "", "samples left out of finished epochs for equal steps, per rank"
+    "feedd_pipeline_left_out_samples_total", _C, "", "samples left out of finished epochs to keep steps equal, per rank"
 )
 PIPELINE_SHARED = Metric(
     "feedd_pipeline_shared_batches_total",
     _C,
     "",
-    "batches of job groups: made, taken by another job, made again for a slow one",
+    "batches of job groups, by outcome: made, taken by another job, made again for a slow job",
     ("outcome",),
 )
-PIPELINE_FILTERED = Metric("feedd_pipeline_filtered_samples_total", _C, "", "samples that recipes' filters left out")
+PIPELINE_FILTERED = Metric("feedd_pipeline_filtered_samples_total", _C, "", "samples left out by the recipes' filters")
 PIPELINE_QUARANTINED = Metric(
     "feedd_pipeline_quarantined_samples_total", _C, "", "bad samples written to the quarantine file"
 )
@@ -113,10 +122,10 @@ PIPELINE_NOTICES = Metric(
     "feedd_pipeline_notices_total",
     _C,
     "",
-    "objects, sample counts and columns that sessions were told are left out, not used or changed",
+    "objects, sample counts and columns that notices report as left out, not used or changed",
     ("kind",),
 )
-DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the state the daemon is in", ("state",))
-DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "how late the event loop last woke")
+DAEMON_STATE = Metric("feedd_daemon_state", _G, "", "1 for the current state of the daemon", ("state",))
+DAEMON_LOOP_LAG = Metric("feedd_daemon_loop_lag_seconds", _G, "seconds", "delay of the event loop's last wake-up")
 
 TABLE: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

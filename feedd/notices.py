@@ -1,7 +1,7 @@
-"""What a user is told of data that is left out or changed: one table of kinds, and the notices that Open answers with.
+"""Notices about data that is left out or changed: the table of kinds, and the notices in the answer to Open.
 
-Every place that leaves out or changes what a user may take for data has a kind here. A kind has a text, a level, a
-label of the metric, and a row in ``docs/guides/bad-samples.md``; a test holds all of them together.
+Every place that leaves out or changes data has a kind here. A kind has a text, a level, a label of the metric, and a
+row in ``docs/guides/bad-samples.md``; a test keeps them consistent.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ EXAMPLES_MAX: Final = 3
 NOTICES_MAX: Final = 32
 TEXT_CHARS_MAX: Final = 1000
 _EXAMPLE_CHARS_MAX: Final = 120
-OBJECTS_EVENT: Final = "objects are passed over"
-"""The log event of a listing that leaves out objects. Commands that print the notices leave it out of their log."""
-SIDECARS_EVENT: Final = "sample counts beside the data are passed over"
-"""Likewise, of files beside the data."""
+OBJECTS_EVENT: Final = "objects are skipped"
+"""Log event of a listing that leaves out objects. Commands that print notices drop this event from their log."""
+SIDECARS_EVENT: Final = "sample counts beside the data are skipped"
+"""Log event of a listing that leaves out sidecar files with sample counts."""
 
 
 class NoticeKind(enum.Enum):
-    """A kind, by its name on the wire, in ``stats()`` and as a label of the metric."""
+    """Kinds of notices, by their names on the wire, in ``stats()`` and in the metric's label."""
 
     HIDDEN_SHARDS = "hidden-shards"
     HIDDEN_FILES = "hidden-files"
@@ -51,12 +51,12 @@ class NoticeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a kind means.
+    """Meaning of a kind.
 
     Attributes:
-        what: a sentence: what is left out, or changed.
-        hint: what to do where that is wrong; empty: nothing.
-        warns: whether it may be data: it is logged at warning by daemon and client. Else it is only counted.
+        what: a sentence that says what is left out or changed.
+        hint: what to do if that is wrong; empty: nothing.
+        warns: the objects may be data, so daemon and client log a warning. Otherwise they are only counted.
     """
 
     what: str
@@ -75,32 +75,32 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
     NoticeKind.TABLES_BESIDE_SAMPLES: About("tables beside samples are not read as samples", warns=False),
     NoticeKind.LONE_COMPANIONS: About(
         "objects without an image, sound, video or array of the same name are not read",
-        "name their folder in a URL of its own if they are samples",
+        "name their folder in a separate URL if they are samples",
     ),
     NoticeKind.SPLITS_TOGETHER: About(
-        "shards of validation or test splits, by their names, are read together with those of training",
-        "name the folder, or the beginning of the names, of one split in the URL: s3://bucket/set/train",
+        "shards of validation or test splits, by their names, are read together with training shards",
+        "name the folder, or the start of the names, of one split in the URL: s3://bucket/set/train",
     ),
     NoticeKind.UNUSED_SIDECARS: About(
-        "files of sample counts beside the data are not used",
+        "files with sample counts beside the data are not used",
         "correct or remove them, or run feedd index, so that steps are known in advance",
     ),
     NoticeKind.UNUSED_COUNTS: About(
-        "sample counts beside the data are not used because they are of other objects or contradict each other",
-        "run feedd index again, or correct or remove the files that they are from",
+        "sample counts beside the data are not used because they describe other objects or contradict each other",
+        "run feedd index again, or correct or remove the files that contain them",
     ),
     NoticeKind.CUT_TAILS: About(
-        "files of tokens end behind their last whole window, and those tokens are in no sample",
+        "token files have tokens after their last whole window, and these tokens are in no sample",
         '"last": "pad" in the recipe fills the last window',
         warns=False,
     ),
     NoticeKind.SHORT_FILES: About(
-        "files of tokens are shorter than a window, and none of their tokens is in a sample",
-        'ask for fewer tokens, or for "last": "pad" in the recipe',
+        "token files are shorter than a window, and none of their tokens is in a sample",
+        'use fewer tokens, or "last": "pad" in the recipe',
     ),
     NoticeKind.UNREAD_COLUMNS: About(
-        "columns, arrays and members of tars that feedd cannot read are in no batch",
-        "write them as numbers, text, bytes or lists of numbers, or name the fields= you need to be rid of this",
+        "columns, arrays and tar members that feedd cannot read are in no batch",
+        "write them as numbers, text, bytes or lists of numbers, or name the fields you need in fields=",
     ),
     NoticeKind.PICKLED_COLUMNS: About(
         "columns that hold Python pickles are in no batch",
@@ -111,36 +111,36 @@ ABOUT: Final[Mapping[NoticeKind, About]] = {
         "rename them, or read them under another name: fields={'NAME': {'decode': ..., 'from': 'THEIRS'}}",
     ),
     NoticeKind.LATE_FIELDS: About(
-        "fields that only later shards have are in no batch because the first shard tells which fields there are",
+        "fields that only later shards have are in no batch because the first shard defines the fields",
         "name the fields you need in fields=",
     ),
     NoticeKind.UNDECODED_FIELDS: About(
-        "fields come as bytes because the library that decodes them is not installed where the daemon runs",
+        "fields are bytes because the library that decodes them is not installed where the daemon runs",
         "install it, or name the fields in fields= as bytes",
     ),
     NoticeKind.UNSCALED_DECIMALS: About(
-        "decimals come as whole numbers, without their point: 12.34 is 1234",
+        "decimals are read as whole numbers, without their decimal point: 12.34 is 1234",
         "divide by the power of ten of their type, or write the columns as float64",
     ),
     NoticeKind.NARROWED_NUMBERS: About(
         "columns of float64 are read as float32 because no fields are named",
-        'fields={"NAME": "float:float64"} keeps all bits, and "float" says that 32 will do',
+        'fields={"NAME": "float:float64"} keeps all bits; "float" confirms float32',
     ),
     NoticeKind.UNKNOWN_OBJECTS: About(
-        "objects beside samples are not read because their names tell no format of samples or shards",
-        "name them in a URL of their own, with their format before it, if they are data",
+        "objects beside samples are not read because their names match no format of samples or shards",
+        "name them in a separate URL, with their format before it, if they are data",
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much of one kind there is.
+    """Amount of data of one kind.
 
     Attributes:
-        count: of objects, of sample counts, or of columns.
-        size_bytes: of the objects; 0 of columns.
-        examples: names of the first of them.
+        count: number of objects, sample counts or columns.
+        size_bytes: bytes of the objects; 0 for columns.
+        examples: names of the first ones.
     """
 
     count: int = 0
@@ -148,26 +148,26 @@ class Amount:
     examples: tuple[str, ...] = ()
 
     def plus(self, other: Amount) -> Amount:
-        """Return both."""
+        """Return the sum of two amounts."""
         examples = (self.examples + other.examples)[:EXAMPLES_MAX]
         return Amount(self.count + other.count, self.size_bytes + other.size_bytes, examples)
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a user is told when a dataset is opened."""
+    """A notice for the user at the opening of a dataset."""
 
     kind: NoticeKind
     amount: Amount
 
     @property
     def warns(self) -> bool:
-        """Whether it is logged at warning."""
+        """Whether the notice is logged as a warning."""
         return ABOUT[self.kind].warns
 
     @property
     def text(self) -> str:
-        """One line, of at most ``TEXT_CHARS_MAX`` characters."""
+        """The notice as one line, of at most ``TEXT_CHARS_MAX`` characters."""
         about, amount = ABOUT[self.kind], self.amount
         names = ", ".join(map(_shown, amount.examples))
         more = amount.count - len(amount.examples)
@@ -178,13 +178,13 @@ class Notice:
 
 
 def notices_of(amounts: Mapping[NoticeKind, Amount]) -> tuple[Notice, ...]:
-    """Return the notices of what there is, those that warn first."""
+    """Return the notices of all nonzero amounts, warnings first."""
     found = [Notice(kind, amount) for kind, amount in amounts.items() if amount.count]
     return tuple(sorted(found, key=lambda one: (not one.warns, one.kind.value)))[:NOTICES_MAX]
 
 
 def summed(every: Iterable[Mapping[NoticeKind, Amount]]) -> dict[NoticeKind, Amount]:
-    """Return the amounts of several together."""
+    """Return the sum of several tables of amounts."""
     found: dict[NoticeKind, Amount] = {}
     for one in every:
         for kind, amount in one.items():
@@ -194,6 +194,6 @@ def summed(every: Iterable[Mapping[NoticeKind, Amount]]) -> dict[NoticeKind, Amo
 
 
 def _shown(name: str) -> str:
-    """Return a name in a line: as printable text, its middle left out where it is long."""
+    """Return a name as printable text for a line; the middle of a long name is left out."""
     text = "".join(char if char.isprintable() else "?" for char in name)
     return text if len(text) <= _EXAMPLE_CHARS_MAX else f"{text[: _EXAMPLE_CHARS_MAX - 40]}...{text[-37:]}"

@@ -1,7 +1,7 @@
 """All seams on one page. An implementation or wrapper of a seam passes that seam's conformance suite.
 
-Ownership: a ``memoryview`` handed in is borrowed until the call returns; nothing keeps it longer.
-Cancellation: every coroutine here may be cancelled at any await and then holds nothing.
+Ownership: a ``memoryview`` argument is borrowed until the call returns and not kept longer. Cancellation: every
+coroutine here may be cancelled at any await and then holds nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """Time, injectable."""
+    """A source of time that tests can replace."""
 
     def monotonic_s(self) -> float:
         """Seconds on a clock that never jumps."""
 
     async def sleep_s(self, duration_s: float) -> None:
-        """Suspend the calling task."""
+        """Suspend the calling task for ``duration_s`` seconds."""
 
 
 class Recorder(Protocol):
-    """Where measurements go; cheap enough to call per part, not per byte."""
+    """Takes measurements; cheap enough to call per part, not per byte."""
 
     def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
@@ -60,7 +60,6 @@ class Recorder(Protocol):
         """Add one observation to a histogram."""
 
 
-@runtime_checkable
 class RangeSink(Protocol):
     """Where the bytes of a range go: a piece of a cache file, or of memory.
 
@@ -93,23 +92,23 @@ class RangeSink(Protocol):
         """
 
 
+@runtime_checkable
 class ObjectStore(Protocol):
-    """One bucket or directory tree. ``repr`` of a wrapper shows what it wraps: ``RetryStore(S3Store(s3://b))``."""
+    """One bucket or directory tree. ``repr`` of a wrapper shows the wrapped store: ``RetryStore(S3Store(s3://b))``."""
 
     @property
     def root(self) -> str:
-        """``s3://bucket`` or ``file://``."""
+        """The root URL: ``s3://bucket`` or ``file://``."""
 
     def list(self, prefix: str, start_after: str = "") -> AsyncIterator[list[ObjectRef]]:
         """Yield pages of the objects whose key starts with ``prefix``, in UTF-8 byte order of keys.
 
-        Only keys after ``start_after``: that is how a listing that broke off is taken up again. Close what is
-        not read to its end (``contextlib.aclosing``): a listing may hold a thread.
-
-        Zero-byte keys that end in ``/`` (folder markers) are left out. Pages hold at most 1,000 refs.
+        Only keys after ``start_after`` are listed, so that a broken listing can be resumed. Close a listing that is not
+        read to its end (``contextlib.aclosing``), because it may hold a thread. Zero-byte keys that end in ``/``
+        (folder markers) are left out. Pages hold at most 1,000 refs.
 
         Raises:
-            NotFound: the bucket or directory does not exist. An empty prefix of one that does yields nothing.
+            NotFound: the bucket or directory does not exist. A prefix without objects yields nothing.
             PermissionDenied, StoreUnavailable: as named.
         """
 
@@ -121,7 +120,7 @@ class ObjectStore(Protocol):
         """
 
     async def checksum(self, ref: ObjectRef) -> ObjectChecksum | None:
-        """Return what the store keeps to check the whole object against; None where it keeps nothing.
+        """Return the stored checksum of the whole object, or None if the store has none.
 
         Raises:
             ObjectChanged: the store now has another version.
@@ -133,44 +132,45 @@ class ObjectStore(Protocol):
     ) -> None:
         """Write that range of that version to ``sink``, which is exactly as long.
 
-        ``progress``, fresh for each call, is kept up to date where the store can tell.
+        ``progress``, fresh for each call, is updated if the store can report it.
 
         Raises:
             ObjectChanged: the store now has another version.
-            BadResponse: other length or range than asked; the sink may then hold anything.
+            BadResponse: length or range differs from the request; the sink may then hold anything.
             NotFound, PermissionDenied, StoreUnavailable, Throttled: as named.
         """
 
     async def close(self) -> None:
-        """Release connections; idempotent."""
+        """Close connections; idempotent."""
 
 
 class FetchWatch(Protocol):
-    """Whoever a fetch is for."""
+    """The observer of a fetch, which also tells its urgency."""
 
     def urgency(self) -> float:
-        """Position of the future at which the object is needed: lower goes first. Asked whenever there is a choice."""
+        """Position at which the object is needed; lower goes first. Called at each scheduling choice."""
 
     def arrived(self, span: ByteRange, part: RangeSink) -> None:
-        """Take note of a part that is whole, and where it lies. A span that comes again replaces the earlier one.
+        """Handle a whole part, which lies in ``part``. A span that arrives again replaces the earlier one.
 
-        Parts come in any order; each byte of the object is in the last call for it when the fetch returns.
+        Parts arrive in any order. When the fetch returns, the last call for each byte of the object had its final
+        value.
         """
 
 
 class ShardFetcher(Protocol):
-    """Brings a whole object into memory somebody else owns, by parallel ranges within the byte budget."""
+    """Fetches a whole object into a sink, by parallel ranges within the byte budget."""
 
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
-        """Write an object to ``sink``, which is exactly as long, checked against the store's checksum where it has one.
+        """Write an object to ``sink``, which is exactly as long, verified against the store's checksum if there is one.
 
-        Raises what ``ObjectStore.read_into`` raises; ``BadResponse`` too where the checksum still differs after the
+        Raises what ``ObjectStore.read_into`` raises. Raises ``BadResponse`` if the checksum still differs after the
         object was fetched again.
         """
 
 
 class SpanFetcher(ShardFetcher, Protocol):
-    """A fetcher that brings parts of objects too."""
+    """A fetcher that can also fetch parts of objects."""
 
     async def fetch_spans(
         self, ref: ObjectRef, spans: Sequence[ByteRange], sink: RangeSink, watch: FetchWatch | None = None
@@ -186,7 +186,7 @@ class PinnedShards(Protocol):
 
     @property
     def files(self) -> tuple[ShardFile, ...]:
-        """One per ref asked for, in that order."""
+        """One file per requested ref, in that order."""
 
     def release(self) -> None:
         """Drop the pins."""
@@ -195,41 +195,41 @@ class PinnedShards(Protocol):
         """Return itself."""
 
     def __exit__(self, *exc: object) -> None:
-        """Release."""
+        """Release the pins."""
 
 
 class ShardCache(Protocol):
     """Whole shards on local disk: reserve, fill, commit; pinned in use; evicted by next use, then least recent."""
 
     async def acquire(self, refs: Sequence[ObjectRef]) -> PinnedShards:
-        """Return pins on all of ``refs``, fetching what is missing; one fetch per object however many ask.
+        """Return pins on all of ``refs``, fetching missing ones; concurrent callers share one fetch per object.
 
-        Space for everything missing is claimed all or nothing and no pin is held while waiting for space,
-        so that two acquirers cannot starve each other.
+        Space for all missing objects is reserved all or nothing, and no pin is held while waiting for space. So two
+        acquirers cannot starve each other.
 
         Raises:
-            CacheTooSmall: they cannot fit together even into an empty cache.
+            CacheTooSmall: the objects cannot fit together even into an empty cache.
             CacheUnavailable: the directory cannot be written.
             Whatever the fetcher raises.
         """
 
     def prefetch(self, refs: Sequence[ObjectRef], owner: str) -> None:
-        """Replace ``owner``'s wish list: fill these in order, in the background, never evicting a sooner use.
+        """Replace ``owner``'s wish list; its objects are filled in order, in the background, evicting no sooner use.
 
-        An empty list cancels the owner's fills that nobody else awaits.
+        An empty list cancels the owner's fills that no other caller awaits.
         """
 
     def note_next_use(self, uses: Iterable[tuple[ObjectRef, float]]) -> None:
-        """Tell at which position of the future each shard is needed next; ``inf``: never again."""
+        """Set at which position each shard is needed next; ``inf``: never again."""
 
     async def discard(self, ref: ObjectRef) -> None:
-        """Drop an entry found to be damaged, as soon as no pin holds it; the next acquire fetches it again."""
+        """Drop a damaged entry once no pin holds it; the next acquire fetches it again."""
 
     async def renew(self, ref: ObjectRef) -> None:
-        """Drop an entry as ``discard`` does, which is not damaged: more of it can be fetched by now."""
+        """Drop an undamaged entry as ``discard`` does, because more of it can be fetched now."""
 
     async def close(self) -> None:
-        """Cancel fills, release the directory. Committed entries stay for the next start."""
+        """Cancel fills and release the directory. Committed entries stay for the next start."""
 
 
 class ShardFormat(Protocol):
@@ -248,7 +248,7 @@ class ShardFormat(Protocol):
 
 
 class PartialObject(Protocol):
-    """What is here of an object that a shard is made of."""
+    """The available parts of an object that is being converted."""
 
     @property
     def size_bytes(self) -> int:
@@ -256,7 +256,7 @@ class PartialObject(Protocol):
 
     @property
     def spans(self) -> tuple[ByteRange, ...]:
-        """Which of its bytes are here: in order, apart from each other."""
+        """The available byte ranges: in order and separate from each other."""
 
     @property
     def data(self) -> memoryview:
@@ -264,7 +264,7 @@ class PartialObject(Protocol):
 
 
 class ShardWriter(Protocol):
-    """Where a made shard is written to, from its start to its end."""
+    """Output of a conversion, written from start to end."""
 
     @property
     def at(self) -> int:
@@ -272,20 +272,20 @@ class ShardWriter(Protocol):
 
     @property
     def limit_bytes(self) -> int:
-        """Most bytes it may have."""
+        """Upper limit of the written bytes."""
 
     def write(self, data: Buffer) -> None:
-        """Append; ``data`` may be used again at once.
+        """Append ``data``, which may be reused at once.
 
         Raises:
-            BadShard: more than ``limit_bytes``.
+            BadShard: the output exceeds ``limit_bytes``.
         """
 
 
 class ShardConverter(Protocol):
-    """Making a shard that can be read at random of an object that cannot. Runs in decode workers; stateless.
+    """Converts an object that cannot be read at random into a shard that can. Runs in decode workers; stateless.
 
-    What it makes of the same bytes is always the same: where that changes, so does the name.
+    The output for the same bytes is always the same; if the output changes, the name changes too.
     """
 
     @property
@@ -293,9 +293,10 @@ class ShardConverter(Protocol):
         """Registry name, such as ``gunzip``."""
 
     def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
-        """Return what must be here, besides what is, before the shard can be made; empty: nothing more.
+        """Return the ranges still needed before the shard can be made; empty: nothing more.
 
-        Asked again after each answer. With nothing held it is asked in the daemon, so that answer is arithmetic.
+        Called again after each answer. The first call, with nothing held, runs in the daemon, so that answer is only
+        arithmetic.
 
         Raises:
             BadShard, Unsupported: as ``make``.
@@ -305,64 +306,64 @@ class ShardConverter(Protocol):
         """Write the shard; return the name of the format by which it is indexed.
 
         Args:
-            held: what was wanted is here.
-            url: of the object; named in errors.
-            params: what follows the name of the form.
-            out: takes it.
+            held: the object, with all wanted ranges available.
+            url: URL of the object, for errors.
+            params: the parameters after the converter's name.
+            out: takes the shard.
 
         Raises:
-            BadShard: broken bytes.
-            Unsupported: a library is missing, or an object that this version cannot read.
+            BadShard: the object's bytes are broken.
+            Unsupported: a library is missing, or this version cannot read the object.
         """
 
 
 class SampleCodec(Protocol):
-    """Decoding of one field. Runs in decode workers; knows nothing of shards or batches."""
+    """Decoding of one field. Runs in decode workers; independent of shards and batches."""
 
     def spec(self, name: str) -> TensorSpec:
-        """Return what the field looks like in a batch."""
+        """Return the field's spec in a batch."""
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
         """Return the decoded shape of one sample (RAGGED only), reading headers only.
 
         Raises:
-            BadSample: not decodable.
+            BadSample: the sample cannot be decoded.
         """
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:
         """Decode into ``out``: the sample's row of the batch slot, of exactly the right shape and dtype.
 
         Raises:
-            BadSample: not decodable; ``out`` may then hold anything.
+            BadSample: the sample cannot be decoded; ``out`` may then hold anything.
         """
 
 
 class Slots(Protocol):
-    """One session's arena as the session sees it: numbered slots of equal size in one memfd."""
+    """One session's arena: numbered slots of equal size in one memfd."""
 
     @property
     def slot_count(self) -> int:
-        """How many."""
+        """Number of slots."""
 
     @property
     def slot_bytes(self) -> int:
-        """Size of each."""
+        """Size of each slot."""
 
     def take(self, at: Cursor | None = None) -> SlotRef | None:
-        """Return a free slot with a fresh generation, or None.
+        """Return a free slot with a new generation, or None.
 
-        ``at`` tells for which batch: where that lies in a free slot already, it is that one.
+        ``at`` names the batch: if a free slot already holds that batch, that slot is returned.
         """
 
     def give_back(self, slot: SlotRef) -> bool:
-        """Free it; False where the generation is stale (nothing happens then)."""
+        """Free the slot. False: the generation is stale, and nothing happens."""
 
     def view(self, slot: SlotRef) -> memoryview:
         """Return the slot's bytes (daemon's own mapping), writable."""
 
 
 class BatchMaker(Protocol):
-    """Makes batches of one consumer's opened dataset into its slots."""
+    """Makes batches of one consumer's dataset into its slots."""
 
     async def produce(self, at: Cursor, slot: SlotRef) -> BatchReady | EpochEnd:
         """Decode the batch at ``at`` into ``slot``.
@@ -372,9 +373,9 @@ class BatchMaker(Protocol):
         """
 
     async def produce_together(self, jobs: Sequence[tuple[Cursor, SlotRef]]) -> list[BatchReady | EpochEnd]:
-        """Decode the first of several batches, one at least, as ``produce`` does each; the others are asked for again.
+        """Decode the first of several batches, and the others if possible; missing ones are requested again.
 
-        One that fails fails all: they are then asked for alone.
+        One failure fails all of them; the caller then requests each batch alone.
 
         Raises:
             As ``produce``.
@@ -382,41 +383,41 @@ class BatchMaker(Protocol):
 
     @property
     def stage(self) -> str:
-        """What the batches under way wait for, in a word: "fetching" or "decoding"."""
+        """What the pending batches wait for: "fetching" or "decoding"."""
 
 
 class FeedSession(BatchMaker, Protocol):
-    """One consumer's opened dataset: produces any of its batches, in any order, several at a time."""
+    """One consumer's open dataset: produces any of its batches, in any order, several at a time."""
 
     @property
     def info(self) -> SessionInfo:
-        """What Open answers."""
+        """The answer to Open."""
 
     @property
     def slots(self) -> Slots:
         """The session's arena."""
 
     def client_mapping(self) -> AbstractContextManager[int]:
-        """Hand the arena's memfd to one client. The memory counts until the exit, even if the session closes first."""
+        """Yield the arena's memfd for one client. Its memory counts until the exit, even after the session's end."""
 
     def steps(self, epoch: int) -> int | None:
-        """Return the steps of an epoch of the session's rank; None: not known yet."""
+        """Return the steps of an epoch of the session's rank, or None if not known yet."""
 
     def keep_lent(self) -> None:
-        """Before the slots are given back: the client may go on reading what it holds, so nobody writes there."""
+        """Keep leased slots from being overwritten while the client reads them; called before slots return."""
 
     async def close(self) -> None:
-        """Give back arena and wishes. Called once, after the last produce has ended and all slots are back."""
+        """Release arena and wishes. Called once, after the last produce has ended and all slots are back."""
 
 
 class FeedBackend(Protocol):
-    """What serve needs from the pipeline."""
+    """The pipeline as the server uses it."""
 
     async def open(self, spec: OpenSpec) -> FeedSession:
-        """Resolve and open.
+        """Resolve and open a dataset.
 
         Raises:
-            BadRequest, NotFound, PermissionDenied, ResourceExhausted, ...: said to the client as they are.
+            BadRequest, NotFound, PermissionDenied, ResourceExhausted, ...: passed to the client unchanged.
         """
 
 
@@ -428,4 +429,4 @@ class BatchTransport(Protocol):
         """Metric label: ``slot`` or ``inline``."""
 
     async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
-        """Send one batch; True where the client now holds the slot, False where it is free again."""
+        """Send one batch. True: the client now holds the slot. False: the slot is free again."""

@@ -1,4 +1,4 @@
-"""Sizes, durations and addresses as people write them: ``64MiB``, ``800GB``, ``30s``, ``1.5m``, ``[::1]:7071``."""
+"""Sizes, durations and addresses in readable form: ``64MiB``, ``800GB``, ``30s``, ``1.5m``, ``[::1]:7071``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _split(text: str, units: dict[str, float] | dict[str, int], example: str) ->
         raise ValueError(f"expected a number with one of the units {known} (like {example}), got {text!r}")
     found = float(match["number"]) * units[unit]
     if not math.isfinite(found):
-        raise ValueError(f"expected a number with one of the units (like {example}), got one of {len(text)} digits")
+        raise ValueError(
+            f"expected a number with one of the units (like {example}), got a number of {len(text)} digits"
+        )
     return found
 
 
@@ -46,7 +48,7 @@ def parse_size(text: str | int) -> int:
     """Return bytes for ``text``; single letters are binary, as in systemd and Kubernetes' Ki/Mi/Gi.
 
     Raises:
-        ValueError: no number, an unknown unit, or a negative size.
+        ValueError: there is no number, the unit is unknown, or the size is negative.
     """
     if isinstance(text, int):
         if text < 0:
@@ -59,7 +61,7 @@ def parse_duration_s(text: str | float) -> float:
     """Return seconds for ``text``.
 
     Raises:
-        ValueError: no number, an unknown unit, or a negative duration.
+        ValueError: there is no number, the unit is unknown, or the duration is negative.
     """
     if isinstance(text, int | float):
         if text < 0:
@@ -93,10 +95,10 @@ def format_duration(duration_s: float) -> str:
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
-    """Split ``host:port``; IPv6 hosts stand in brackets.
+    """Split ``host:port``; IPv6 hosts are in brackets.
 
     Raises:
-        ValueError: no port, or one outside 0 to 65535.
+        ValueError: the port is missing or outside 0 to 65535.
     """
     host, colon, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")

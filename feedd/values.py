@@ -1,4 +1,4 @@
-"""The frozen nouns every room speaks in. No behaviour beyond arithmetic on their own fields."""
+"""Frozen value types shared by all rooms. No behaviour beyond arithmetic on their own fields."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class ObjectRef:
     """One version of one object.
 
     Attributes:
-        root: store it lives in: ``s3://bucket`` or ``file://``; no trailing slash.
+        root: the object's store: ``s3://bucket`` or ``file://``; no trailing slash.
         key: key in the store, exactly as listed; for ``file://`` the absolute path.
         size_bytes: length of the object.
-        etag: version tag without quotes; for files derived from size and mtime. Never empty.
-        form: how the shard is made of the object, ``name`` or ``name:parameters`` (see ``convert``); empty: it is
-            the object. A made shard has its own ``size_bytes``.
+        etag: version tag without quotes; for files derived from size, mtime and inode. Never empty.
+        form: conversion that makes the shard, ``name`` or ``name:parameters`` (see ``convert``); empty: the object
+            itself. A converted shard has its own ``size_bytes``.
     """
 
     root: str
@@ -53,18 +53,18 @@ class ObjectRef:
 
     @property
     def url(self) -> str:
-        """What a user would type to name it."""
+        """The object's URL, as a user would type it."""
         return f"{self.root}{self.key}" if self.root == "file://" else f"{self.root}/{self.key}"
 
 
 @dataclass(slots=True)
 class ReadProgress:
-    """How far one read has come: the one noun that changes. The store that receives writes it, anybody may look.
+    """Progress of one read. The store that receives updates it, and any task may read it.
 
     Attributes:
-        filled_bytes: so much of the target, from its start, is the object's: a read that broke off goes on from there.
+        filled_bytes: bytes of the target, from its start, that are valid. A read that broke off continues after them.
         first_byte_s: when the first byte of the body came, on ``time.monotonic``; None: not yet.
-        answered_by: request id and address of who sent it, for messages; empty where unknown.
+        answered_by: request id and address of the sender, for messages; empty: unknown.
     """
 
     filled_bytes: int = 0
@@ -74,13 +74,13 @@ class ReadProgress:
 
 @dataclass(frozen=True, slots=True)
 class ObjectChecksum:
-    """What a store keeps to check a whole object against.
+    """The stored checksum of a whole object.
 
     Attributes:
         algorithm: ``crc64nvme``, ``crc32c``, ``crc32``, ``sha1`` or ``sha256``.
-        digest: big-endian for the CRCs. Of the object's bytes; with ``part_sizes``, of its parts' digests (composite).
-        part_sizes: bytes of each part of a composite one; empty: of the full object.
-        part_digests: one per part where the store tells them, else empty.
+        digest: digest of the object's bytes, big-endian for CRCs. With ``part_sizes``: of the parts' digests.
+        part_sizes: bytes of each part of a composite checksum; empty: the digest is of the full object.
+        part_digests: one digest per part if the store returns them, else empty.
     """
 
     algorithm: str
@@ -94,11 +94,11 @@ class ShardFile:
     """A whole shard as a local file; valid while its pin is held.
 
     Attributes:
-        ref: the object it holds.
+        ref: the object in the file.
         path: file to open read-only.
         data_at: offset of the object's first byte in the file; a multiple of the page size.
-        format: by which a made shard is indexed; empty: its name tells.
-        arriving: it is being fetched, and only what was waited for is there.
+        format: format by which a converted shard is indexed; empty: derived from its name.
+        inflight: the object is being fetched, and only the awaited parts are present.
     """
 
     ref: ObjectRef
@@ -110,17 +110,17 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """Where each sample's fields lie in one shard: columns, so that a batch is a few vector operations.
+    """Position of each sample's fields in one shard: columns, so that a batch takes a few vector operations.
 
     Attributes:
         fields: extensions found anywhere in the shard, in order of first appearance.
         starts: int64[field, sample], byte offset of the field in the object; if missing, ``formats.missing_reasons``.
-        sizes: int64[field, sample], bytes of the field; -1 where the sample lacks it.
-        key_blob: UTF-8 keys back to back.
+        sizes: int64[field, sample], bytes of the field; -1 if the sample lacks it.
+        key_blob: UTF-8 keys, concatenated.
         key_ends: int64[sample], end of each key in ``key_blob``.
-        stored: how each field is stored (see ``recipe.encodings``); empty: each is a file of its own, as in a tar.
-        notes: field's number (-1: all), sample, and what is there instead of a value; of the first such.
-        unread: name and type of columns that no field can have, if all are asked for, or that lose their decimal point.
+        stored: encoding of each field (see ``recipe.encodings``); empty: each field is a separate file, as in a tar.
+        notes: field's number (-1: all), sample, and what the data holds instead of a value; for the first of each kind.
+        unread: name and type of columns that no field can read if all are requested, or that lose their decimal point.
     """
 
     fields: tuple[str, ...]
@@ -138,36 +138,36 @@ class ShardIndex:
 
     @property
     def sample_count(self) -> int:
-        """Samples in the shard."""
+        """Number of samples in the shard."""
         return int(self.key_ends.shape[0])
 
     def key(self, ordinal: int) -> str:
-        """Key of one sample."""
+        """Return the key of one sample."""
         start = int(self.key_ends[ordinal - 1]) if ordinal else 0
         return self.key_blob[start : int(self.key_ends[ordinal])].decode("utf-8", "replace")
 
 
 class FieldKind(enum.Enum):
-    """How a field of a batch is laid out (feedd.proto TensorSpec.Kind has the same names)."""
+    """Layout of a batch field (feedd.proto TensorSpec.Kind has the same names)."""
 
     DENSE = "dense"  # rows x shape, one region
     RAGGED = "ragged"  # values + int64 offsets[rows + 1] in elements, + int64 shapes[rows, ndim]
     TEXT = "text"  # UTF-8 bytes + offsets; list[str] for the user
     JSON = "json"  # as TEXT, parsed by the client
-    PADDED = "padded"  # as DENSE, of another shape in each batch: ``Region.dims``
+    PADDED = "padded"  # as DENSE, with a different shape in each batch: ``Region.dims``
 
 
 @dataclass(frozen=True, slots=True)
 class FieldRecipe:
-    """One field of the recipe, parsed: declarative, nothing in it is code.
+    """One parsed field of the recipe: declarative, without any code.
 
     Attributes:
         name: key in the batch.
         sources: extensions that may hold it, first match wins.
         codec: name in the codec registry ("image", "int", "bytes", ...).
         params: the codec's parameters as canonical JSON text (sorted keys), part of the fingerprint.
-        stored: how the data stores it (see ``recipe.encodings``), once a shard has told; users do not ask for it.
-        pad: how samples of different shapes become equal (see ``recipe.padding``), canonical JSON; empty: they do not.
+        stored: encoding in the data (see ``recipe.encodings``), set once a shard is known; users do not set it.
+        pad: how samples of different shapes become equal (see ``recipe.padding``), canonical JSON; empty: not padded.
     """
 
     name: str
@@ -180,7 +180,7 @@ class FieldRecipe:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a field looks like in a batch.
+    """Shape and type of a field in a batch.
 
     Attributes:
         name: key in the batch.
@@ -199,7 +199,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a field lies, in bytes from the start of its slot. ``dims``: PADDED only. Unused parts are 0."""
+    """Position of a field, in bytes from the start of its slot. ``dims``: PADDED only. Unused parts are 0."""
 
     values_at: int
     values_bytes: int
@@ -210,7 +210,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Where a trainer process stands, in torchrun's words."""
+    """Position of a trainer process, in torchrun's words."""
 
     world_size: int = 1
     rank: int = 0
@@ -235,8 +235,8 @@ class Cursor:
     """Resume position of one rank; travels with every batch.
 
     Attributes:
-        anchors: a window of each partition of the rank's node, and where in the partition's stream it begins: so a
-            restarted daemon plans on without counting earlier windows. Empty: nothing is known.
+        anchors: for each partition of the rank's node, a window and its start in the partition's stream. With them
+            a restarted daemon need not count earlier windows. Empty: nothing is known.
     """
 
     epoch: int = 0
@@ -245,13 +245,13 @@ class Cursor:
 
     @property
     def window(self) -> int:
-        """The first window that is still needed, as far as the anchors say."""
+        """The first window that is still needed according to the anchors."""
         return min((window for window, _ in self.anchors), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRef:
-    """One use of one slot. ``generation`` grows at each use: a stale return is told apart."""
+    """One use of one slot. ``generation`` grows at each use, so that a stale return is recognised."""
 
     index: int
     generation: int
@@ -269,7 +269,7 @@ class Lifecycle(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One of several datasets that are mixed.
+    """One of several datasets in a mixture.
 
     Attributes:
         urls: see ``OpenSpec``.
@@ -284,29 +284,29 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class OpenSpec:
-    """A client's Open, translated from the wire and not yet judged.
+    """A client's Open request, translated from the wire and not validated yet.
 
     Attributes:
-        urls: prefixes, objects, or ``manifest+s3://…``; of all sources, one after another, where there are several.
+        urls: prefixes, objects, or ``manifest+s3://…``; for a mixture, the URLs of all sources in order.
         fields: (name, recipe text) pairs; empty: the format's defaults.
         window_shards: shards per shuffle window; 0: the daemon's default.
-        window_bytes: as many shards per window as fit into it instead; 0: by their number.
-        bucket_by: field by whose size samples of a window are put into batches; empty: by chance alone.
-        bad_samples: what becomes of bad samples, see ``recipe.bad_sample_policy``; empty: "skip".
+        window_bytes: size of a shuffle window instead, as many shards as fit; 0: by their number.
+        bucket_by: field by whose size the samples of a window are grouped into batches; empty: at random.
+        bad_samples: policy for bad samples, see ``recipe.bad_sample_policy``; empty: "skip".
         filters: conditions that samples must meet, see ``recipe.filters``.
         decoded_cache: keep images decoded, see ``recipe.predecoded``.
         sharding: "key", "replicated", "size" or "sample".
-        partitions: parts the dataset is cut into; 0: as many as nodes.
-        uneven: "drop", "pad", "repeat", "join" or "allow"; empty: as suits.
-        steps: of every rank in every epoch; 0: as many as the samples make.
-        prefetch_batches: slots wanted; 0: as many as suit the size of a batch.
+        partitions: parts the dataset is split into; 0: one per node.
+        uneven: "drop", "pad", "repeat", "join" or "allow"; empty: chosen automatically.
+        steps: steps of every rank in every epoch; 0: as many as the samples make.
+        prefetch_batches: requested slots; 0: chosen by the size of a batch.
         consumer_count: DataLoader workers that split the rank's stream.
         share: name of a group of jobs that take the same batches; empty: none.
-        shared_arena: the client can read the group's batches where they lie, and changes nothing there.
-        expect_fingerprint: of this run's earlier Open; a listing that has it is used again, whatever its age.
-        sources: datasets to be mixed; empty: ``urls`` and ``fields`` are the only one.
-        mix: how they are mixed, see ``ordering.mixing``.
-        samples_per_epoch: of all ranks of a mixture; 0: until the first source ends.
+        shared_arena: the client can read the group's batches in place, and changes nothing there.
+        expect_fingerprint: fingerprint of this run's earlier Open; a listing with it is reused at any age.
+        sources: datasets of a mixture; empty: ``urls`` and ``fields`` are the only dataset.
+        mix: how sources are mixed, see ``ordering.mixing``.
+        samples_per_epoch: samples of all ranks of a mixture; 0: until the first source ends.
     """
 
     urls: tuple[str, ...]
@@ -341,17 +341,17 @@ class OpenSpec:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What Open tells the client.
+    """The answer to Open.
 
     Attributes:
         fingerprint: 16 bytes over ordered keys, sizes, ETags and recipe.
-        steps: batches of the rank in the epoch, where known.
-        uneven: what equalises the steps of all ranks: as asked for, or what was chosen.
-        left_out: samples of the rank in no step of an epoch, told to the first of its consumers; None: not known.
-        at_once: batches that are best asked for together: more than 1 where a batch is little work.
-        places: slots of the arena, where other sessions read it, too; 0: it is the session's own.
-        classes: what the numbers of text labels stand for, in order, by field; of all nodes the same.
-        notices: what of the data is left out or changed.
+        steps: batches of the rank in the epoch, if known.
+        uneven: how the steps of all ranks are equalised: as requested, or as chosen.
+        left_out: samples of the rank in no step of an epoch, reported to its first consumer only; None: not known.
+        at_once: number of batches to request together; above 1 if a batch is little work.
+        places: slots of the arena, if other sessions read it too; 0: the arena belongs to the session alone.
+        classes: class names behind the numbers of text labels, in order, by field; the same on all nodes.
+        notices: which data is left out or changed.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -370,14 +370,14 @@ class SessionInfo:
 
 @dataclass(frozen=True, slots=True)
 class BatchReady:
-    """A produced batch: it lies in the slot that was given, or in ``oversize`` when it did not fit.
+    """A produced batch, in the given slot, or in ``oversize`` if it did not fit.
 
     Attributes:
         oversize: private buffer of ``size_bytes`` for a batch larger than its slot; sent inline.
-        again: one byte per row, 1 where the sample came before in this epoch, to fill up a step; empty: nowhere.
-        filtered: samples that the recipe's filters left out.
-        place: the slot it lies in, in an arena that several sessions read (``SessionInfo.places``).
-        samples: that are packed into its rows; 0: each row is one.
+        again: one byte per row, 1 if the sample came before in this epoch, to fill up a step; empty: no row did.
+        filtered: number of samples that the recipe's filters left out.
+        place: the batch's slot, in an arena that several sessions read (``SessionInfo.places``).
+        samples: number of samples packed into its rows; 0: each row is one sample.
     """
 
     cursor: Cursor
@@ -394,7 +394,7 @@ class BatchReady:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """There is no batch at the step asked for: the rank's epoch has ``steps`` steps."""
+    """There is no batch at the requested step: the rank's epoch has ``steps`` steps."""
 
     epoch: int
     steps: int

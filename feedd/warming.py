@@ -1,4 +1,4 @@
-"""What warming a cache is asked for and what it tells: nouns, as in ``values``."""
+"""Request and progress of warming a cache: frozen value types, as in ``values``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class WarmSpec:
-    """What is to be brought into the cache ahead of its use.
+    """The objects to fetch into the cache in advance.
 
     Attributes:
         urls: prefixes, objects, or ``manifest+s3://…``.
-        node_count: nodes that share the data; with 1 everything is meant.
-        node_rank: the node whose assignment is meant.
+        node_count: nodes that share the data; 1: all objects.
+        node_rank: the node whose assignment is fetched.
         sharding: "key", "replicated" or "size".
-        fit: whether a cache too small for all is taken as it is, and filled with what fits.
-        fields: as in ``OpenSpec``: of columnar objects only their columns are made; empty: all.
+        fit: fill a cache that is too small with the objects that fit.
+        fields: as in ``OpenSpec``: only the columns of these fields are converted from columnar objects; empty: all.
     """
 
     urls: tuple[str, ...]
@@ -28,26 +28,26 @@ class WarmSpec:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """So many objects of so many bytes."""
+    """A number of objects and their bytes."""
 
     object_count: int = 0
     size_bytes: int = 0
 
     def plus(self, size_bytes: int) -> Amount:
-        """Return the amount with one object more."""
+        """Return the amount plus one object."""
         return Amount(self.object_count + 1, self.size_bytes + size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmProgress:
-    """How far a warming has come: in the end every object is in one of the amounts after the first.
+    """Progress of a warm-up. In the end every object is in one of the amounts after the first.
 
     Attributes:
         total: the assignment, each object once.
-        present: was in the cache before.
-        warmed: brought there.
-        left_out: found no room.
-        failed: could not be had; each was told with its error.
+        present: objects that were in the cache before.
+        warmed: fetched objects.
+        left_out: objects without room.
+        failed: objects that could not be fetched; each was reported with its error.
     """
 
     total: Amount

@@ -22,8 +22,8 @@ class CacheOptions:
         free_reserve_bytes: free space the cache leaves on the file system for others.
         fill_deadline_s: longest time the fetch of one object may take.
         prefetch_fills: concurrent fills for wishes that no acquirer waits for yet.
-            verify: when an entry's bytes are compared with their checksums. ``use``: each time the entry goes into use;
-            ``boot``: at its first use after a start; ``off``: never, only the header and the length are checked.
+        verify: when an entry's bytes are compared with their checksums. ``use``: each time the entry goes into use.
+            ``boot``: at its first use after a start. ``off``: never, only the header and the length are checked.
         verified_for_s: time for which a verified entry is not verified again.
         quotas: upper limits of disk bytes by URL prefix; the longest matching prefix counts; see ``Quotas``.
         allow_network_fs: accept a directory on NFS, SMB or FUSE too. fuse-overlayfs is always accepted.

@@ -39,7 +39,7 @@ class CacheView:
         return self._index.find(ref) is not None
 
     def price(self, refs: Iterable[ObjectRef]) -> float:
-        """Return the next use of the first entry that new ``refs`` would evict; see ``Capacity.price``."""
+        """Return the earliest next use among the entries that new ``refs`` would evict; see ``Capacity.price``."""
         return self._index.room.price(refs)
 
     @property

@@ -44,7 +44,7 @@ class DiskCache(PlacedCache):
         """Lock the directory and index the entries in it.
 
         Raises:
-                CacheUnavailable: another process owns the directory, it cannot be written, or the disk has no room for
+            CacheUnavailable: another process owns the directory, it cannot be written, or the disk has no room for
                 a cache.
         """
         await super().__aenter__()

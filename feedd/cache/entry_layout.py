@@ -2,8 +2,10 @@
 
 ``<directory>/v2/<2 hex>/<64 hex>.shard``; the name is the SHA-256 of the object's identity. During the fill the file is
 called ``.tmp-<32 hex>`` in the same folder. The header is written last.
+
 Header, little-endian: magic[8], version u32, crc32c u32 (of the whole header with this field zero), data_at u64,
-data_bytes u64, block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16.
+data_bytes u64. Then block_bytes u32, boot[16], run[16], root_bytes u16, key_bytes u16, etag_bytes u16.
+
 Then root, key and etag as UTF-8 (of a converted shard: etag, a zero byte, form). Then one crc32c u32 per block of data,
 then zeros up to data_at. The object's size alone decides the number of blocks, and with it data_at.
 """
@@ -39,9 +41,8 @@ FORMS_VERSION: Final = "3"
 
 _FORM_MARK = "\0"  # no store's etag contains this character
 _BLOCKS_MAX = 1 << 18  # 1 MiB of checksums; an object above 256 GiB gets larger blocks
-_HEADER_BYTES_MAX = (
-    64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX
-)  # three texts of at most 65,535 bytes each, and the checksums
+# Three texts of at most 65,535 bytes each, and the checksums.
+_HEADER_BYTES_MAX = 64 * PAGE_BYTES + _SUM_BYTES * _BLOCKS_MAX
 _ENTRY_NAME = re.compile(r"[0-9a-f]{64}\.shard")
 _TEMP_NAME = re.compile(r"\.tmp-[0-9a-f]{32}")
 _FOLDER_NAME = re.compile(r"[0-9a-f]{2}")

@@ -147,7 +147,7 @@ class LateDisk:
         return self._cache is not None and self._cache.knows(ref)
 
     def price(self, refs: Sequence[ObjectRef]) -> float:
-        """Return the next use of the first entry that ``refs`` would evict."""
+        """Return the earliest next use among the entries that ``refs`` would evict."""
         return self._cache.price(refs) if self._cache is not None else math.inf
 
     async def _open_later(self) -> None:

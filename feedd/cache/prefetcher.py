@@ -47,7 +47,7 @@ class Prefetcher:
         self._started_count = 0
 
     def wish(self, owner: str, refs: Sequence[ObjectRef]) -> None:
-        """Replace the owner's list; an empty list also leaves running fills that no other owner wants."""
+        """Replace the owner's list; an empty list also gives up running fills that no other owner wants."""
         self._wishes.replace(owner, refs)
         if refs:
             return

@@ -204,9 +204,8 @@ class PlacedCache(CacheView):
         if too_large is not None:
             raise os_errors.too_small(refs, too_large, self._place.names)
         needs_space = any(self._index.find(ref) is None for ref in refs)
-        full = (
-            self._queue.ahead(refs) if needs_space else None
-        )  # a request that needs no space does not wait behind requests that do
+        # A request that needs no space does not wait behind requests that do.
+        full = self._queue.ahead(refs) if needs_space else None
         if full is None:
             grant = self._grant(refs)
             if not isinstance(grant, FullNow):

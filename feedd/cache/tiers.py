@@ -91,9 +91,8 @@ class TieredCache:
         try:
             routes = self._placement.route(who, dict.fromkeys(refs), self._use(), together=True)
             if routes.disk and not all(map(self._memory.knows, routes.memory)):
-                self._memory.prefetch(
-                    routes.memory, early
-                )  # filled while the disk fills, but pinned only after that has ended
+                # Filled while the disk fills, but pinned only after that has ended.
+                self._memory.prefetch(routes.memory, early)
             on_disk, failure, routes = await self._from_disk(who, routes)
             try:
                 in_memory = await self._from_memory(routes, failure)

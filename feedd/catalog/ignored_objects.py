@@ -1,9 +1,8 @@
-"""Which objects beside shards are none: what tools and people leave there. Pure; about a microsecond per object.
+"""Which objects among shards are not data but files that tools and people leave. Pure; a microsecond per object.
 
-By Hadoop's and Spark's convention whatever has a name that begins with a dot or an underscore, or lies in a folder of
-such a name, is no data; a name with ``=`` is that of a partition and stays. Besides those there are files known by
-their names, checksums, and empty objects whose names say no format. What is only unknown is left for its reader to
-refuse.
+By Hadoop's and Spark's convention, an object is ignored if its name, or a folder's name, begins with a dot or an
+underscore. A name with ``=`` is a partition's and is kept. Also ignored are files known by their names, checksums, and
+empty objects without a known extension. Other unknown objects are left for their reader to refuse.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 _LEFT: Final = (
-    # by file managers, and whoever wrote checksums
+    # by file managers, and by tools that write checksums
     "thumbs.db desktop.ini sha256sums sha512sums sha1sums md5sums checksums.txt "
     # by LMDB, and nanoGPT
     "lock.mdb meta.pkl "
@@ -36,32 +35,32 @@ _NOTES: Final = re.compile(
 )
 _ABOUT: Final = "md5 sha1 sha224 sha256 sha384 sha512 crc index lock asc sig success"
 _ENDINGS: Final = frozenset(_ABOUT.split())
-"""Extensions of what says something of another file, and is no data under any name of a format."""
+"""Extensions of files that describe another file; never data under any format name."""
 
 _WRITTEN: Final = "md rst html htm pdf py ipynb sh yaml yml toml cff ini log"
 _TEXTS: Final = frozenset(_WRITTEN.split())
-"""Extensions of what people write: no data unless somebody names a format."""
+"""Extensions of files that people write; data only if the user names a format."""
 
 _OF_WORDS: Final = "labels classes class_names categories names synsets synset vocab merges words meta metadata info"
 _LISTS: Final = frozenset(_OF_WORDS.split())
 _ENDS: Final = (".labels.txt", "_stats.json", "._copying_", "_$folder$")
-_CACHED: Final = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")  # of ``datasets.map``, beside its data
+_CACHED: Final = re.compile(r"cache-[0-9a-f]{16}(_\d+_of_\d+)?\.arrow")  # written by ``datasets.map`` next to its data
 _USUAL: Final = "tar tgz tfrecord tfrecords mds rec bin parquet jsonl gz zst csv tsv npy npz h5"
 _SHARDS: Final = frozenset(_USUAL.split())
-"""Extensions that none of what is above has."""
+"""Extensions that are in none of the sets above."""
 
 _BEGINS: Final = frozenset("._")
 
 
 class Strays:
-    """Tells the strays of one listing.
+    """Recognises the ignored objects of one listing.
 
     Args:
-        prefix: that all keys begin with: whoever spelled it wants what its own folders hold.
-        named: whether somebody named a format: then every object has it that nothing else speaks against.
+        prefix: common prefix of all keys; folders within it were named by the user and are never ignored.
+        named: the user named a format, which then applies to every object without another reason against it.
 
     Attributes:
-        judges_first: the first name below the prefix is all of a name; else it begins within the prefix.
+        judges_first: the first name below the prefix is a whole name; otherwise it begins within the prefix.
     """
 
     def __init__(self, prefix: str, *, named: bool = False) -> None:
@@ -70,11 +69,11 @@ class Strays:
         self._named = named
 
     def is_stray(self, key: str, size_bytes: int) -> bool:
-        """Whether an object among shards is none."""
+        """Whether an object among shards is ignored."""
         return self.reason(key, size_bytes) is not None
 
     def reason(self, key: str, size_bytes: int) -> NoticeKind | None:
-        """Return why an object among shards is none; None: it is one."""
+        """Return why an object among shards is ignored, or None if it is not."""
         if self.is_hidden(key):
             return NoticeKind.HIDDEN_SHARDS if size_bytes and looks_like_data(key) else NoticeKind.HIDDEN_FILES
         return NoticeKind.SIDE_FILES if self._is_side_file(key, size_bytes) else None
@@ -82,7 +81,7 @@ class Strays:
     def _is_side_file(self, key: str, size_bytes: int) -> bool:
         name = key[key.rfind("/") + 1 :].lower()
         extension = name[name.rfind(".") + 1 :]
-        if extension in _SHARDS:  # most are
+        if extension in _SHARDS:  # most objects are
             return False
         if name in _NAMES or extension in _ENDINGS or name.endswith(_ENDS):
             return True
@@ -104,7 +103,7 @@ class Strays:
         )
 
     def without(self, refs: Sequence[ObjectRef]) -> list[ObjectRef]:
-        """Return the shards among objects; where none seems to be one, all: they are what was asked for."""
+        """Return the shards among objects, or all objects if none seems to be a shard, because the user named them."""
         found = [ref for ref in refs if not self.is_stray(ref.key, ref.size_bytes)]
         if not self._named:
             found = _without_lists(_without_tables(found))
@@ -112,7 +111,7 @@ class Strays:
 
 
 def _without_tables(refs: list[ObjectRef]) -> list[ObjectRef]:
-    """Leave out tables that tell of the samples of a tar of the same name, as img2dataset writes them."""
+    """Leave out tables that describe the samples of a tar of the same name, as img2dataset writes them."""
     if not any(ref.key.endswith(".tar") for ref in refs) or not any(ref.key.endswith(".parquet") for ref in refs):
         return refs
     tars = {ref.key[:-4] for ref in refs if ref.key.endswith(".tar")}
@@ -120,7 +119,7 @@ def _without_tables(refs: list[ObjectRef]) -> list[ObjectRef]:
 
 
 def _without_lists(refs: list[ObjectRef]) -> list[ObjectRef]:
-    """Leave out lists of classes and of words beside shards that are not text themselves."""
+    """Leave out lists of classes and of words next to shards that are not text themselves."""
     lists = {ref for ref in refs if ref.key.endswith(".txt") and ref.key[ref.key.rfind("/") + 1 : -4] in _LISTS}
     if not lists or not any(kind_of(*split_name(ref.key)) == SHARD for ref in refs):
         return refs

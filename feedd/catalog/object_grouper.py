@@ -1,8 +1,8 @@
-"""From pages of a listing to shards and packs. Pure; a microsecond or two for each object.
+"""Groups pages of a listing into shards and packs. Pure; a microsecond or two per object.
 
-Objects that are called alike but for their extension are one sample (``a.jpg``, ``a.json``, ``a.txt``), as in a tar.
-Among samples, what is no shard and no part of one is left out: tables about them, notes, files that begin with a dot.
-Among shards that is what ``strays`` says.
+Objects with the same name except for the extension are one sample (``a.jpg``, ``a.json``, ``a.txt``), as in a tar.
+Among samples, objects that are neither shards nor parts of samples are left out: tables about them, notes, hidden
+files. Among shards, ``ignored_objects`` decides.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MEMBERS = frozenset({PRIMARY, COMPANION, LINES})
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """What a URL names.
+    """The content of a URL.
 
     Attributes:
-        refs: shards, and packs among them, in order.
-        packs: None: there are none.
-        left_out: objects that are no data.
-        examples: the keys of the first of them.
-        reasons: how many of them, and how large, for which reason.
+        refs: shards and packs, in order.
+        packs: the packs; None: there are none.
+        left_out: number of ignored objects.
+        examples: keys of the first ones.
+        reasons: count and size by reason.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -55,9 +55,9 @@ class ObjectGrouper:
     """Takes the pages of one URL's listing.
 
     Args:
-        base: what keys are relative to; all begin with it.
-        shards: every object is one, whatever its name: somebody named their format.
-        strays: tells what is no shard; None: each object was named by somebody.
+        base: common prefix of all keys, to which keys are relative.
+        shards: every object is a shard, whatever its name, because the user named the format.
+        strays: recognises ignored objects; None: the user named each object.
     """
 
     def __init__(self, base: str, *, shards: bool = False, strays: Strays | None = None) -> None:
@@ -65,16 +65,16 @@ class ObjectGrouper:
         self._shards = shards
         self._strays = strays
         self._others: list[ObjectRef] = []
-        self._places = array("q")  # so many objects of samples came before each of the others
+        self._places = array("q")  # for each of the others, the number of sample objects before it
         self._keys, self._key_ends = bytearray(), array("q")
         self._tags, self._tag_ends = bytearray(), array("q")
         self._sizes, self._firsts = array("q"), array("q")
         self._kinds, self._marks = bytearray(), array("I")
-        self._open: list[tuple[str, int, set[str]]] = []  # stems that later objects may still be of
+        self._open: list[tuple[str, int, set[str]]] = []  # stems to which later objects may still belong
         self._root = ""
 
     def add(self, page: Iterable[ObjectRef]) -> None:
-        """Take objects, in the order of the dataset."""
+        """Add objects, in the order of the dataset."""
         for ref in page:
             stem, extension = split_name(ref.key)
             kind = kind_of(stem, extension)
@@ -99,9 +99,9 @@ class ObjectGrouper:
         self._tag_ends.append(len(self._tags))
 
     def _first(self, stem: str, extension: str) -> int:
-        """Return the first object of the sample that this one belongs to: itself, where it is the first.
+        """Return the first object of this object's sample, which may be the object itself.
 
-        In order of keys, between two objects of one stem there are only such whose stems begin with it and a dot.
+        In key order, all stems between two objects of one stem begin with that stem and a dot.
         """
         number, stack = len(self._sizes), self._open
         while stack and stack[-1][0] != stem and not stem.startswith(stack[-1][0] + "."):
@@ -115,27 +115,27 @@ class ObjectGrouper:
         return number
 
     def grouped(self) -> Grouped:
-        """Return what has come, grouped; microseconds per pack. Called once, when all has come."""
+        """Return the grouped objects; takes microseconds per pack. Called once, after all pages."""
         if not self._sizes:
             return self._of_shards(self._others)
         first = np.frombuffer(self._firsts, np.int64)
-        # an object may come later than its sample's others, where a longer stem lies between
+        # an object may come later than the rest of its sample, if a longer stem lies between
         order = np.argsort(first, kind="stable") if (np.diff(first) < 0).any() else np.arange(len(first))
-        begins = np.flatnonzero(np.diff(first[order], prepend=-1))  # of samples, in ``order``
+        begins = np.flatnonzero(np.diff(first[order], prepend=-1))  # starts of samples, in ``order``
         counts = np.diff(begins, append=len(order))
         kinds = np.frombuffer(self._kinds, np.uint8)[order]
         primary = np.logical_or.reduceat(kinds == PRIMARY, begins)
         if not primary.any():
             if self._has_shards() or (counts.max() == 1 and (kinds == LINES).any()):
                 return self._of_shards(self._as_shards())
-            primary[:] = True  # nothing but text in several files to a sample, or JSON
+            primary[:] = True  # only text in several files per sample, or JSON
         hidden = self._hidden()[order[begins]]  # all objects of a sample are in one folder
         if not hidden[primary].all():
             primary &= ~hidden
         return self._packed(order, np.repeat(primary, counts))
 
     def _of_shards(self, refs: Sequence[ObjectRef]) -> Grouped:
-        """Return objects as shards, but for strays."""
+        """Return objects as shards, without the ignored ones."""
         kept = refs if self._strays is None else self._strays.without(refs)
         if len(kept) == len(refs):
             return Grouped(tuple(refs))
@@ -151,12 +151,12 @@ class ObjectGrouper:
         return Grouped(tuple(kept), None, len(lost), examples, self._reasons(lost, _among_shards))
 
     def _has_shards(self) -> bool:
-        """Whether there is anything besides what may be of samples, and is no stray."""
+        """Whether there is an object that can be no part of a sample and is not ignored."""
         strays = self._strays
         return any(strays is None or not strays.is_stray(ref.key, ref.size_bytes) for ref in self._others)
 
     def _hidden(self) -> NDArray[np.bool_]:
-        """Return which objects of samples lie in folders whose names begin with a dot."""
+        """Return which objects of samples are in folders whose names begin with a dot."""
         ends = np.frombuffer(self._key_ends, np.int64)
         found = np.zeros(len(ends), np.bool_)
         if self._strays is None:
@@ -165,7 +165,7 @@ class ObjectGrouper:
         dots = np.flatnonzero(keys == ord("."))
         begins = np.concatenate(([0], ends[:-1]))
         owners = np.searchsorted(ends, dots, "right")
-        # what begins a key is the name of a file or folder, too, unless the URL itself has that dot
+        # the start of a key also starts the name of a file or folder, unless the URL itself has that dot
         inside = keys[np.maximum(dots - 1, 0)] == ord("/")
         found[owners[((dots == begins[owners]) & self._strays.judges_first) | ((dots > begins[owners]) & inside)]] = (
             True
@@ -173,7 +173,7 @@ class ObjectGrouper:
         return found
 
     def _as_shards(self) -> tuple[ObjectRef, ...]:
-        """Return all objects as they came."""
+        """Return all objects in their original order."""
         members = self._members(np.arange(len(self._sizes)))
         places = np.array(self._places, np.int64)
         found: list[ObjectRef] = []
@@ -185,17 +185,17 @@ class ObjectGrouper:
         return (*found, *(members.ref(number) for number in range(at, len(self._sizes))))
 
     def _packed(self, order: NDArray[np.int64], kept: NDArray[np.bool_]) -> Grouped:
-        """Cut the objects that are kept into packs, and put shards between them where they were.
+        """Cut the kept objects into packs, and put shards between them at their positions.
 
         Args:
-            order: of all objects, those of a sample one after another.
-            kept: whether each, in that order, is of a sample.
+            order: all objects, grouped by sample.
+            kept: whether each, in that order, belongs to a sample.
         """
         first = np.frombuffer(self._firsts, np.int64)[order[kept]]
         members = self._members(order[kept])
         begins = np.flatnonzero(np.diff(first, prepend=-1))
         shards = [(ref, place) for ref, place in zip(self._others, self._places, strict=True) if self._is_shard(ref)]
-        places = np.searchsorted(first[begins], [place for _, place in shards])  # in samples
+        places = np.searchsorted(first[begins], [place for _, place in shards])  # counted in samples
         edges = np.unique(np.concatenate(([0], places, [len(begins)])))
         cuts = [self._borders(members, begins, order[kept], low, high) for low, high in itertools.pairwise(edges)]
         firsts = np.concatenate([*cuts, [len(begins)]])
@@ -216,7 +216,7 @@ class ObjectGrouper:
     def _borders(
         self, members: Members, begins: NDArray[np.int64], numbers: NDArray[np.int64], low: int, high: int
     ) -> NDArray[np.int64]:
-        """Return the samples at which packs begin, of those between two shards."""
+        """Return the samples at which packs begin, among those between two shards."""
         ends = np.append(begins, len(numbers))
         counts = np.diff(ends[low : high + 1])
         span = slice(ends[low], ends[high])
@@ -260,8 +260,8 @@ class ObjectGrouper:
         """Return why other objects are left out.
 
         Args:
-            lost: they.
-            otherwise: says it of an object that is no stray by itself.
+            lost: the objects.
+            otherwise: returns the reason of an object that is not ignored by itself.
         """
         found: dict[NoticeKind, list[ObjectRef]] = {}
         for ref in lost:
@@ -282,7 +282,7 @@ def _among_samples(key: str) -> NoticeKind:
 
 
 def _taken(blob: bytearray, ends: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[bytes, NDArray[np.int64]]:
-    """Return some texts of many, one after another, and where each ends."""
+    """Return some of many texts, concatenated, and the end of each."""
     starts = np.concatenate(([0], ends[:-1]))[numbers].tolist()
     view = memoryview(blob)
     pieces = [view[start:end] for start, end in zip(starts, ends[numbers].tolist(), strict=True)]

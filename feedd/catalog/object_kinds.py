@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PRIMARY: Final = 1
-"""A sample by itself: a picture, a sound, a film, an array."""
+"""A sample by itself: an image, a sound, a video, an array."""
 COMPANION: Final = 2
-"""Says something of a sample: with a primary object of its name it is part of that."""
+"""Describes a sample; with a primary object of the same name it is part of that sample."""
 SHARD: Final = 3
 """Holds many samples."""
 LINES: Final = 4
-"""A companion too; where nothing is that it could belong to, a shard of lines."""
+"""A companion too; without an object that it could belong to, a shard of lines."""
 OTHER: Final = 0
-"""A table about samples, a note, or nothing we know: among samples, no data."""
+"""A table about samples, a note, or an unknown object; among samples it is not data."""
 
 _SAMPLES: Final = (
     "jpg jpeg png webp bmp gif tif tiff ppm pgm jp2 avif heic wav flac mp3 ogg opus m4a aac mp4 webm mkv avi mov"
@@ -32,7 +32,7 @@ _COMPANIONS: Final = "text transcript caption json jsn cls cls2 id index inx int
 _OTHER_SHARDS: Final = "bin idx lz4"  # tokens, which a recipe cuts, and the index beside them; what is refused by name
 _TABLES: Final = frozenset({"csv", "tsv", "svm", "libsvm"})
 _OTHERS_ALONE: Final = frozenset({"zip"})
-_ONLY_LAST: Final = frozenset({"br", "snappy"})  # elsewhere in a name the one is Breton, or Brazil
+_ONLY_LAST: Final = frozenset({"br", "snappy"})  # elsewhere in a name, br is Breton or Brazil
 _ANYWHERE: Final = frozenset({"gz", "bz2", "xz", "zst", "zstd", "zlib"})
 _COMPRESSED: Final = _ANYWHERE | _ONLY_LAST
 _NUMBERED: Final = re.compile(r"(.+)-\d+-of-\d+")  # ``x.tfrecord-00000-of-00128``
@@ -69,16 +69,16 @@ def _last(extension: str) -> str:
 
 
 def kind_of(stem: str, extension: str) -> int:
-    """Return what an object is whose key ``split_name`` has split."""
-    if stem[stem.rfind("/") + 1 :].startswith("."):  # left there by file managers
+    """Return the kind of an object whose key ``split_name`` has split."""
+    if stem[stem.rfind("/") + 1 :].startswith("."):  # left by file managers
         return OTHER
     kind = _kinds().get(extension)
     if kind is not None:
         return kind
     numbered = _NUMBERED.fullmatch(extension)
-    if numbered is not None:  # one of several files of many samples, if it is anything
+    if numbered is not None:  # one of several files of many samples, if the extension is known
         return SHARD if kind_of(stem, numbered[1]) in _MANY else OTHER
-    if extension in _COMPRESSED:  # a packed table about samples is as little data as a plain one
+    if extension in _COMPRESSED:  # a compressed table about samples is no more data than a plain one
         return SHARD if kind_of(*split_name(stem)) == SHARD else OTHER
     return OTHER
 
@@ -97,7 +97,7 @@ def is_table(key: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Whether one of the extensions of a lower-case file name is that of something known, numbered or compressed."""
+    """Whether a lower-case file name has a known extension, also numbered or compressed."""
     parts = re.split(r"[.-]", name)[1:]
     if any(part in _kinds() or part in _alone() or part in _ANYWHERE for part in parts):
         return True

@@ -1,8 +1,8 @@
-"""Folders that are no dataset as they lie: tables that keep deleted rows, and datasets of several splits. Pure.
+"""Folders that cannot be read as datasets: tables with deleted rows, and datasets of several splits. Pure.
 
-A Delta, Iceberg, Hudi or Paimon table keeps the files that it has deleted or replaced until somebody cleans up. Whoever
-reads all files of the folder trains on rows that the table no longer has. An Energon dataset names in a file which
-shards are for training, and which are for validation. A listing tells such a folder, so every node decides alike.
+A Delta, Iceberg, Hudi or Paimon table keeps deleted or replaced files until they are cleaned up. Reading all files of
+the folder would train on rows that the table no longer has. An Energon dataset names in a file which shards are for
+training, and which are for validation. The listing shows such a folder, so every node decides alike.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Kind:
     """One kind of folder.
 
     Attributes:
-        name: of the format, with its article.
-        within: every key that tells it has this in it.
-        marker: what follows the folder in such a key.
-        why: the folder's files cannot be read as they lie.
+        name: name of the format, with its article.
+        within: text that is in every key that shows this kind.
+        marker: pattern of such a key after the folder.
+        why: why the folder's files cannot be read directly.
         hint: what to do instead.
     """
 
@@ -82,12 +82,12 @@ def refuse_root(page: Iterable[ObjectRef], prefix: str, strays: Strays) -> None:
     """Refuse listed objects that show a table, or splits, at or below a prefix.
 
     Args:
-        page: all below the prefix.
-        prefix: of the listing.
-        strays: tells folders that are passed over anyway: a table in one of them is nobody's data.
+        page: objects below the prefix.
+        prefix: prefix of the listing.
+        strays: recognises ignored folders; a table in one of them does not matter.
 
     Raises:
-        Unsupported: names what it is, why it is no dataset as it lies, and what to do.
+        Unsupported: names the format, why it is no plain dataset, and what to do.
     """
     for ref in page:
         for kind in _KINDS:
@@ -96,7 +96,7 @@ def refuse_root(page: Iterable[ObjectRef], prefix: str, strays: Strays) -> None:
 
 
 def _refuse(kind: _Kind, ref: ObjectRef, prefix: str, strays: Strays) -> None:
-    start = len(prefix) - prefix.endswith("/")  # whoever names the metadata itself has named a folder of files
+    start = len(prefix) - prefix.endswith("/")  # a prefix inside the metadata names a plain folder of files
     found = kind.marker.search(ref.key, start)
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""What an operator may ask of the running daemon's cache."""
+"""An operator's requests to the running daemon's cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def cache_state(config: CacheConfig, cache: ConvertingCache) -> CacheState:
-    """Return the cache of the moment."""
+    """Return the current state of the cache."""
     stats = cache.stats
     return CacheState(
         directory=str(config.dir),
@@ -30,7 +30,7 @@ def cache_state(config: CacheConfig, cache: ConvertingCache) -> CacheState:
 
 
 async def cache_remove(cache: ConvertingCache, pattern: str) -> tuple[Amount, Amount]:
-    """Remove the whole objects that match and nobody holds; return what went, and what stayed in use."""
+    """Remove matching objects that are not pinned; return the removed amount and the amount still in use."""
     removed, in_use = Amount(), Amount()
     for entry in cache.entries():
         if not matches(entry.url, pattern):

@@ -1,4 +1,4 @@
-"""Run something until an event says that it is no longer wanted."""
+"""Runs a body until an event says that it is no longer wanted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def cut_short_by(event: asyncio.Event) -> AsyncIterator[None]:
-    """Cancel the body when ``event`` is set, and then go on after it as if it had ended.
+    """Cancel the body when ``event`` is set, and continue after it as if it had ended.
 
-    The body runs in the caller's own task, so what it opens may be closed by the caller later.
+    The body runs in the caller's own task, so the caller may later close what the body opened.
     """
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""One error out of a group: task groups collect, people read one line."""
+"""Picks one error out of an exception group, for a message of one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from feedd.errors import FeeddError
 
 
 def single(error: BaseException) -> BaseException:
-    """Return the error to tell: the first one feedd raised on purpose, else the only one, else the group itself."""
+    """Return the error to report: the first FeeddError, else the only error, else the group itself."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""One periodic task: measures how late the loop wakes, and tells both watchdogs that it does."""
+"""One periodic task: measures how late the loop wakes, and reports to both watchdogs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder
 
 PERIOD_S = 0.5
-LATE_S = 1.0  # later than this is worth a line in the log
+LATE_S = 1.0  # a longer delay is logged
 
 
 async def beat(recorder: Recorder, clock: Clock, notifier: Notifier, watchdog: Watchdog) -> None:
-    """Run until cancelled. A loop that is blocked sends no sign of life, which is the watchdog's point."""
+    """Run until cancelled. A blocked loop sends no sign of life, which lets the watchdogs notice it."""
     log = structlog.get_logger()
     periods_s = [PERIOD_S, watchdog.tick_s / 2]
     if notifier.watchdog_s is not None:

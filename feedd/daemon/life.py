@@ -1,4 +1,4 @@
-"""Start, serve, drain, stop: one task tree, unwound in the reverse order it was built in."""
+"""Start, serve, drain, stop: one task tree, closed in the reverse order of its opening."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     OnReady = Callable[[Sequence[str], str | None], None]
 
 UNWIND_S = 60.0  # longest time for closing everything; then all stacks are dumped and the process ends
-_YOUNG_OBJECTS = 10_000  # allocated and not freed before the collector looks at them; 700 without us
-HURRIED_UNWIND_S = 5.0  # the same after a second signal
+_YOUNG_OBJECTS = 10_000  # net allocations between two collections; Python's default is 700
+HURRIED_UNWIND_S = 5.0  # the same limit after a second signal
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """What one run of the daemon is made of before any stage is open."""
+    """Parts of one run of the daemon that exist before any stage is open."""
 
     config: Config
     recorder: PrometheusRecorder
@@ -74,12 +74,12 @@ async def run(
 
     Args:
         effective: configuration, already checked.
-        ephemeral: end when the last process that holds the daemon ends, or when none comes.
-        standby: wait, with all else opened, until the daemon that owns the cache directory has ended.
-        on_ready: called once with the addresses for trainers and the status page's, None where there is none.
+        ephemeral: stop when the last process that holds the daemon ends, or when none connects.
+        standby: open everything else, then wait until the daemon that owns the cache directory has ended.
+        on_ready: called once with the trainers' addresses and the status page's address, or None if there is no page.
 
     Raises:
-        FeeddError: the start failed; what had been opened is closed again.
+        FeeddError: the start failed; everything opened is closed again.
     """
     faulthandler.enable()
     recorder, notifier = PrometheusRecorder(), Notifier(os.environ)
@@ -100,7 +100,7 @@ async def run(
 
 
 async def _live(life: _Life, *, ephemeral: bool) -> None:
-    """Build the tree, wait, drain; leaving unwinds it."""
+    """Open the tree, wait, drain; the exit closes it."""
     requests, holders = life.requests, Holders(life.requests)
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -112,7 +112,7 @@ async def _live(life: _Life, *, ephemeral: bool) -> None:
         for task in background:
             stack.callback(task.cancel)
         server: FeedServer | None = None
-        async with cut_short_by(requests.drain):  # a signal during a long start need not wait for its end
+        async with cut_short_by(requests.drain):  # a signal ends a long start early
             server = await _open(life, stack, holders if ephemeral else None)
         if server is not None and not requests.drain.is_set():
             _spare_the_collector()
@@ -165,17 +165,17 @@ async def _open(life: _Life, stack: AsyncExitStack, holders: Holders | None) -> 
 
 
 async def _takeover(life: _Life) -> None:
-    """Wait, ready in all but the predecessor's directory and sockets, until it has ended."""
+    """Wait until the predecessor has ended; everything but its directory and sockets is open."""
     life.state.move(Lifecycle.STANDBY, cache=str(life.config.cache.dir))
     await owner_gone(life.config.cache.dir, life.clock)
-    _log.info("takes over")
+    _log.info("takes over from its predecessor")
 
 
 def _spare_the_collector() -> None:
-    """Have the garbage collector pass over what lives as long as the daemon, and look less often at the rest.
+    """Exclude the long-lived objects from garbage collection, and collect the others less often.
 
-    Modules and S3's service model are 130,000 objects: walking them stops the event loop for tens of milliseconds, and
-    took a fifth of the loop's time in a first epoch. Next to nothing of what a batch leaves behind is in cycles.
+    Modules and S3's service model are 130,000 objects. Walking them stops the event loop for tens of milliseconds and
+    took a fifth of the loop's time in a first epoch. Batches leave hardly any reference cycles behind.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
@@ -205,7 +205,7 @@ def _cache_rows(pipeline: Pipeline) -> Iterator[CacheRow]:
 
 
 def _tell_start(effective: Effective, life: _Life) -> None:
-    """Log the first line: the whole effective configuration, and what in it is not a default."""
+    """Log the first line: the whole effective configuration, and the origin of each value that is not a default."""
     life_facts = {"version": __version__, "daemon_id": life.daemon_id, "pid": os.getpid()}
     origins = {name: origin for name, origin in effective.origins.items() if origin != "default"}
     files = _raise_file_limit()
@@ -213,7 +213,7 @@ def _tell_start(effective: Effective, life: _Life) -> None:
 
 
 def _raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard one and return it: connections, cache files, arenas."""
+    """Raise the soft limit of open files to the hard limit and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

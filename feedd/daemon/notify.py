@@ -1,4 +1,4 @@
-"""The service manager's socket: readiness, status text, watchdog. Does nothing where there is none."""
+"""The service manager's socket: readiness, status text, watchdog. Does nothing without one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """Sends sd_notify datagrams; never blocks and never fails: a service manager that is gone is not our error.
+    """Sends sd_notify datagrams; never blocks and never fails, because a missing service manager is no error.
 
     Attributes:
-        watchdog_s: how often the manager wants a sign of life; None where it does not.
+        watchdog_s: how often the manager wants a sign of life; None: never.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -30,7 +30,7 @@ class Notifier:
         return int(period_us) / 1e6
 
     def send(self, *fields: str) -> bool:
-        """Send ``NAME=value`` fields in one datagram; False where nobody listens."""
+        """Send ``NAME=value`` fields in one datagram; False if there is no listener."""
         if not self._address:
             return False
         try:

@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequests:
-    """Why and how urgently the daemon is to stop. Pure but for its two events."""
+    """Reason and urgency of the daemon's stop. Pure except for its two events."""
 
     def __init__(self) -> None:
         self.drain = asyncio.Event()
@@ -35,7 +35,7 @@ class StopRequests:
             self.drain.set()
 
     def on_signal(self, number: signal.Signals) -> None:
-        """Take one signal: the first asks, the next insists."""
+        """Handle a signal: the first asks to drain, the second to stop at once."""
         if self.drain.is_set():
             self.now.set()
         self.ask(number.name)

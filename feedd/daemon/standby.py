@@ -1,4 +1,4 @@
-"""A successor that is started in advance: it opens what two daemons can have at once, and waits for the rest."""
+"""A successor that is started in advance: it opens everything two daemons can share, and waits for the rest."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from feedd.observe.status import StatusSource
     from feedd.protocols import Clock
 
-_LOOK_S = 0.02  # the trainer's gap grows by half of it; a look is one system call
+_LOOK_S = 0.02  # half of this adds to the trainer's pause; a check is one system call
 _PORT_TRIES = 250
 
 
 async def owner_gone(directory: Path, clock: Clock) -> None:
-    """Wait until no daemon owns the cache ``directory``. The next owner is whoever locks it first."""
+    """Wait until no daemon owns the cache ``directory``. The first to lock it is the next owner."""
     try:
         fd = await CACHE_DISK.run(os.open, directory / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return  # there is no owner, or the directory is of no use: whoever opens it next says so
+        return  # there is no owner, or the directory cannot be used, which its next opening reports
     try:
         while True:
             try:
@@ -49,7 +49,7 @@ async def status_if_free(stack: AsyncExitStack, address: str, source: StatusSour
 
 
 async def status_when_free(stack: AsyncExitStack, address: str, source: StatusSource, clock: Clock) -> str:
-    """Open the status page into ``stack`` as soon as the predecessor has given its port up, which is its last act.
+    """Open the status page into ``stack`` once the predecessor has released its port, which is its last step.
 
     Raises:
         BadConfig: the port stays taken, or there is another reason.

@@ -1,4 +1,4 @@
-"""The daemon's state, told to log, metrics and service manager at each change."""
+"""The daemon's state, reported to log, metrics and service manager at each change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDER = tuple(Lifecycle)
 
 
 class State:
-    """Where the daemon is in its life; moves forward only.
+    """The daemon's state; moves forward only.
 
     Attributes:
         started_s: ``time.monotonic()`` at the start.
@@ -41,7 +41,7 @@ class State:
         return time.monotonic() - self.started_s
 
     def move(self, to: Lifecycle, **facts: object) -> None:
-        """Enter ``to``; ``facts`` go to the log."""
+        """Enter ``to``; ``facts`` are logged."""
         assert _ORDER.index(to) > _ORDER.index(self._now), f"expected a state after {self._now}, got {to}"
         self._now = to
         structlog.get_logger().info(to.value, **facts)

@@ -1,4 +1,4 @@
-"""Filling the cache ahead of its use: what a node would read, brought there while there is room, and nothing more."""
+"""Fills the cache in advance with the objects a node would read, while there is room."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WarmBounds:
-    """How much is brought at one time; the fetcher bounds requests below that.
+    """Limits of concurrent fetches; the fetcher bounds the requests below them.
 
     Attributes:
-        objects: most objects, of whatever size.
-        size_bytes: most bytes of them, but two objects are always let through: the end of one and the next's start.
+        objects: maximum number of objects.
+        size_bytes: maximum bytes of them. Two objects are always allowed: the end of one and the start of the next.
     """
 
     objects: int = 16
@@ -56,37 +56,38 @@ class WarmBounds:
 
     @classmethod
     def of(cls, config: Config) -> WarmBounds:
-        """Return what keeps the fetcher of this configuration busy."""
+        """Return the bounds that keep the fetcher of this configuration busy."""
         return cls(config.fetch.parts_in_flight, 2 * config.fetch.bytes_in_flight)
 
 
 class Warmer:
-    """Warms one cache. An object there already is not touched, and no other one has to go for what is warmed."""
+    """Warms one cache. Objects already in the cache are not touched, and no object is evicted for a warmed one."""
 
     def __init__(self, sources: Sources, cache: ConvertingCache, bounds: WarmBounds) -> None:
-        """Bind; nothing is owned."""
+        """Store references to sources and cache, which the caller owns."""
         self._sources = sources
         self._cache = cache
         self._bounds = bounds
 
     async def warm(self, spec: WarmSpec, tell: Tell) -> WarmProgress:
-        """Bring the assignment, in its order; return what became of it.
+        """Fetch the assignment in its order and return the result.
 
-        Objects that cannot be had do not keep the others away. Cancelled it leaves what is whole by then.
+        Objects that cannot be fetched do not stop the others. A cancelled call leaves the objects that are whole by
+        then.
 
         Args:
-            spec: what is meant.
-            tell: called after every change, with the error where an object could not be had.
+            spec: which objects to fetch.
+            tell: called after every change, with the error if an object could not be fetched.
 
         Raises:
             CacheTooSmall: there is no room for all of it, and ``spec.fit`` is not set; nothing was fetched then.
             CacheUnavailable: the directory cannot be written any more.
-            Draining: the cache is being closed.
-            BadRecipe: fields that no session could be opened with.
+            Draining: the cache is closing.
+            BadRecipe: no session could be opened with these fields.
             Whatever the source raises for URLs that cannot be resolved.
         """
         check_mode(spec.sharding)
-        listed = await self._sources.resolve_all(spec.urls)  # held to the end: it says what is in packs
+        listed = await self._sources.resolve_all(spec.urls)  # held to the end, because it knows the content of packs
         shards = await self._shards(listed, spec)
         refs = await CPU.run(_assigned, shards, spec)  # balancing takes microseconds per object
         held = self._cache.entries()
@@ -104,7 +105,7 @@ class Warmer:
     async def _shards(self, listed: Resolved, spec: WarmSpec) -> tuple[ObjectRef, ...]:
         """Return objects as the shards that a session with these fields reads."""
         refs = listed.refs
-        with suppress(NotFound, ObjectChanged):  # of one object, that is told when its turn comes
+        with suppress(NotFound, ObjectChanged):  # an error of one object is reported when its turn comes
             refs = await with_heads(self._sources, refs, listed.named)
         refs = await CPU.run(formed, refs, listed.named)
         if not any(split(ref.form)[0] in COLUMNAR for ref in refs):
@@ -117,7 +118,7 @@ class Warmer:
 
 @asynccontextmanager
 async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> AsyncIterator[Warmer]:
-    """Open sources and cache, nothing else, for a warming without a daemon.
+    """Open sources and cache, and nothing else, to warm a cache without a daemon.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or a daemon uses it.
@@ -135,7 +136,7 @@ async def open_warmer(config: Config, recorder: Recorder, clock: Clock) -> Async
 
 
 class _Run:
-    """One warming under way."""
+    """One running warm-up."""
 
     def __init__(self, cache: ConvertingCache, size_bytes: int, tell: Tell, progress: WarmProgress) -> None:
         self.progress = progress
@@ -145,7 +146,7 @@ class _Run:
         self._share_bytes = max(1, size_bytes // 2)
 
     async def bring(self, todo: Iterator[ObjectRef]) -> None:
-        """Take objects from ``todo``, which others take from too, until none is left."""
+        """Fetch objects from ``todo``, shared with other tasks, until none is left."""
         for ref in todo:
             async with self._budget.reserve(min(ref.size_bytes, self._share_bytes)):
                 await self._bring(ref)
@@ -153,18 +154,19 @@ class _Run:
     async def _bring(self, ref: ObjectRef) -> None:
         failure: FeeddError | None = None
         try:
-            # Acquiring evicts where it must; it reserves before it first waits, so what fits now does not have to.
+            # Acquiring evicts if it must. It reserves space before its first wait, so an object that fits now evicts
+            # nothing.
             async with self._cache.sized(ref) as shard:
                 fits = _room_bytes(self._cache.stats) >= disk_bytes(shard)
                 if fits:
                     (await self._cache.acquire([ref])).release()
         except (CacheUnavailable, Draining):
-            raise  # the next object would fare no better
+            raise  # the next object would fail as well
         except CacheTooSmall:
             fits = False
         except FeeddError as error:
             failure = error
-        done = self.progress  # others have gone on meanwhile
+        done = self.progress  # other tasks have made progress meanwhile
         if failure is not None:
             failure.object = failure.object or ref.url
             self.progress = replace(done, failed=done.failed.plus(ref.size_bytes))
@@ -190,7 +192,7 @@ def _amount(refs: Sequence[ObjectRef]) -> Amount:
 
 
 def _room_bytes(stats: CacheStats) -> int:
-    """Disk bytes that nobody has, and nobody waits for."""
+    """Return the free disk bytes that no acquirer waits for."""
     if stats.waiting_count:
         return 0
     return stats.limit_bytes - stats.committed_bytes - stats.reserved_bytes
@@ -200,7 +202,7 @@ def _check_room(missing: Sequence[ObjectRef], stats: CacheStats) -> None:
     room_bytes = stats.limit_bytes - stats.committed_bytes
     left_bytes = room_bytes - stats.reserved_bytes
     needed_bytes = sum(map(disk_bytes, missing))
-    if needed_bytes <= room_bytes:  # what is reserved now may well be for these very objects
+    if needed_bytes <= room_bytes:  # the space reserved now may be for these very objects
         return
     fitting = Amount()
     for ref in missing:
@@ -208,8 +210,9 @@ def _check_room(missing: Sequence[ObjectRef], stats: CacheStats) -> None:
             left_bytes -= disk_bytes(ref)
             fitting = fitting.plus(ref.size_bytes)
     raise CacheTooSmall(
-        f"expected room for {format_size(needed_bytes)} in the cache beside {format_size(stats.committed_bytes)} that "
-        f"is there, got {format_size(max(0, room_bytes))}: {fitting.object_count} of {len(missing)} objects would fit",
-        hint="raise the cache's size, remove what is not needed (feedd cache rm), or take what fits (--fit)",
+        f"the missing objects need {format_size(needed_bytes)} in the cache, beside the "
+        f"{format_size(stats.committed_bytes)} already there, but {format_size(max(0, room_bytes))} are free: "
+        f"{fitting.object_count} of {len(missing)} objects would fit",
+        hint="raise the cache's size, remove unneeded objects (feedd cache rm), or warm what fits (--fit)",
         stage="cache",
     )

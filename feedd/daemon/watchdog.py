@@ -1,4 +1,4 @@
-"""A thread that ends the process when its event loop runs no more, whoever supervises it."""
+"""A thread that ends the process when its event loop is stuck, independent of any supervisor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, Self
 if TYPE_CHECKING:
     from types import TracebackType
 
-EXIT_CODE: Final = 70  # EX_SOFTWARE: told apart from a clean end, a wrong configuration and a failed start
+EXIT_CODE: Final = 70  # EX_SOFTWARE, which differs from a clean end, a wrong configuration and a failed start
 TICK_S: Final = 1.0
-_TICKS_LEAST: Final = 5  # per limit: fewer would make it a matter of chance
-_CPU_PER_CORE_S: Final = 4.0  # what all cores may do while the thread merely waits for its turn
+_TICKS_LEAST: Final = 5  # per limit; with fewer, chance would decide
+_CPU_PER_CORE_S: Final = 4.0  # CPU time that all cores may use while the thread waits to run
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class WatchdogOptions:
     """When a loop counts as stuck.
 
     Attributes:
-        dump_after_s: silent for so long, the stacks of all threads go to the log; 0: never.
-        exit_after_s: silent for so long, the process ends with ``EXIT_CODE``; 0: never.
+        dump_after_s: seconds of silence after which all threads' stacks are logged; 0: never.
+        exit_after_s: seconds of silence after which the process ends with ``EXIT_CODE``; 0: never.
     """
 
     dump_after_s: float = 10.0
@@ -36,10 +36,10 @@ class WatchdogOptions:
 class Watchdog:
     """Counts its own wake-ups between two signs of life of the loop. A context manager.
 
-    Wake-ups and not the clock: a process that was stopped, or a machine that was suspended, finds that much time has
-    passed and only one tick. A loop that holds the interpreter's lock keeps this thread from waking up at all. The
-    kernel's timer of the process's own CPU time, which the thread pushes back at each wake-up, then ends the process by
-    SIGPROF. That timer stands still as well while the process is stopped.
+    It counts wake-ups instead of reading the clock. After a stopped process or a suspended machine, much time has
+    passed but only one wake-up. A loop that holds the interpreter lock keeps this thread from waking up at all. For
+    that case, a kernel timer of the process's CPU time, reset at each wake-up, ends the process by SIGPROF. That timer
+    also stands still while the process is stopped.
     """
 
     def __init__(self, options: WatchdogOptions) -> None:
@@ -52,11 +52,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="feedd-watchdog", daemon=True) if limits_s else None
 
     def alive(self) -> None:
-        """Give a sign of life; more often than every ``tick_s``."""
+        """Give a sign of life; must be called more often than every ``tick_s``."""
         self._alive = True
 
     def stop(self) -> None:
-        """Watch no more; idempotent."""
+        """Stop watching; idempotent."""
         self._stop.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
@@ -66,7 +66,8 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self._options.exit_after_s:
-            faulthandler.register(signal.SIGPROF, chain=True)  # dumps all stacks, then the default ends the process
+            # Dumps all stacks, then the default action ends the process.
+            faulthandler.register(signal.SIGPROF, chain=True)
         if self._thread is not None:
             self._thread.start()
         return self
@@ -86,7 +87,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Judge one tick."""
+        """Evaluate one tick."""
         alive, self._alive = self._alive, False
         before_s = self._silent_count * self.tick_s
         self._silent_count = 0 if alive else self._silent_count + 1
@@ -103,7 +104,7 @@ class Watchdog:
 
     @staticmethod
     def _tell(event: str, silent_s: float) -> None:
-        """Write to the log without its locks: the loop's thread may hold them."""
+        """Write to the log without its locks, which the loop's thread may hold."""
         line = {"event": event, "level": "error", "silent_s": round(silent_s, 1), "pid": os.getpid()}
         os.write(sys.stderr.fileno(), json.dumps(line).encode() + b"\n")
         faulthandler.dump_traceback(sys.stderr, all_threads=True)

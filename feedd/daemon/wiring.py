@@ -1,4 +1,4 @@
-"""From configuration to running stages, opened bottom-up and closed top-down."""
+"""Builds the stages from the configuration, opened bottom-up and closed top-down."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder, ShardFetcher
 
 
-_READY_SHARE = 8  # of memory, for those being made at one time
-_MAKINGS_MAX = 16  # each holds an object and what is made of it in memory
+_READY_SHARE = 8  # one part in this many of memory, for predecoded shards being made at one time
+_MAKINGS_MAX = 16  # each keeps an object and the shard made of it in memory
 
 
 def source_options(config: Config) -> SourceOptions:
@@ -77,7 +77,7 @@ def cache_options(config: Config) -> CacheOptions:
 
 
 def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock: Clock) -> AnyCache:
-    """Return the cache of a node, not open yet: on disk, with memory above it, or beside it for when the disk fails."""
+    """Return a node's cache, not open yet: on disk, with memory above it, or with memory as a standby."""
     options = cache_options(config)
     in_memory_bytes = config.cache.memory or config.cache.bypass
     if not in_memory_bytes:
@@ -92,14 +92,14 @@ def node_cache(config: Config, fetcher: ShardFetcher, recorder: Recorder, clock:
 
 
 def node_maker(config: Config, sources: Sources, make: Make, recorder: Recorder) -> Converter:
-    """Return who makes shards: by as many workers as leave one to decoding, none larger than half of the cache."""
+    """Return the converter: it uses all workers but one, and makes no shard larger than half of the cache."""
     limit_bytes = max(config.cache.size, config.cache.memory) // 2
     options = ConverterOptions(limit_bytes=limit_bytes, makings=_makings(config))
     return Converter(sources.fetcher, make, ConversionLog(config.cache.dir / "made"), options, recorder)
 
 
 def ready_bytes(config: Config) -> int:
-    """Return the most bytes of a shard whose images are made ready; 0: the operator does not want any."""
+    """Return the maximum size of a shard of predecoded images; 0: the operator disabled them."""
     if config.cache.decoded == "off":
         return 0
     return memory_bytes() // (_READY_SHARE * _makings(config))
@@ -124,13 +124,13 @@ def decode_options(config: Config) -> DecodeOptions:
 
 
 def workers_max(config: Config) -> int:
-    """Return the most decode workers there will be."""
+    """Return the upper limit of decode workers."""
     return config.decode.workers_max if config.decode.workers == "auto" else config.decode.workers
 
 
 @asynccontextmanager
 async def _hinted(cache: AnyCache) -> AsyncIterator[None]:
-    """Open a cache; if its disk may be well later, the error names the option that lets the daemon start without."""
+    """Open a cache; if its disk may recover, the error names the option to start without the disk."""
     async with AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(cache)
@@ -149,9 +149,10 @@ async def open_pipeline(
 
     Args:
         config: effective configuration.
-        recorder: where measurements go.
-        clock: time.
-        takeover: waits until the cache's directory is free; called when all is open that does not need it.
+        recorder: takes the measurements.
+        clock: the clock.
+        takeover: waits until the cache's directory is free; called when everything that does not need the directory
+            is open.
 
     Raises:
         CacheUnavailable: the cache directory cannot be used, or another daemon uses it.

@@ -1,1 +1,1 @@
-"""What a dataset holds: listing, packs of small objects, sidecar counts, and what each node reads. Pure."""
+"""The content of a dataset: listing, packs of small objects, sidecar counts, and each node's part. Pure."""

@@ -1,8 +1,8 @@
-"""The partitions of a dataset: what each node reads, cut so that it can be read by fewer or more nodes as well.
+"""The partitions of a dataset: the part that each node reads, cut so that other node counts can read it too.
 
-A dataset is cut into ``partition_count`` parts by position in its listing, and node ``n`` of ``N`` reads the parts
-``n, n + N, n + 2 N, ...``. With as many parts as nodes, the default, that is SageMaker's ShardedByS3Key (M/N objects
-per node). With more, each part stays what it is when ``N`` becomes another divisor: that makes a run elastic.
+A dataset is cut into ``partition_count`` parts by position in its listing, and node ``n`` of ``N`` reads the parts ``n,
+n + N, n + 2 N, ...``. With as many parts as nodes, the default, that is SageMaker's ShardedByS3Key (M/N objects per
+node). With more parts, each part stays the same when ``N`` becomes another divisor, which makes a run elastic.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """What is read of a dataset by one partition, in the listing's order.
+    """The part of a dataset that one partition reads, in the listing's order.
 
     Attributes:
         shards: int64[n], dataset indices.
         lows: int64[n], first sample of each; None: all samples of all shards.
         highs: int64[n], end of the samples of each.
-        sizes: int64[n], bytes of each shard; None: not told.
+        sizes: int64[n], bytes of each shard; None: unknown.
     """
 
     shards: NDArray[np.int64]
@@ -40,7 +40,7 @@ class Assignment:
     sizes: NDArray[np.int64] | None = None
 
     def counts(self, known: Mapping[int, int]) -> NDArray[np.int64] | None:
-        """Return the samples of each shard that are this partition's, int64[n]; None where one is not known."""
+        """Return this partition's samples of each shard, int64[n], or None if a count is not known."""
         if self.lows is not None and self.highs is not None:
             return self.highs - self.lows
         try:
@@ -55,8 +55,8 @@ class Partitioning:
 
     Attributes:
         how: ``key``, ``size``, ``replicated`` or ``sample``.
-        partition_count: parts; a multiple of the nodes.
-        owners_of: what tells the part of each shard by size; a listing gives one that remembers.
+        partition_count: number of parts; a multiple of the nodes.
+        owners_of: returns the part of each shard by size; a listing passes a function that remembers the result.
     """
 
     how: str
@@ -65,10 +65,10 @@ class Partitioning:
 
     @classmethod
     def of(cls, how: str, partition_count: int, batch_size: int, topology: Topology) -> Partitioning:
-        """Check the parts against a topology; 0 parts are as many as nodes.
+        """Check the parts against a topology; 0 parts means one per node.
 
         Raises:
-            BadRequest: they do not go together; says what would.
+            BadRequest: they do not fit together; the message says what would.
         """
         nodes, ranks = topology.node_count, topology.local_world_size
         count = partition_count or nodes
@@ -80,7 +80,7 @@ class Partitioning:
             )
         if count != nodes:
             if how == REPLICATED:
-                raise BadRequest(f"expected as many partitions as nodes where data is replicated, got {count}")
+                raise BadRequest(f"expected as many partitions as nodes for replicated data, got {count}")
             check_even(topology, f"{count} partitions", "leave partitions out")
             if batch_size * ranks % (count // nodes):
                 raise BadRequest(
@@ -99,11 +99,11 @@ class Partitioning:
         Args:
             sizes: int64[shards], bytes of each shard in the dataset's order.
             counts: samples by dataset index.
-            node_count: nodes.
-            node_rank: this node.
+            node_count: number of nodes.
+            node_rank: rank of this node.
 
         Raises:
-            BadRequest: ``sample``, and the counts of some shards are not known.
+            BadRequest: the mode is ``sample``, and the counts of some shards are not known.
         """
         return tuple(
             replace(share, sizes=sizes[share.shards]) for share in self._cut(sizes, counts, node_count, node_rank)

@@ -1,4 +1,4 @@
-"""Which fields the shards of a listing have, as far as they have been indexed. Pure."""
+"""The fields of a listing's shards, as far as the shards have been indexed. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SETS_MAX: Final = 1000
 
 
 class FieldNames:
-    """Names by source, with the first shard that was seen to have each. It only grows, up to a bound."""
+    """Field names by source, with the first shard that had each. It only grows, up to a bound."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[int, str], tuple[int, str]] = {}
@@ -24,7 +24,7 @@ class FieldNames:
         return len(self._first)
 
     def add(self, source: int, shard: int, fields: tuple[str, ...], unread: tuple[tuple[str, str], ...] = ()) -> None:
-        """Take a shard's fields, and names and types of what no field can have. Most shards have what others have."""
+        """Add a shard's fields, and names and types of columns that no field can read. Most shards add nothing new."""
         if (source, fields, unread) in self._seen:
             return
         if len(self._seen) < _SETS_MAX:
@@ -35,7 +35,7 @@ class FieldNames:
             self._first.setdefault((source, name), (shard, kind))
 
     def beyond(self, source: int, known: Collection[str]) -> Iterator[tuple[str, str, int]]:
-        """Yield what a source has beyond some names: name, its type where no field can have it, and the shard."""
+        """Yield a source's names beyond ``known``: name, its type if no field can read it, and the shard."""
         for (its, name), (shard, kind) in self._first.items():
             if its == source and name not in known:
                 yield name, kind, shard

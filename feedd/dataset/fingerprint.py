@@ -1,4 +1,4 @@
-"""What all nodes and all restarts must agree on, in 16 bytes."""
+"""A fingerprint of 16 bytes on which all nodes and all restarts must agree."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 Runs = tuple[tuple[str, int], ...]
-"""Texts one after another: each as often as its number says."""
+"""Texts in sequence, each with its number of repetitions."""
 
 _BLOCK = 4096
 _BLOCK_BYTES = 1 << 16
 
 
 def listing_digest(refs: Iterable[ObjectRef]) -> bytes:
-    """Return 32 bytes over ordered URLs, sizes and ETags. Length prefixes keep neighbours apart."""
+    """Return 32 bytes over ordered URLs, sizes and ETags. Length prefixes keep adjacent texts apart."""
     digest = hashlib.blake2b(digest_size=32)
     rows: list[bytes] = []
     for ref in refs:
@@ -34,7 +34,7 @@ def listing_digest(refs: Iterable[ObjectRef]) -> bytes:
 
 
 def runs_of(names: Iterable[str]) -> Runs:
-    """Return texts as runs of equal ones."""
+    """Return texts as runs of equal texts."""
     return tuple((name, sum(1 for _ in run)) for name, run in itertools.groupby(names))
 
 
@@ -42,9 +42,9 @@ def fingerprint(listing: bytes, facts: Mapping[str, object], columns: Mapping[st
     """Return 16 bytes over the listing's digest and the facts (recipe, sharding, topology, ...) as canonical JSON.
 
     Args:
-        listing: the digest.
-        facts: by name.
-        columns: facts that are lists of a text per shard, by name: they are as if among the others.
+        listing: digest of the listing.
+        facts: facts by name.
+        columns: facts that are lists of one text per shard, by name; hashed as if they were among the others.
     """
     digest = hashlib.blake2b(listing, digest_size=16)
     mark = b"{"
@@ -60,7 +60,7 @@ def fingerprint(listing: bytes, facts: Mapping[str, object], columns: Mapping[st
 
 
 def _update(digest: hashlib.blake2b, runs: Runs) -> None:
-    """Take in a list of texts, a block at a time: a million may be one run, and where all differ none is long."""
+    """Hash a list of texts block by block: one run may have a million texts, or each run only one."""
     waiting, mark = [b"["], b""
     size_bytes = 0
     for name, count in runs:

@@ -1,7 +1,7 @@
-"""Sample counts known ahead: the index object that lies beside the data.
+"""Sample counts known in advance: the index object beside the data.
 
-``_feedd_index.json`` in a folder names shards below it, with what they were when they were counted: a row counts only
-for the very object (size and ETag) that is there. JSON, in columns:
+``_feedd_index.json`` in a folder names the shards below it, with size and ETag at the time of counting. A row is used
+only if the object still has that size and ETag. JSON, in columns:
 
     {"version": 1, "key": ["a.tar", ...], "size_bytes": [...], "etag": [...], "sample_count": [...]}
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 INDEX_NAME = "_feedd_index.json"
-INDEX_BYTES_MAX = 1 << 30  # some five million shards
+INDEX_BYTES_MAX = 1 << 30  # about five million shards
 VERSION = 1
-SAMPLES_MAX = 1 << 40  # of a shard: more is no count
+SAMPLES_MAX = 1 << 40  # of one shard; larger numbers are not counts
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=False):
@@ -41,7 +41,7 @@ class Row:
     """One shard, as it was counted.
 
     Attributes:
-        key: below the index's folder.
+        key: key relative to the index's folder.
     """
 
     key: str
@@ -51,18 +51,18 @@ class Row:
 
 
 def is_index(key: str) -> bool:
-    """Whether an object is an index, or a file about to become one, and so no shard."""
+    """Whether an object is an index, or a temporary file of one, and so no shard."""
     name = key.rpartition("/")[2]
     return name == INDEX_NAME or (name.startswith(f"{INDEX_NAME}.") and name.endswith(".new"))
 
 
 def folder_of(key: str) -> str:
-    """Return the folder of a key, with its slash; empty: the bucket."""
+    """Return the folder of a key, with its slash; empty: the bucket itself."""
     return key[: key.rfind("/") + 1]
 
 
 def render(rows: Iterable[Row]) -> bytes:
-    """Return the file, its rows in order of their keys."""
+    """Return the content of the file, its rows ordered by key."""
     ordered = sorted(rows, key=lambda row: row.key)
     return msgspec.json.encode(
         _File(
@@ -76,10 +76,10 @@ def render(rows: Iterable[Row]) -> bytes:
 
 
 def rows_of(data: Octets) -> Iterator[Row]:
-    """Yield the rows of a file, a piece of it at a time; nothing in it is trusted.
+    """Yield the rows of a file, piece by piece; its content is not trusted.
 
     Raises:
-        ValueError: it is not such a file; says what is wrong with it. Rows that came before it are worth nothing.
+        ValueError: the file is no index; the message says what is wrong. The rows before it must be discarded.
     """
     places = find(data, ("version", "key", "size_bytes", "etag", "sample_count"))
     version = value(data, places["version"], int)
@@ -93,35 +93,35 @@ def rows_of(data: Octets) -> Iterator[Row]:
     )
     for key, size_bytes, etag, count in zip_longest(*columns):
         if key is None or size_bytes is None or etag is None or count is None:
-            raise ValueError("expected columns of one length, got others")
+            raise ValueError("expected columns of one length, got different lengths")
         if not 0 <= count < SAMPLES_MAX:
-            raise ValueError("expected counts of samples, got numbers that are none")
+            raise ValueError(f"expected counts of samples, got {count}")
         yield Row(key, size_bytes, etag, count)
 
 
 def parse(data: Octets) -> list[Row]:
-    """Return all rows of a file, as ``rows_of``."""
+    """Return all rows of a file; raises what ``rows_of`` raises."""
     return list(rows_of(data))
 
 
 def merged(ours: Mapping[str, Row], there: Iterable[Row], stale: Collection[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the rows that an index is to hold, by key, and those of them that another run has added.
+    """Return the rows that an index must hold, by key, and those of them that another run has added.
 
     Args:
-        ours: what this run knows, by key.
-        there: what the index holds now.
-        stale: rows it held before that are of no object that this run has listed.
+        ours: rows of this run, by key.
+        there: rows of the index now.
+        stale: earlier rows of the index for objects that this run did not list.
     """
     news = {row.key: row for row in there if ours.get(row.key) != row and row not in stale}
     return sorted({**ours, **news}.values(), key=lambda row: row.key), list(news.values())
 
 
 def known(refs: Sequence[ObjectRef], indexes: Mapping[tuple[str, str], Iterable[Row]]) -> dict[int, int]:
-    """Return the sample counts of the shards that are still what they were.
+    """Return the sample counts of the shards that have not changed.
 
     Args:
         refs: the dataset's shards.
-        indexes: rows by (root, folder) of the index they are from.
+        indexes: rows by (root, folder) of their index.
 
     Returns:
         Counts by index into ``refs``.

@@ -1,7 +1,7 @@
-"""JSON of strangers, read in pieces: a text of any size costs memory for one piece, and no call takes more than that.
+"""Reads untrusted JSON in pieces: a text of any size needs memory for one piece, and no call takes longer than that.
 
-A parser keeps the interpreter to itself for as long as a call takes, and the event loop waits for it, whatever thread
-calls. So no parser is given more than one element and ``PIECE_BYTES``, and nothing that was read is kept here.
+A parser holds the interpreter lock during a call, and the event loop waits for it, even if another thread calls. So no
+parser gets more than one element and ``PIECE_BYTES``, and nothing that was read is kept here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Octets: TypeAlias = bytes | bytearray | memoryview
 
 PIECE_BYTES: Final = 256 << 10
 ELEMENT_BYTES_MAX: Final = 1 << 20
-"""Of an element of a list, or a value of an object, that is read as a whole."""
+"""Maximum bytes of a list's element, or of an object's value, that is read as a whole."""
 MEMBERS_MAX: Final = 4096
-"""Of an object whose members are looked for by their names."""
+"""Maximum members of an object whose members are searched by name."""
 _DEPTH_MAX: Final = 512
 _NAME_BYTES_MAX: Final = 64 << 10
 _SHOWN_BYTES: Final = 40
@@ -41,10 +41,10 @@ _STEPS: Final = np.array([0, 0, 0, 0, 1, -1], np.int64)
 
 
 def decoded(data: Octets | msgspec.Raw, kind: type[_T], *, strict: bool = True) -> _T:
-    """Return a piece of JSON that nobody vouches for.
+    """Return an untrusted piece of JSON, decoded.
 
     Raises:
-        ValueError: it is not of that kind; one line.
+        ValueError: the piece does not have that type; the message is one line.
     """
     try:
         return msgspec.json.decode(data, type=kind, strict=strict)
@@ -56,20 +56,20 @@ def find(data: Octets, names: Collection[str]) -> dict[str, int]:
     """Return where the values of an object's members of these names begin; the object is the whole text.
 
     Raises:
-        ValueError: it is no object, or lacks one of them.
+        ValueError: the text is no object, or lacks one of the names.
     """
     found = {name: at for name, at in members(data) if name in names}
     for name in names:
         if name not in found:
-            raise ValueError(f"expected an index, got one without {name!r}")
+            raise ValueError(f"expected an index, got an object without {name!r}")
     return found
 
 
 def members(data: Octets, at: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield each member of the object at ``at``, by its name and where its value begins; 0: it is the whole text.
+    """Yield name and value position of each member of the object at ``at``; 0: the object is the whole text.
 
     Raises:
-        ValueError: it is no object, or has more than ``MEMBERS_MAX`` members.
+        ValueError: there is no object, or it has more than ``MEMBERS_MAX`` members.
     """
     begin = at
     at = _next(data, _opened(data, at, b"{"))
@@ -95,10 +95,10 @@ def members(data: Octets, at: int = 0) -> Iterator[tuple[str, int]]:
 
 
 def value(data: Octets, at: int, kind: type[_T]) -> _T:
-    """Return the value at ``at``, which is a small one.
+    """Return the small value at ``at``.
 
     Raises:
-        ValueError: it is not of that kind, or takes more than ``ELEMENT_BYTES_MAX``.
+        ValueError: the value does not have that type, or takes more than ``ELEMENT_BYTES_MAX``.
     """
     end = _behind(data, at)
     if end - at > ELEMENT_BYTES_MAX:
@@ -107,27 +107,27 @@ def value(data: Octets, at: int, kind: type[_T]) -> _T:
 
 
 def elements(data: Octets, at: int, kind: type[_T]) -> Iterator[_T]:
-    """Yield the elements of the list at ``at``, each a small one.
+    """Yield the elements of the list at ``at``; each must be small.
 
     Raises:
-        ValueError: it is no list, or an element is not of that kind.
+        ValueError: there is no list, or an element does not have that type.
     """
     _opened(data, at, b"[")
-    decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # told when run
+    decoder: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # the type is known at run time
     for piece in _pieces(data, at):
         yield from _of(decoder, b"[%b]" % bytes(piece))
 
 
 def items(data: Octets, kind: type[_T], *, strict: bool = True) -> Iterator[tuple[str, _T]]:
-    """Yield the members of an object, each a small one; the object is the whole text.
+    """Yield the members of an object, each of them small; the object is the whole text.
 
     Raises:
-        ValueError: it is no object, or a value is not of that kind.
+        ValueError: the text is no object, or a value does not have that type.
     """
     at = _next(data, 0)
     _opened(data, at, b"{")
     decoder: msgspec.json.Decoder[dict[str, Any]]
-    decoder = msgspec.json.Decoder(dict[str, kind], strict=strict)  # type: ignore[valid-type]  # told when run
+    decoder = msgspec.json.Decoder(dict[str, kind], strict=strict)  # type: ignore[valid-type]  # the type is known at run time
     end = _end(data, at)
     if _next(data, end) < len(data):
         raise _unexpected(data, end, "nothing after it")
@@ -159,10 +159,12 @@ def _pieces(data: Octets, at: int) -> Iterator[memoryview]:
 
 
 def _behind(data: Octets, at: int) -> int:
-    """Return where the value at ``at`` ends, which is JSON if it is a small one: of a larger one only its end is known.
+    """Return where the value at ``at`` ends.
+
+    A small value is checked to be JSON; of a larger value only the end is known.
 
     Raises:
-        ValueError: it is none.
+        ValueError: there is no value.
     """
     mark = _mark(data, at)
     if mark in _OPENED:
@@ -178,18 +180,19 @@ def _behind(data: Octets, at: int) -> int:
 
 
 def _end(data: Octets, at: int) -> int:
-    """Return what follows the list or object at ``at``."""
+    """Return the position after the list or object at ``at``."""
     return max(close for _, _, close in _windows(data, at)) + 1
 
 
 def _windows(data: Octets, at: int) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """Yield where commas stand directly inside the list or object at ``at``, a window of text at a time.
+    """Yield where commas are directly inside the list or object at ``at``, one window of text at a time.
 
     Yields:
-        Their places; the end of the window; where the list or object is closed, -1: not in this window.
+        Positions of the commas; the end of the window; the position of the closing bracket, or -1 if not in this
+            window.
 
     Raises:
-        ValueError: the text ends before that, or what lies inside is too deep.
+        ValueError: the text ends too early, or is nested too deeply.
     """
     octets = np.frombuffer(data, np.uint8)
     depth, quoted, escaped = 0, 0, False
@@ -216,15 +219,15 @@ def _windows(data: Octets, at: int) -> Iterator[tuple[NDArray[np.int64], int, in
         yield commas, high, -1
         if len(places):
             depth, quoted = int(depths[-1]), int(quotes[-1]) & 1
-    raise ValueError("expected an index, got a text that ends within it")
+    raise ValueError("expected an index, got a truncated text")
 
 
 def _strike(kinds: NDArray[np.uint8], *, first: bool) -> bool:
-    """Have marks behind a backslash be none; whether the first mark of the next window is none, too.
+    """Clear the marks after a backslash; return whether the first mark of the next window must be cleared too.
 
     Args:
-        kinds: of the bytes of a window; changed in place.
-        first: the byte before them is a backslash that is not itself behind one.
+        kinds: kinds of a window's bytes; changed in place.
+        first: the byte before the window is an unescaped backslash.
     """
     if first:
         kinds[:1] = 0
@@ -233,14 +236,14 @@ def _strike(kinds: NDArray[np.uint8], *, first: bool) -> bool:
         return False
     order = np.arange(len(slashes))
     begins = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) != 1, order, 0))
-    behind = slashes[(order - begins) & 1 == 0] + 1  # of a run of backslashes, every second one is behind one
+    behind = slashes[(order - begins) & 1 == 0] + 1  # in a run of backslashes, every second one is escaped
     kinds[slashes] = 0
     kinds[behind[behind < len(kinds)]] = 0
     return bool(behind[-1] == len(kinds))
 
 
 def _opened(data: Octets, at: int, bracket: bytes) -> int:
-    """Return what follows the bracket that is next."""
+    """Return the position after the next bracket."""
     at = _next(data, at)
     if _mark(data, at) != bracket:
         raise _unexpected(data, at, "an object" if bracket == b"{" else "a list")
@@ -248,7 +251,7 @@ def _opened(data: Octets, at: int, bracket: bytes) -> int:
 
 
 def _next(data: Octets, at: int) -> int:
-    """Return the place of the next sign that is no space."""
+    """Return the position of the next character that is not white space."""
     while True:
         found = _SPACE.match(data, at, at + PIECE_BYTES)
         end = at if found is None else found.end()

@@ -1,4 +1,4 @@
-"""A resolved dataset: the ordered objects and what has been learned of them."""
+"""A resolved dataset: the ordered objects and the facts learned about them."""
 
 from __future__ import annotations
 
@@ -35,28 +35,29 @@ class Listing:
     """One listing of one set of URLs.
 
     Attributes:
-        refs: the objects, in the dataset's order; a shard's dataset index is its place here.
+        refs: the objects, in the dataset's order; a shard's dataset index is its position here.
         sizes: int64[shards], bytes.
-        digest: over keys, sizes and ETags.
+        digest: digest over keys, sizes and ETags.
         listed_s: monotonic time of the listing.
-        counts: sample counts by dataset index, as far as they are known. Plans rest on them: none ever changes.
-        indexed: whether what lies beside the data tells them all: every daemon that lists it then knows the same.
-        told_by: URLs of the files beside the data that counts are from.
-        firsts: the first dataset index of each source; of several, one lies behind another.
+        counts: known sample counts by dataset index. Plans rest on them, so no count ever changes.
+        indexed: sidecars tell all counts, so every daemon that lists the data knows the same counts.
+        told_by: URLs of the sidecars behind the counts.
+        firsts: the first dataset index of each source; the sources are concatenated.
         named: the format of shards whose URL names one, by dataset index.
-        formats: how shards are to be read where what lies beside them says so, by dataset index.
-        twins: int64[shards], of each shard the first that is the same object; None: it is not looked for, or none is.
-        base: the listing that this one is a view of, see ``view_of``; None: it is none.
-        view: tells its forms from those of other views.
-        packs: what is in those shards that are packs of objects.
-        apart: counts by view, of views that may have other samples than others have.
-        labels: of their samples, by column (see ``recipe.label_recipes``) and shard.
-        passed_over: objects that were listed, too, and are no data.
-        idx_bytes: of MXNet's ``.idx`` beside shards of records, by dataset index.
-        learned: shards whose counts an index has told: they need not be learned again.
-        read_as: the format by which a shard is indexed, by dataset index, once it was worked out.
-        field_names: those of the shards whose counts an index has told.
-        view_names: likewise of its views, by what tells one from another.
+        formats: the format of shards whose sidecar names one, by dataset index.
+        twins: int64[shards], for each shard the first shard that is the same object; None: not searched, or there are
+            none.
+        base: the listing that this one is a view of, see ``view_of``; None: this is no view.
+        view: distinguishes the conversions of this view from those of others.
+        packs: content of the shards that are packs of objects.
+        apart: counts by view, for views that may have other samples than the rest.
+        labels: labels of the packs' samples, by column (see ``recipe.label_recipes``) and shard.
+        passed_over: listed objects that are ignored.
+        idx_bytes: size of MXNet's ``.idx`` next to record shards, by dataset index.
+        learned: shards whose counts came from an index of the shard, and need not be learned again.
+        read_as: the format by which a shard is indexed, by dataset index, once known.
+        field_names: fields of the shards whose counts came from an index of the shard.
+        view_names: field names of its views, by view.
     """
 
     refs: tuple[ObjectRef, ...]
@@ -86,9 +87,9 @@ class Listing:
 
     @classmethod
     def of(cls, refs: Sequence[ObjectRef], listed_s: float, firsts: tuple[int, ...] = (0,)) -> Listing:
-        """Build from the refs; hashes every key, so call it off the event loop when there are many."""
+        """Build from the refs; hashes every key, so call it off the event loop for many refs."""
         sizes = np.fromiter((ref.size_bytes for ref in refs), dtype=np.int64, count=len(refs))
-        twins = _twins(refs) if len(firsts) > 1 else None  # two sources may well be the same data
+        twins = _twins(refs) if len(firsts) > 1 else None  # two sources may be the same data
         return cls(tuple(refs), sizes, listing_digest(refs), listed_s, firsts=firsts, twins=twins)
 
     def source_of(self, shard: int) -> int:
@@ -101,12 +102,12 @@ class Listing:
         return range(self.firsts[source], ends[source])
 
     def tell(self, exact: Mapping[int, int], claimed: Mapping[int, int], told_by: tuple[str, ...]) -> None:
-        """Take counts from what lies beside the data; who opens from here on may be told another policy.
+        """Add counts from sidecars; later opens may then get another policy.
 
         Args:
-            exact: counted in these very objects.
-            claimed: of other shards, by whoever.
-            told_by: the files' URLs.
+            exact: counts of exactly these object versions.
+            claimed: counts of other shards, claimed by any tool.
+            told_by: URLs of the sidecars.
 
         Raises:
             ObjectChanged: see ``learn``.
@@ -119,22 +120,22 @@ class Listing:
         self.indexed, self.told_by = len(exact) + len(claimed) == len(self.refs), told_by
 
     def renew(self, newer: Listing) -> None:
-        """Take what a later listing of the same objects knows, which contradicts nothing here."""
+        """Take the facts of a later listing of the same objects, which contradicts nothing here."""
         for shard, count in newer.counts.items():  # one by one, see ``_add``
-            self.counts.setdefault(shard, count)  # what was learned meanwhile, on the loop, was counted in the shard
+            self.counts.setdefault(shard, count)  # counts learned meanwhile, on the loop, came from the shard itself
         self.listed_s, self.indexed, self.told_by = newer.listed_s, newer.indexed, newer.told_by
         self.formats, self.passed_over = newer.formats, newer.passed_over
         self.read_as.clear()
 
     def contradicts(self, counts: Mapping[int, int]) -> int | None:
-        """Return the first shard that is known to hold another number of samples; None: there is none."""
+        """Return the first shard whose known count differs, or None."""
         return next((shard for shard, count in counts.items() if self.counts.get(shard, count) != count), None)
 
     def learn(self, shard: int, sample_count: int) -> None:
-        """Take the count of a shard that was read.
+        """Record the count of a shard that was read.
 
         Raises:
-            ObjectChanged: another was told before, and plans were made with it.
+            ObjectChanged: another count was known before, and plans were made with it.
         """
         told = self.counts.setdefault(shard, sample_count)
         if told != sample_count:
@@ -147,12 +148,14 @@ class Listing:
         return ObjectChanged(
             f"expected {told} samples, as {files or 'an earlier reading'} says, got {found}",
             object=url,
-            hint="correct that file or remove it; an index by feedd index goes before it" if files else "open it again",
+            hint="correct or remove that file; an index by feedd index takes precedence over it"
+            if files
+            else "open it again",
             stage="plan",
         )
 
     def settled(self, uneven: Uneven) -> Uneven:
-        """Return the policy, of AUTO the one it comes to: the same for all who open this listing: ranks must agree."""
+        """Return the policy, with AUTO resolved. All openers of this listing get the same, because ranks must agree."""
         if uneven is not Uneven.AUTO:
             return uneven
         return Uneven.DROP if self.indexed else Uneven.JOIN
@@ -161,23 +164,23 @@ class Listing:
         """Return how the spec wants the dataset cut.
 
         Raises:
-            BadRequest: partitions and topology do not go together.
+            BadRequest: partitions and topology do not fit together.
         """
         cut = Partitioning.of(spec.sharding, spec.partitions, spec.batch_size, spec.topology)
         return replace(cut, owners_of=self._owners_of)
 
     def _owners_of(self, sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Return ``balance``, and remember the last one of the whole listing: ranks open alike, and each asks twice."""
+        """Return ``balance``, with the last result for the whole listing remembered, because each rank asks twice."""
         if sizes is not self.sizes:
             return balance(sizes, count)
-        last = self._owners  # taken once: opens run side by side on threads
+        last = self._owners  # read once, because opens run concurrently on threads
         if last is None or last[0] != count:
             last = self._owners = (count, balance(sizes, count))
             last[1].setflags(write=False)
         return last[1]
 
     def shares(self, spec: OpenSpec) -> tuple[Assignment, ...]:
-        """Return the partitions of the node that the spec's rank lives on.
+        """Return the partitions of the node that the spec's rank runs on.
 
         Raises:
             BadRequest: see ``Partitioning``.
@@ -185,10 +188,10 @@ class Listing:
         return self.cut(spec).shares(self.sizes, self.counts, spec.topology.node_count, spec.topology.node_rank)
 
     def steps(self, spec: OpenSpec, uneven: Uneven) -> int | None:
-        """Return the steps of every rank; None: not the same for all, or not known ahead.
+        """Return the steps of every rank; None: ranks differ, or the steps are not known in advance.
 
         Raises:
-            BadRequest, Unsupported: they are wanted, and cannot be told.
+            BadRequest, Unsupported: equal steps are required but cannot be computed.
         """
         if spec.steps:
             return spec.steps
@@ -210,16 +213,15 @@ class Listing:
     ) -> bytes:
         """Return 16 bytes over everything that decides which samples a step of the run holds.
 
-        Of shards whose formats were named the first call takes a tenth of a microsecond for each.
-
-        Not in it: how the samples of a step are dealt out to ranks and nodes, which may change when a run resumes.
+        For shards with a named format, the first call takes a tenth of a microsecond each. The fingerprint leaves out
+        how a step's samples are dealt out to ranks and nodes, which may change when a run resumes.
 
         Args:
-            spec: what was asked for.
-            recipes: of the fields; of several sources they are among the facts of ``mix``.
+            spec: the request.
+            recipes: recipes of the fields; for several sources they are among the facts of ``mix``.
             window_shards: shards per shuffle window.
             mix: facts of a mixture.
-            filters: conditions samples must meet, as text.
+            filters: conditions that samples must meet, as text.
         """
         columns: dict[str, Runs] = {}
         facts: dict[str, object] = {
@@ -241,7 +243,7 @@ class Listing:
         return fingerprint(self.digest, facts, columns)
 
     def _named_runs(self) -> Runs:
-        """Return the format that was named for each shard; they are looked up once."""
+        """Return the named format of each shard, computed once."""
         known = self._named
         if known is None or known[0] is not self.named:
             runs = runs_of(self.named.get(shard, "") for shard in range(len(self.refs)))
@@ -250,20 +252,20 @@ class Listing:
 
 
 def _add(counts: dict[int, int], more: Mapping[int, int]) -> None:
-    """Take in counts one by one: all at once is a single call, which a million of them make too long for a thread."""
+    """Add counts one by one, because a single call with a million of them would block other threads for too long."""
     for shard, count in more.items():
         counts[shard] = count  # noqa: PERF403 - see above
 
 
 def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...], *, apart: bool = False) -> Listing:
-    """Return a listing with its objects in other forms; what either learns of them, both know.
+    """Return a listing with its objects in other conversions; the two share their facts.
 
     Args:
         listing: the objects.
-        refs: the same, in those forms.
-        view: tells the forms of one such listing from another's.
-        apart: its objects may have other samples in those forms than in others: what is learned of them, only views of
-            that name know.
+        refs: the same objects in those conversions.
+        view: distinguishes the conversions of one view from those of another.
+        apart: the objects may have other samples in these conversions; facts about them are shared only by views of
+            that name.
     """
     twins = _twins(refs) if listing.twins is not None else None
     counts = listing.counts
@@ -279,9 +281,9 @@ def view_of(listing: Listing, refs: tuple[ObjectRef, ...], view: tuple[str, ...]
 
 
 def format_of(listing: Listing, shard: int) -> str:
-    """Return the format that somebody named for a shard; empty: its name tells it."""
+    """Return the format named for a shard; empty: derived from its name."""
     named, told = listing.named.get(shard, ""), listing.formats.get(shard, "")
-    return told if not named or told.startswith(f"{named}:") else named  # what was named, with its parameters
+    return told if not named or told.startswith(f"{named}:") else named  # the named format, with its parameters
 
 
 def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
@@ -291,7 +293,7 @@ def _twins(refs: Sequence[ObjectRef]) -> NDArray[np.int64] | None:
 
 
 def recipe_facts(recipes: Sequence[FieldRecipe]) -> list[object]:
-    """Return what of a recipe decides what a batch holds."""
+    """Return the facts of a recipe that decide the content of a batch."""
     return [
         [recipe.name, list(recipe.sources), recipe.codec, recipe.params, *([recipe.pad] if recipe.pad else [])]
         for recipe in recipes

@@ -1,4 +1,4 @@
-"""What LitData's ``index.json`` says of its chunks. Nothing in it is trusted."""
+"""Reads LitData's ``index.json`` about its chunks. Its content is not trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DEPTH_MAX: Final = 16
 _LEAVES_MAX: Final = 4096
 _PLAIN_LOADERS: Final = {"", "PyTreeLoader"}
-_WHOLE: Final = ".zstd.bin"  # chunks compressed each as a whole, not item by item
+_WHOLE: Final = ".zstd.bin"  # each chunk is compressed as a whole, not item by item
 _TOKENS_LOADER: Final = "TokensLoader"
 
 
@@ -37,10 +37,10 @@ class _Config(msgspec.Struct):
 def chunks(data: Octets) -> Iterator[tuple[str, int | None, int, str]]:
     """Yield name, bytes and samples of each chunk, and the format that reads them: ``litdata:`` and JSON.
 
-    Some versions count a chunk's head among its bytes and some do not, so that each is there twice.
+    Some versions count a chunk's header among its bytes and some do not, so each chunk is yielded with both sizes.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the data is no such file.
     """
     places = find(data, ("chunks", "config"))
     whole = all(chunk.filename.endswith(_WHOLE) for chunk in elements(data, places["chunks"], _Chunk))
@@ -64,7 +64,7 @@ def _params(config: _Config, *, whole: bool) -> dict[str, object]:
     elif loader not in {*_PLAIN_LOADERS, _TOKENS_LOADER}:
         problem = f"those of its {loader[:40]}"
     elif not formats:
-        problem = "ones whose data_format is not said"
+        problem = "ones without a data_format"
     if problem or not formats:
         return {"problem": problem}
     names = leaves(config.data_spec) if config.data_spec else []
@@ -74,10 +74,10 @@ def _params(config: _Config, *, whole: bool) -> dict[str, object]:
 
 
 def leaves(spec: str) -> list[str]:
-    """Return the leaves of a tree as LitData writes it, by their paths.
+    """Return the leaves of a tree in LitData's notation, by their paths.
 
     Raises:
-        ValueError: it is no such text, or has too many leaves.
+        ValueError: the text is no such tree, or has too many leaves.
     """
     try:
         tree = msgspec.json.decode(spec.encode())
@@ -107,7 +107,7 @@ def _paths(node: object, path: tuple[str, ...], depth: int) -> Iterator[tuple[st
 
 
 def _keys(context: object, count: int) -> list[str]:
-    """Return what names the children: a dict's keys; of what has none their numbers."""
+    """Return names for the children: a dict's keys, else numbers."""
     numbers = [str(number) for number in range(count)]
     if not isinstance(context, str):
         return numbers

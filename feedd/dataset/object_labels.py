@@ -1,4 +1,4 @@
-"""Labels of samples by what their objects are called: folders, and rows of a table. Pure; a microsecond per sample."""
+"""Labels of samples from the names of their objects: folders, or rows of a table. Pure; a microsecond per sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TABLE_BYTES_MAX: Final = 1 << 28
 _PATHS: Final = ("file_name", "filename", "file", "path", "image", "image_id", "id", "key", "__key__")
-"""Columns that name a sample, the likeliest first."""
+"""Columns that name a sample, the most likely first."""
 _INTEGER_MAX: Final = 1 << 60
 _COLUMNS_MAX: Final = 4096
 _LINE_BYTES_MAX: Final = 1 << 20
@@ -37,7 +37,7 @@ _SORTED_AT_ONCE: Final = 1 << 14
 _PARTS: Final = 64
 _V = TypeVar("_V")
 UNLABELLED: Final = -(1 << 63)
-"""Of a sample that nothing is said of: no label is as small."""
+"""Value of a sample without a label; no label is as small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Labels:
     """Labels of samples.
 
     Attributes:
-        values: int64[samples] of each of the packs; ``UNLABELLED`` where there is none.
-        classes: what the numbers stand for, in order; empty: they are the data's own.
-        missing: samples without a label.
-        first_missing: the first of them, by key; empty: there is none.
+        values: int64[samples] for each of the packs; ``UNLABELLED``: no label.
+        classes: class names behind the numbers, in order; empty: the numbers are the data's own.
+        missing: number of samples without a label.
+        first_missing: key of the first of them; empty: there is none.
     """
 
     values: list[NDArray[np.int64]]
@@ -58,7 +58,7 @@ class Labels:
 
 
 class _Parted(Mapping[str, _V]):
-    """Values by text, in many dicts: to let one of millions grow keeps the interpreter from everybody else.
+    """Values by text, in many dicts: growing one dict of millions would hold the interpreter lock for too long.
 
     Attributes:
         parts: the dicts.
@@ -87,25 +87,25 @@ class _Parted(Mapping[str, _V]):
 
 @dataclass(frozen=True, slots=True)
 class LabelTable:
-    """What a table says.
+    """The content of a label table.
 
     Attributes:
         rows: the label of each path.
-        classes: see ``Labels``; of the whole table, whatever samples there are.
+        classes: see ``Labels``; of the whole table, whichever samples exist.
     """
 
     rows: Mapping[str, int]
     classes: tuple[str, ...] = ()
 
     def clear(self) -> None:
-        """Forget the rows, one by one: to free millions in one call keeps the interpreter from everybody else."""
+        """Forget the rows one by one: freeing millions in one call would hold the interpreter lock for too long."""
         for part in self.rows.parts if isinstance(self.rows, _Parted) else ():
             while part:
                 part.popitem()
 
 
 def sample_names(packs: Packs) -> Iterator[str]:
-    """Yield the key of the first object of each sample, below the folder of the URL."""
+    """Yield the key of the first object of each sample, relative to the URL's folder."""
     members = packs.members
     first = np.flatnonzero(np.diff(members.sample, prepend=-1))
     starts = np.concatenate(([0], members.key_ends[:-1]))[first].tolist()
@@ -114,18 +114,19 @@ def sample_names(packs: Packs) -> Iterator[str]:
 
 
 def folder_labels(packs: Sequence[Packs], named: Sequence[str] = ()) -> Labels:
-    """Return the class of each sample: the place of its folder, directly below its URL, among all of them in order.
+    """Return the class of each sample: the rank of its folder, directly below its URL, among all folders.
 
     Args:
         packs: the samples.
-        named: classes in the order that numbers them, instead of that of all folders; other folders are none.
+        named: classes in the order of their numbers, instead of all folders in order; samples in other folders have no
+            label.
 
     Raises:
         ValueError: there are too many folders.
     """
     numbers: dict[str, int] = {}
     found: list[NDArray[np.int64]] = []
-    firsts: dict[str, str] = {}  # a sample of each folder
+    firsts: dict[str, str] = {}  # one sample of each folder
     for one in packs:
         codes: list[int] = []
         for name in sample_names(one):
@@ -145,12 +146,12 @@ def folder_labels(packs: Sequence[Packs], named: Sequence[str] = ()) -> Labels:
 
 
 def table_labels(packs: Sequence[Packs], table: LabelTable) -> Labels:
-    """Return what a table says of each sample.
+    """Return a table's label of each sample.
 
     Args:
         packs: the samples.
-        table: by the path of a sample's first object below the URL's folder, that without extension, or either's last
-            part.
+        table: labels by path. A path is that of a sample's first object below the URL's folder, the same without
+            extension, or the last part of either.
     """
     found: list[NDArray[np.int64]] = []
     rows, missing, first = table.rows, 0, ""
@@ -168,17 +169,17 @@ def table_labels(packs: Sequence[Packs], table: LabelTable) -> Labels:
 
 
 def _in_order(names: Collection[str], what: str) -> tuple[str, ...]:
-    """Return class names in their order, which is that of ImageFolder: by code points.
+    """Return class names in ImageFolder's order, by code points.
 
     Raises:
-        ValueError: too many of them, or too much text.
+        ValueError: there are too many names, or too much text.
     """
     if len(names) > CLASSES_MAX:
         raise ValueError(f"expected at most {CLASSES_MAX} {what} as classes, got {len(names)}")
     chars = sum(len(name) for name in names)
     if chars > _NAMES_CHARS_MAX:
         raise ValueError(f"expected at most {_NAMES_CHARS_MAX} characters of {what} as classes, got {chars}")
-    left = iter(names)  # some at a time: to sort a million in one call keeps the interpreter from everybody else
+    left = iter(names)  # in parts, because sorting a million in one call would hold the interpreter lock for too long
     parts = iter(lambda: sorted(itertools.islice(left, _SORTED_AT_ONCE)), [])
     return tuple(heapq.merge(*parts))
 
@@ -192,19 +193,19 @@ def _looked_up(name: str, rows: Mapping[str, int]) -> int:
 
 
 def parse_table(file: str, data: Octets, column: str, named: Sequence[str] = ()) -> LabelTable:
-    """Return the labels of a table by path; nothing in it is trusted.
+    """Return the labels of a table by path; its content is not trusted.
 
-    Numbers count as they are; where one value is none, all are texts, each the place it has among all in order. An
-    empty value, or null, is no label.
+    Numbers are used as they are. If one value is not a number, all values are texts, numbered by their rank among all.
+    An empty value, or null, is no label.
 
     Args:
-        file: its name: tells what it is.
-        data: all of it.
-        column: of the labels; where there is none of that name, the only one beside that of paths.
-        named: classes in the order that numbers them, whatever the values look like; others are no labels.
+        file: the file's name, which tells the format.
+        data: the whole file.
+        column: column of the labels. If there is none of that name, the only column besides the paths.
+        named: classes in the order of their numbers, even if the values look like numbers; other values are no labels.
 
     Raises:
-        ValueError: it is no such table, or says two things of one path; one line.
+        ValueError: the data is no such table, or has two labels for one path; the message is one line.
     """
     lower = file.lower()
     json = lower.endswith(("jsonl", "ndjson"))
@@ -215,7 +216,9 @@ def parse_table(file: str, data: Octets, column: str, named: Sequence[str] = ())
         names = names or _columns(list(row), column)
         path, value = row.get(names[0]), row.get(names[1], "")
         if path is None or (value is None and not json) or isinstance(value, (dict, list)):
-            raise ValueError(f"expected {names[0]!r} and {names[1]!r} in every row, got row {number} without")
+            raise ValueError(
+                f"expected {names[0]!r} and {names[1]!r} in every row, got row {number} without one of them"
+            )
         text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
         text = "" if value is None else text
         key = str(path).removeprefix("./")
@@ -225,7 +228,7 @@ def parse_table(file: str, data: Octets, column: str, named: Sequence[str] = ())
 
 
 def _numbered(texts: _Parted[str], named: tuple[str, ...]) -> LabelTable:
-    """Return the table of these labels, which becomes its rows: another one of as many texts is as much to free."""
+    """Return the table of these labels, reusing their mapping, because freeing a second one would take as long."""
     _drop(texts, lambda text: not text)
     whole = not named and _are(texts.all_values(), int)
     if not whole and not named and _are(texts.all_values(), _finite):
@@ -262,7 +265,7 @@ def _replaced(texts: _Parted[str], number: Callable[[str], int]) -> _Parted[int]
 
 
 def _are(texts: Iterable[str], kind: Callable[[str], object]) -> bool:
-    """Whether all are what ``kind`` makes of a text."""
+    """Whether ``kind`` accepts all texts."""
     try:
         for text in texts:
             kind(text)
@@ -272,7 +275,7 @@ def _are(texts: Iterable[str], kind: Callable[[str], object]) -> bool:
 
 
 def _finite(text: str) -> float:
-    """Return a number; where all labels are such nobody means their ranks."""
+    """Return a number; labels that are all non-integer numbers are not meant as classes."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"expected a finite number, got {text}")
@@ -280,7 +283,7 @@ def _finite(text: str) -> float:
 
 
 def _columns(names: Sequence[str], wanted: str) -> tuple[str, str]:
-    """Return the column of paths and that of labels."""
+    """Return the column of paths and the column of labels."""
     path = next((name for name in _PATHS if name in names and name != wanted), None)
     if path is None:
         path = next((name for name in names if name != wanted), "")
@@ -292,7 +295,7 @@ def _columns(names: Sequence[str], wanted: str) -> tuple[str, str]:
 
 def _csv_rows(data: Octets, delimiter: str) -> Iterator[dict[str, Any]]:
     try:
-        text = io.TextIOWrapper(_buffered(data), encoding="utf-8-sig", newline="")  # decodes a piece at a time
+        text = io.TextIOWrapper(_buffered(data), encoding="utf-8-sig", newline="")  # decodes one piece at a time
         reader = csv.DictReader(_lines(text), delimiter=delimiter, strict=True)
         if len(reader.fieldnames or ()) > _COLUMNS_MAX:
             raise ValueError(f"expected at most {_COLUMNS_MAX} columns, got {len(reader.fieldnames or ())}")
@@ -326,17 +329,17 @@ def _buffered(data: Octets) -> io.BufferedReader:
 
 
 class _Reading(io.RawIOBase):
-    """Bytes in memory as a file that is read where they lie."""
+    """Bytes in memory as a file, read without a copy."""
 
     def __init__(self, data: memoryview) -> None:
         self._left = data
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Copy what comes next."""
+        """Copy the next bytes."""
         with memoryview(buffer) as target:
             count = min(len(target), len(self._left))
             target[:count] = self._left[:count]

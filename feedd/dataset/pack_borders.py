@@ -1,7 +1,7 @@
 """Where one pack ends and the next begins. Pure, and a function of the listing alone.
 
-Borders hold on to names: within the sizes that a pack may have, the one is taken whose name has the least hash. So
-objects that come or go move the borders near them and no others, and what the cache holds of the rest stays good.
+Borders depend on names: among the allowed sizes of a pack, the border is at the name with the smallest hash. So added
+or removed objects move only the borders near them, and all other packs in the cache stay valid.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PACK_OBJECTS_MOST: Final = 1024
 
 
 def borders(sizes: NDArray[np.int64], counts: NDArray[np.int64], marks: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the sample each pack begins with, and the number of samples at the end.
+    """Return the first sample of each pack, and the number of samples at the end.
 
-    A pack has at most ``PACK_BYTES_MOST`` bytes and ``PACK_OBJECTS_MOST`` objects, unless it is a single sample that
-    has more; and ``PACK_BYTES_LEAST`` bytes or ``PACK_OBJECTS_LEAST`` objects, unless it is the last, or what follows
-    does not fit in. A few microseconds per pack.
+    A pack has at most ``PACK_BYTES_MOST`` bytes and ``PACK_OBJECTS_MOST`` objects, unless a single sample has more. A
+    pack has ``PACK_BYTES_LEAST`` bytes or ``PACK_OBJECTS_LEAST`` objects, unless it is the last, or the next sample
+    does not fit. A few microseconds per pack.
 
     Args:
         sizes: int64[n], bytes of each sample.
-        counts: int64[n], objects of each.
-        marks: uint32[n], a hash of each one's name.
+        counts: int64[n], objects of each sample.
+        marks: uint32[n], a hash of each sample's name.
     """
     total = len(sizes)
     byte_ends, object_ends = np.cumsum(sizes), np.cumsum(counts)
@@ -52,5 +52,5 @@ def borders(sizes: NDArray[np.int64], counts: NDArray[np.int64], marks: NDArray[
 
 
 def _least_of(byte_ends: NDArray[np.int64], byte: int, object_ends: NDArray[np.int64], count: int) -> int:
-    """Return how many samples from the start end within so many bytes and so many objects."""
+    """Return how many samples from the start end within that many bytes and that many objects."""
     return min(int(np.searchsorted(byte_ends, byte, "right")), int(np.searchsorted(object_ends, count, "right")))

@@ -1,10 +1,11 @@
-"""How a pack lies in the cache: a table of its objects, then their bytes, back to back in the same order. Pure.
+"""The layout of a pack in the cache: a table of its objects, then their bytes, concatenated in the same order. Pure.
 
-Little-endian: magic ``feeddpak``, u32 version, u32 objects, u64 bytes of all keys; then int64[objects] bytes of each,
-or their complement where it did not come and zeros lie in its place; int64[objects] the number of the sample each
-belongs to (from 0, in order), int64[objects] where each key ends; the keys, UTF-8, relative to the folder of the
-dataset's URL; zeros up to a multiple of 64. How long the table is follows from the listing, and so does the size of the
-whole.
+Little-endian: magic ``feeddpak``, u32 version, u32 objects, u64 bytes of all keys. Then int64[objects], the bytes of
+each object, or the complement of that number if the object is lost and zeros replace it. Then int64[objects], the
+sample number of each object (from 0, in order), and int64[objects], the end of each key.
+
+Then the keys, UTF-8, relative to the folder of the dataset's URL, and zeros up to a multiple of 64. The listing decides
+the length of the table, and so the size of the pack.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from feedd.values import ObjectRef
 
 TAG: Final = "pack-"
-"""What the etag of a pack begins with; what follows is a digest over all that is in it."""
+"""Start of a pack's etag; a digest over the whole content follows."""
 
 _MAGIC: Final = b"feeddpak"
 _VERSION: Final = 1
@@ -37,11 +38,11 @@ class Table:
     """The objects of a pack.
 
     Attributes:
-        sizes: int64[objects], bytes of each.
-        sample: int64[objects], the sample each belongs to.
-        key_ends: int64[objects], end of each one's key in ``keys``.
-        keys: UTF-8, one after another.
-        lost: those that did not come, ascending.
+        sizes: int64[objects], bytes of each object.
+        sample: int64[objects], the sample of each object.
+        key_ends: int64[objects], end of each object's key in ``keys``.
+        keys: UTF-8, concatenated.
+        lost: numbers of the lost objects, ascending.
     """
 
     sizes: NDArray[np.int64]
@@ -52,7 +53,7 @@ class Table:
 
     @property
     def size_bytes(self) -> int:
-        """Of the table itself: where the first object begins."""
+        """Size of the table itself, where the first object begins."""
         return table_bytes(len(self.sizes), len(self.keys))
 
     def names(self) -> list[str]:
@@ -64,13 +65,13 @@ class Table:
         ]
 
     def starts(self) -> NDArray[np.int64]:
-        """Return int64[objects + 1]: where each object lies in the pack, and where the last one ends."""
+        """Return int64[objects + 1]: the offset of each object in the pack, and the end of the last object."""
         starts = np.full(len(self.sizes) + 1, self.size_bytes, np.int64)
         starts[1:] += np.cumsum(self.sizes)
         return starts
 
     def render(self) -> bytes:
-        """Return the table as it lies at the start of the pack."""
+        """Return the table as stored at the start of the pack."""
         head = _HEAD.pack(_MAGIC, _VERSION, len(self.sizes), len(self.keys))
         sizes = self.sizes.copy()
         sizes[list(self.lost)] = ~sizes[list(self.lost)]
@@ -84,15 +85,15 @@ def is_pack(ref: ObjectRef) -> bool:
 
 
 def table_bytes(count: int, keys_bytes: int) -> int:
-    """Return the bytes of a table of so many objects, with keys of so many bytes."""
+    """Return the bytes of a table of ``count`` objects with keys of ``keys_bytes``."""
     return -(-(_HEAD.size + 8 * _COLUMNS * count + keys_bytes) // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
 def head_bytes(head: bytes) -> int:
-    """Return the bytes of a pack's table, by its first ``HEAD_BYTES``; at most what a table may have.
+    """Return the bytes of a pack's table from its first ``HEAD_BYTES``; bounded by the largest table.
 
     Raises:
-        ValueError: it is no pack.
+        ValueError: the data is no pack.
     """
     if len(head) < HEAD_BYTES:
         raise ValueError(f"expected a pack's head of {HEAD_BYTES} bytes, got {len(head)}")
@@ -103,14 +104,14 @@ def head_bytes(head: bytes) -> int:
 
 
 def parse(data: memoryview, total: int | None = None) -> Table:
-    """Return the table of a pack, held against the pack's size.
+    """Return the table of a pack, checked against the pack's size.
 
     Args:
         data: the whole pack, or its table, borrowed for the call.
-        total: bytes of the whole pack; None: it is ``data``.
+        total: bytes of the whole pack; None: ``data`` is the whole pack.
 
     Raises:
-        ValueError: it is no pack, or one whose numbers do not fit together; one line.
+        ValueError: the data is no pack, or its numbers do not fit together; the message is one line.
     """
     total = len(data) if total is None else total
     table_end = head_bytes(bytes(data[:HEAD_BYTES]))

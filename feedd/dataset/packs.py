@@ -1,4 +1,4 @@
-"""The packs of a listing: columns over all their objects, so that ten million of them are no objects here. Pure."""
+"""The packs of a listing: columns over all their objects, so that ten million objects need no Python objects. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_TAG_BYTES = 16  # of an MD5 sum, which most etags are
+_TAG_BYTES = 16  # size of an MD5 sum, which most etags are
 
 
 def packed_tag(etag: str) -> bytes:
-    """Return an etag in fewer bytes where it is an MD5 sum."""
+    """Return an etag, in fewer bytes if it is an MD5 sum."""
     if len(etag) == 2 * _TAG_BYTES:
         try:
             tag = bytes.fromhex(etag)
@@ -42,14 +42,14 @@ class Members:
     """Objects, in columns.
 
     Attributes:
-        root: of their store.
-        base: what all their keys begin with: the folder of the URL.
-        keys: the rest of each key, UTF-8, one after another.
-        key_ends: int64[objects], end of each in ``keys``.
+        root: root of their store.
+        base: common prefix of all keys: the folder of the URL.
+        keys: the rest of each key, UTF-8, concatenated.
+        key_ends: int64[objects], end of each key in ``keys``.
         sizes: int64[objects], bytes.
-        tags: packed etags, one after another.
-        tag_ends: int64[objects], end of each in ``tags``.
-        sample: int64[objects], the sample each belongs to, from 0 in order.
+        tags: packed etags, concatenated.
+        tag_ends: int64[objects], end of each etag in ``tags``.
+        sample: int64[objects], the sample of each object, from 0 in order.
     """
 
     root: str
@@ -67,7 +67,7 @@ class Members:
         return self.base + self.keys[start : int(self.key_ends[number])].decode("utf-8", "surrogatepass")
 
     def ref(self, number: int) -> ObjectRef:
-        """Return one object."""
+        """Return one object as a ref."""
         start = int(self.tag_ends[number - 1]) if number else 0
         tag = unpacked_tag(self.tags[start : int(self.tag_ends[number])])
         return ObjectRef(self.root, self.key(number), int(self.sizes[number]), tag)
@@ -79,9 +79,9 @@ class Packs:
 
     Attributes:
         members: all their objects, in order.
-        firsts: int64[packs + 1], the object each pack begins with, and how many there are.
-        refs: the packs as the cache and the plan know them.
-        counts: samples of each.
+        firsts: int64[packs + 1], the first object of each pack, and the number of objects.
+        refs: the packs, for the cache and the plan.
+        counts: samples of each pack.
     """
 
     members: Members
@@ -92,7 +92,7 @@ class Packs:
 
     @classmethod
     def of(cls, members: Members, firsts: NDArray[np.int64]) -> Packs:
-        """Name the packs; some ten microseconds for each."""
+        """Create the packs' refs; takes about ten microseconds per pack."""
         ends = firsts.tolist()
         spans = [range(low, high) for low, high in itertools.pairwise(ends)]
         refs = tuple(_ref(members, span) for span in spans)
@@ -104,7 +104,7 @@ class Packs:
         return len(self.refs)
 
     def find(self, ref: ObjectRef) -> int | None:
-        """Return the number of a pack; None: it is none of these."""
+        """Return the number of a pack, or None if it is none of these."""
         return self._numbers.get(ref)
 
     def span(self, number: int) -> range:
@@ -112,12 +112,12 @@ class Packs:
         return range(int(self.firsts[number]), int(self.firsts[number + 1]))
 
     def samples(self, number: int) -> slice:
-        """Return which of all samples a pack has."""
+        """Return the samples of a pack, among all samples."""
         low = int(self.members.sample[self.firsts[number]])
         return slice(low, low + self.counts[number])
 
     def table(self, number: int) -> Table:
-        """Return what stands at the start of a pack."""
+        """Return the table at the start of a pack."""
         return _table(self.members, self.span(number))
 
 
@@ -134,7 +134,7 @@ def _table(members: Members, span: range) -> Table:
 
 
 def _ref(members: Members, span: range) -> ObjectRef:
-    """Return a pack: named by its first object and how many more there are, its version all that is in it."""
+    """Return a pack's ref: its key names the first object and how many more, its etag digests the content."""
     low, high = span.start, span.stop
     table = _table(members, span)
     tag_at = int(members.tag_ends[low - 1]) if low else 0
@@ -152,6 +152,6 @@ def _ref(members: Members, span: range) -> ObjectRef:
 
 
 def pack_counts(refs: Sequence[ObjectRef], packs: Iterable[Packs]) -> dict[int, int]:
-    """Return the samples of those of ``refs`` that are packs, by index into them."""
+    """Return the samples of the packs among ``refs``, by index into ``refs``."""
     known = {ref: count for one in packs for ref, count in zip(one.refs, one.counts, strict=True)}
     return {number: known[ref] for number, ref in enumerate(refs) if is_pack(ref)} if known else {}

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Objects of a listing that are no data.
+    """Ignored objects of a listing.
 
     Attributes:
-        count: of them.
-        keys: of the first of them.
-        reasons: how many of them, and how large, for which reason; and what else a listing tells of what it leaves out.
+        count: number of ignored objects.
+        keys: keys of the first ones.
+        reasons: count and size by reason, with other notices of the listing about left-out data.
     """
 
     count: int = 0
@@ -26,10 +26,10 @@ class PassedOver:
     reasons: Mapping[NoticeKind, Amount] = field(default_factory=dict, compare=False)
 
     def plus(self, other: PassedOver) -> PassedOver:
-        """Return both."""
+        """Return the sum of both."""
         keys = (self.keys + other.keys)[:EXAMPLES_MAX]
         return PassedOver(self.count + other.count, keys, summed([self.reasons, other.reasons]))
 
     def with_reasons(self, more: Mapping[NoticeKind, Amount]) -> PassedOver:
-        """Return the same with more that is told of the data."""
+        """Return a copy with more notices about the data."""
         return replace(self, reasons=summed([self.reasons, more]))

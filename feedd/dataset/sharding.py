@@ -1,4 +1,4 @@
-"""Keys to nodes. SageMaker leaves the assignment function open (it promises about M/N objects); ours is stated here."""
+"""Assigns keys to nodes. SageMaker leaves the function open (it promises about M/N objects); this one is documented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_mode(how: str) -> None:
     """Refuse an unknown sharding mode.
 
     Raises:
-        BadRequest: it is one.
+        BadRequest: the mode is unknown.
     """
     if how not in MODES:
         raise BadRequest(f"expected sharding to be one of {', '.join(MODES)}, got {how!r}")
@@ -36,11 +36,11 @@ def check_even(topology: Topology, what: str, hint: str) -> None:
 
     Args:
         topology: as this node sees it.
-        what: needs the same number on all nodes.
-        hint: what to do otherwise.
+        what: the feature that needs the same number on all nodes.
+        hint: what to do instead.
 
     Raises:
-        BadRequest: they differ.
+        BadRequest: the numbers differ.
     """
     world, nodes, ranks = topology.world_size, topology.node_count, topology.local_world_size
     if world != nodes * ranks:
@@ -57,18 +57,18 @@ def assign(sizes: NDArray[np.int64], node_count: int, node_rank: int, how: str) 
 
     Args:
         sizes: int64[shards], bytes of each shard in the dataset's order.
-        node_count: nodes.
-        node_rank: this node.
-        how: ``key``: shard i to node i mod N (ShardedByS3Key, M/N objects within one); ``replicated``: all to
-            everyone; ``size``: largest first to the node with the fewest bytes, ties to the lower shard and node.
-            ``sample`` splits shards as well: see ``dataset.assignment``.
+        node_count: number of nodes.
+        node_rank: rank of this node.
+        how: ``key``: shard i to node i mod N (ShardedByS3Key, M/N objects within one). ``replicated``: all to every
+            node. ``size``: largest first to the node with the fewest bytes, ties to the lower shard and node.
+            ``sample`` also splits shards: see ``dataset.assignment``.
 
     Raises:
-        BadRequest: an unknown mode, or one that does not give whole shards.
+        BadRequest: the mode is unknown, or does not assign whole shards.
     """
     check_mode(how)
     if how == SAMPLE:
-        raise BadRequest("expected a sharding that gives whole objects, got 'sample', which goes by sample counts")
+        raise BadRequest("expected a sharding of whole objects, got 'sample', which splits objects by sample counts")
     count = int(sizes.shape[0])
     if how == REPLICATED:
         return np.arange(count, dtype=np.int64)
@@ -78,7 +78,7 @@ def assign(sizes: NDArray[np.int64], node_count: int, node_rank: int, how: str) 
 
 
 def assign_all(sizes: NDArray[np.int64], node_count: int, how: str) -> list[NDArray[np.int64]]:
-    """Return what ``assign`` returns, of every node: the shards are gone through once for all of them.
+    """Return the result of ``assign`` for every node, in one pass over the shards.
 
     Raises:
         BadRequest: see ``assign``.
@@ -93,7 +93,7 @@ def assign_all(sizes: NDArray[np.int64], node_count: int, how: str) -> list[NDAr
 
 
 def balance(sizes: NDArray[np.int64], node_count: int) -> NDArray[np.int64]:
-    """Return which of ``node_count`` nodes each shard goes to, int64[shards]: about a microsecond for each."""
+    """Return the node of each shard among ``node_count`` nodes, int64[shards]; about a microsecond per shard."""
     owners = np.empty(sizes.shape[0], dtype=np.int64)
     heap = [(0, node) for node in range(node_count)]
     order = np.argsort(-sizes, kind="stable")

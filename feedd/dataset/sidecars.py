@@ -1,17 +1,16 @@
-"""Sample counts that other tools leave beside the data. They are claims, believed as far as they can be checked.
+"""Sample counts that other tools leave beside the data. They are claims, used as far as they can be checked.
 
 | file | written for | what it claims of each shard |
 |---|---|---|
-| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the shard as it is and compressed; columns |
-| ``index.json`` (chunks) | LitData | bytes and samples of each chunk, and what its items are |
+| ``index.json`` (version 2) | MosaicML streaming | bytes and samples, of the plain and the compressed shard; columns |
+| ``index.json`` (chunks) | LitData | bytes and samples of each chunk, and the types of its items |
 | ``shardindex.json`` | webdataset, by ``widsindex`` | bytes and samples |
 | ``sizes.json`` | open_clip, open_flamingo | samples, by the shard's name |
 | ``_info.json`` | timm | samples, by the shard's name, per split |
 
-None knows an ETag. Where bytes are claimed, a shard of other bytes is not the one that was counted. Where none are, the
-file must name exactly the shards that lie beside it: one that was left there while shards came and went does not. What
-is wrong all the same shows when the shard is read (``Listing.learn``). ``__len__`` (open_clip) has only the sum of all
-shards, which tells nothing of any; it is just no shard.
+None of them has an ETag. If a file claims bytes, a shard of another size is not the counted one. If a file claims no
+bytes, it must name exactly the shards beside it, which an outdated file does not. Any remaining error shows when the
+shard is read (``Listing.learn``). ``__len__`` (open_clip) has only the sum of all shards, so no count is taken from it.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _READERS_KEPT: Final = 1024
 
 
 class SidecarCount(NamedTuple):
-    """What a file says of one shard.
+    """A file's claim about one shard.
 
     Attributes:
-        key: below the file's folder.
-        size_bytes: None: it does not say.
-        format: how the shard is to be read (see ``formats.format_registry``); empty: it does not say.
-        again: of the same shard as the claim before: another form of it, or another way to count its bytes.
+        key: key relative to the file's folder.
+        size_bytes: claimed bytes; None: not claimed.
+        format: format of the shard (see ``formats.format_registry``); empty: not claimed.
+        again: another claim about the same shard as before: compressed, or with its bytes counted in another way.
     """
 
     key: str
@@ -71,7 +70,7 @@ class _MdsShard(msgspec.Struct):
     column_sizes: list[int | None] = []
 
     def reader(self) -> str:
-        """Return the format with the columns that the shard must have; empty: none are named."""
+        """Return the format with the columns that the shard must have; empty: no columns are named."""
         if self.format != "mds" or not self.column_names:
             return ""
         columns = {
@@ -103,7 +102,7 @@ def _mosaic(data: Octets) -> Iterator[SidecarCount]:
     version = value(data, places["version"], int)
     if version != 2:
         raise ValueError(f"expected an index of version 2, got {version}")
-    readers: dict[str, str] = {}  # one text for all shards that have it
+    readers: dict[str, str] = {}  # one shared text for all shards with the same columns
     for shard in elements(data, places["shards"], _MdsShard):
         reader = shard.reader()
         if len(readers) < _READERS_KEPT:
@@ -120,13 +119,13 @@ def _wids(data: Octets) -> Iterator[SidecarCount]:
     version = value(data, places["wids_version"], int)
     if version != 1:
         raise ValueError(f"expected an index of version 1, got {version}")
-    # it may name shards as they lay where it was made: looked for here by their last name
+    # The file may name shards by their paths where it was made, so only the last name is used.
     for shard in elements(data, places["shardlist"], _WidsShard):
         yield SidecarCount(shard.url.rpartition("/")[2], shard.filesize, shard.nsamples)
 
 
 def _sizes(data: Octets) -> Iterator[SidecarCount]:
-    # some write numbers as text, and those who read it take them
+    # Some tools write numbers as text, and readers accept them.
     for name, count in items(data, int, strict=False):
         yield SidecarCount(name, None, count)
 
@@ -152,7 +151,7 @@ _READERS: Final[Mapping[str, Callable[[Octets], Iterator[SidecarCount]]]] = {
 _WITH_BYTES: Final = frozenset(("index.json", "shardindex.json"))
 _WITH_FORMATS: Final = frozenset(("index.json",))
 _ONLY_SUMS: Final = "__len__"
-_ABOUT_RECORDS: Final = (".idx", ".lst")  # where MXNet's records lie, and what im2rec was given to pack
+_ABOUT_RECORDS: Final = (".idx", ".lst")  # positions of MXNet's records, and the input list of im2rec
 
 
 def is_claim(key: str) -> bool:
@@ -161,32 +160,32 @@ def is_claim(key: str) -> bool:
 
 
 def tells_bytes(key: str) -> bool:
-    """Whether a file of this name tells the bytes of the shards that it counted."""
+    """Whether a file of this name claims the bytes of the counted shards."""
     return key.rpartition("/")[2] in _WITH_BYTES
 
 
 def is_beside(key: str) -> bool:
-    """Whether an object is about samples, feedd's own index or another's, and so no shard."""
+    """Whether an object is a sidecar, feedd's own index or another tool's, and so no shard."""
     return is_index(key) or is_claim(key) or key.rpartition("/")[2] == _ONLY_SUMS or key.endswith(_ABOUT_RECORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a file says of shards. Each iteration parses the text again, a piece at a time, and keeps nothing of it.
+    """A file's claims about shards. Each iteration parses the text again, piece by piece, and keeps nothing of it.
 
     Attributes:
-        key: of the file: its name tells what it is.
-        data: all of it; nothing in it is trusted.
+        key: key of the file, whose name tells the format.
+        data: the whole file; its content is not trusted.
     """
 
     key: str
     data: Octets
 
     def __iter__(self) -> Iterator[SidecarCount]:
-        """Yield what it says of each shard.
+        """Yield the claim about each shard.
 
         Raises:
-            ValueError: it is no such file, or says what cannot be; one line. What came before it is worth nothing.
+            ValueError: the file has another format, or impossible numbers; one line. Earlier claims must be discarded.
         """
         for claim in _READERS[self.key.rpartition("/")[2]](self.data):
             if not 0 <= claim.sample_count < SAMPLES_MAX:
@@ -196,7 +195,7 @@ class Claims:
 
 @dataclass(slots=True)
 class _Names:
-    """Names without bytes that a file claims, held against those of the objects that lie where it claims them."""
+    """Names without bytes that a file claims, compared with the objects beside the file."""
 
     seen: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
@@ -204,37 +203,37 @@ class _Names:
     first_gone: str = ""
 
     def gone(self, key: str) -> None:
-        """Take note of one that is not there."""
+        """Record a claimed object that does not exist."""
         self.gone_count += 1
         self.first_gone = min(self.first_gone or key, key)
 
 
 class Unused:
-    """Counts of a file that are not used: how many, and why the first ones are not."""
+    """Unused counts of a file: their number, and reasons for the first ones."""
 
     def __init__(self) -> None:
         self._count = 0
         self._examples: list[str] = []
 
     def add(self, key: str, why: str, *values: object) -> None:
-        """Take one; ``values`` are put into ``why`` where it is among the first."""
+        """Add an unused count; for the first ones, ``values`` are formatted into ``why``."""
         self._count += 1
         if len(self._examples) < EXAMPLES_MAX:
             self._examples.append(f"{key}: {why.format(*values)}")
 
     @property
     def amount(self) -> Amount:
-        """All of them."""
+        """The amount of all unused counts."""
         return Amount(self._count, 0, tuple(self._examples))
 
 
 @dataclass(slots=True)
 class _Shard:
-    """What claims that follow each other say of one shard.
+    """Consecutive claims about one shard.
 
     Attributes:
-        key: of the first claim; empty: there is none yet.
-        sizes: claimed bytes of the first form that is there, and those that it has; None: no form is there.
+        key: key of the first claim; empty: there is none yet.
+        sizes: claimed and actual bytes of the first existing form; None: no form exists.
         fits: one of the claims is right.
     """
 
@@ -243,17 +242,17 @@ class _Shard:
     fits: bool = False
 
     def close(self, unused: Unused) -> None:
-        """Tell a shard of which no claim is right."""
+        """Report a shard without a right claim."""
         if not self.key or self.fits:
             return
         if self.sizes is None:
-            unused.add(self.key, "is not there")
+            unused.add(self.key, "does not exist")
         else:
             unused.add(self.key, "counted as {} bytes, has {}", *self.sizes)
 
 
 class Surroundings:
-    """The dataset's objects by where they lie. Made once for all files; a microsecond or two per object."""
+    """The dataset's objects by folder. Built once for all files; a microsecond or two per object."""
 
     def __init__(self, refs: Sequence[ObjectRef]) -> None:
         self._refs = refs
@@ -264,7 +263,7 @@ class Surroundings:
             self._folders[ref.root, folder_of(ref.key)].add(ref.key)
 
     def clear(self) -> None:
-        """Forget the objects, one by one: to free millions in one call keeps the interpreter from everybody else."""
+        """Forget the objects one by one: freeing millions in one call would hold the interpreter lock for too long."""
         while self._at:
             self._at.popitem()
         while self._folders:
@@ -273,11 +272,11 @@ class Surroundings:
                 keys.pop()
 
     def counted(self, file: ObjectRef, rows: Iterable[Row], unused: Unused | None = None) -> dict[int, int]:
-        """Return the counts of the shards that are still what they were when feedd's own index was written.
+        """Return the counts of the shards that have not changed since feedd's own index was written.
 
         Args:
             file: the index.
-            rows: of it. Where two say different counts of one shard, neither is used.
+            rows: its rows. If two rows give different counts for one shard, neither is used.
             unused: takes the rows that are not used.
         """
         unused = unused or Unused()
@@ -300,21 +299,22 @@ class Surroundings:
                 why = "counted as {} bytes with ETag {}, has {} with ETag {}"
                 unused.add(key, why, *wanted, actual.size_bytes, actual.etag)
             else:
-                unused.add(key, "is not there")
+                unused.add(key, "does not exist")
         for number in itertools.chain.from_iterable(twice.values()):
             del found[number]
         return found
 
     def believed(self, file: ObjectRef, claims: Iterable[SidecarCount], unused: Unused | None = None) -> dict[int, int]:
-        """Return the counts of the shards that can be what a file claims they are, by their index.
+        """Return the counts of the shards that match a file's claims, by their index.
 
         Args:
-            file: it.
-            claims: of the file.
-            unused: takes the claims that are not used. What it has where this raises is worth nothing.
+            file: the file.
+            claims: claims of the file.
+            unused: takes the claims that are not used. Its content must be discarded if this call raises.
 
         Raises:
-            ValueError: none is, or it says two counts of one, or no bytes and is not of the shards that lie beside it.
+            ValueError: no claim matches, two counts differ, or a file without bytes does not name exactly the shards
+                beside it.
         """
         unused = unused or Unused()
         folder = folder_of(file.key)
@@ -342,14 +342,14 @@ class Surroundings:
         shard.close(unused)
         self._check(file.root, names)
         if not found:
-            raise ValueError(f"expected objects that are there as it says, got none of {total}")
+            raise ValueError(f"expected existing objects of the claimed sizes, got none of {total}")
         return found
 
     def formats(self, file: ObjectRef, claims: Iterable[SidecarCount], believed: Collection[int]) -> dict[int, str]:
-        """Return how shards are to be read as far as a file says, by their index.
+        """Return the formats of shards as far as a file claims them, by their index.
 
-        What LitData says holds for chunks of other bytes, too: without it they cannot be read at all. A file whose
-        kind tells no formats is not read again.
+        LitData's claims also hold for chunks of other sizes, because the chunks cannot be read without them. A kind of
+        file that claims no formats is not read again.
         """
         if file.key.rpartition("/")[2] not in _WITH_FORMATS:
             return {}
@@ -377,7 +377,7 @@ class Surroundings:
                 if key not in names.seen:
                     missing_count, first = missing_count + 1, min(first or key, key)
         if missing_count:
-            raise ValueError(f"expected counts of all objects beside it, got none of {missing_count}: {first!r}")
+            raise ValueError(f"expected counts of all objects beside the file, got none for {missing_count}: {first!r}")
         if names.gone_count:
-            gone = f"{names.gone_count} that are not: {names.first_gone!r}"
-            raise ValueError(f"expected counts of objects that are there, got {gone}")
+            gone = f"{names.gone_count} that do not exist: {names.first_gone!r}"
+            raise ValueError(f"expected counts of existing objects, got {gone}")

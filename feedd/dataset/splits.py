@@ -1,4 +1,4 @@
-"""Whether a listing holds several splits of a dataset: training and validation data that are read as one. Pure."""
+"""Whether a listing holds several splits of a dataset: training and validation data that are read together. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NAMES: Final = re.compile(r"(?:^|/)(train|training|val|valid|validation|dev|tes
 
 
 def splits_together(refs: Sequence[ObjectRef], base: str) -> dict[NoticeKind, Amount]:
-    """Return the shards that are named as those of other splits than training, where shards of training are there, too.
+    """Return shards named after other splits than training, if there are training shards too.
 
     Args:
-        refs: shards, and packs of samples, that a URL names.
-        base: the folder below which names are looked at.
+        refs: shards and packs of samples that a URL names.
+        base: the folder below which names are examined.
     """
     if not any("train" in ref.key for ref in refs):
         return {}

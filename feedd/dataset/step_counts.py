@@ -1,4 +1,4 @@
-"""How many steps every rank of a run has, so that all have the same number."""
+"""The number of steps of every rank of a run, so that all have the same number."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class Uneven(enum.Enum):
-    """What equalises the steps of all ranks."""
+    """How the steps of all ranks are made equal."""
 
-    DROP = "drop"  # what would make some rank's last steps short or missing is left out
-    PAD = "pad"  # partitions that end early begin again, and say so of each sample
-    REPEAT = "repeat"  # the same, and nobody is told which samples came twice
-    JOIN = "join"  # ranks end together at the first that runs out, by their own agreement
+    DROP = "drop"  # samples that would make some rank's last steps short or missing are left out
+    PAD = "pad"  # partitions that end early begin again, and mark each repeated sample
+    REPEAT = "repeat"  # the same, but without marks
+    JOIN = "join"  # ranks end together when the first runs out, by agreeing among themselves
     ALLOW = "allow"  # every rank ends with its samples
-    AUTO = "auto"  # drop where the counts of all shards are known, else join
+    AUTO = "auto"  # drop if the counts of all shards are known, else join
 
 
 def parse_uneven(name: str) -> Uneven:
     """Return the policy of that name.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: there is no such policy.
     """
     try:
         return Uneven(name)
@@ -48,7 +48,7 @@ UNEQUAL = {Uneven.JOIN, Uneven.ALLOW}
 
 
 def known_counts(counts: Mapping[int, int], shard_count: int) -> NDArray[np.int64] | None:
-    """Return the samples of all shards, int64[shards]; None where one is not known."""
+    """Return the samples of all shards, int64[shards], or None if a count is not known."""
     if len(counts) < shard_count:
         return None
     return np.fromiter((counts[shard] for shard in range(shard_count)), np.int64, shard_count)
@@ -72,12 +72,12 @@ def common_steps(uneven: Uneven, samples: NDArray[np.int64], batch_size: int, to
 
     Args:
         uneven: DROP, PAD or REPEAT.
-        samples: of each partition of the whole dataset, int64[partitions].
+        samples: samples of each partition of the whole dataset, int64[partitions].
         batch_size: samples of a rank's step.
-        topology: the same number of ranks on all nodes.
+        topology: topology with the same number of ranks on all nodes.
 
     Raises:
-        BadRequest: some partition has no samples to fill its steps with, or nodes differ.
+        BadRequest: a partition has no samples to fill its steps with, or nodes differ.
     """
     check_even(topology, f"uneven={uneven.value!r}", "use uneven='join' or 'allow'")
     per_step = batch_size * topology.world_size // samples.shape[0]
@@ -95,13 +95,13 @@ def common_steps(uneven: Uneven, samples: NDArray[np.int64], batch_size: int, to
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """How a node's samples are dealt out.
+    """How a node's samples are dealt out to its ranks.
 
     Attributes:
         batch_size: samples of a rank's step.
-        local_rank: whose steps are asked for.
+        local_rank: the rank.
         local_world_size: ranks of the node.
-        steps: of every rank; None: until its samples end.
+        steps: steps of every rank; None: until its samples end.
         wrap: a partition that ends earlier begins again.
     """
 
@@ -113,19 +113,20 @@ class Deal:
 
 
 def left_out(samples: NDArray[np.int64], steps: int, deal: Deal) -> int:
-    """Return the samples that one rank would have got in the steps from ``steps`` on.
+    """Return the number of samples that one rank would get after the first ``steps`` steps.
 
     Args:
-        samples: of each partition of the rank's node, int64[partitions].
-        steps: so many there are.
+        samples: samples of each partition of the rank's node, int64[partitions].
+        steps: steps of the epoch.
         deal: how the samples of the node are dealt out.
     """
     part = deal.batch_size * deal.local_world_size // samples.shape[0]
     left = np.maximum(samples - steps * part, 0)
-    whole, rest = np.divmod(left, part)  # so many steps more a partition gives its whole part in, and this in one more
+    # Further steps in which a partition gives its whole part, and the samples it gives in one more step.
+    whole, rest = np.divmod(left, part)
     by_end = np.argsort(whole)
     whole, rests = whole[by_end], np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rest[by_end])])
-    # between two of these all steps are alike
+    # between two edges all steps are alike
     edges = np.array(sorted({0, *whole.tolist(), *(whole + 1).tolist()}))
     ending, going = np.searchsorted(whole, edges, "left"), np.searchsorted(whole, edges, "right")
     given = part * (samples.shape[0] - going) + rests[going] - rests[ending]
@@ -134,7 +135,7 @@ def left_out(samples: NDArray[np.int64], steps: int, deal: Deal) -> int:
 
 
 def needs_counts(uneven: Uneven) -> Unsupported:
-    """Return what to raise where steps cannot be told."""
+    """Return the error to raise if equal steps cannot be computed."""
     return Unsupported(
         f"expected the sample counts of all shards for uneven={uneven.value!r}, got those of some",
         hint="run feedd index on the data, pass steps=, or use uneven='join'",

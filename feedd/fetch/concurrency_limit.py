@@ -8,9 +8,8 @@ _START: Final = 16
 _GAIN: Final = 1.05  # a rise must bring this factor in throughput, or it is not worth its memory
 _BACK_OFF: Final = 0.7
 _HOLD_PERIODS: Final = 8
-_REFUSED_MAX: Final = (
-    0.2  # rare refusals are no sign of overload: a store that refuses one request in twenty serves nineteen
-)
+# Rare refusals are no sign of overload: a store that refuses one request in twenty serves nineteen.
+_REFUSED_MAX: Final = 0.2
 _KEPT: Final = 31 / 32  # share of the remembered counts that each answer keeps
 
 
@@ -20,6 +19,7 @@ class ConcurrencyLimit:
     Throughput of a period is computed from the parts that ended while all places were taken: places times bytes per
     second of each. If a period brings ``_GAIN`` more than the period before the last rise, another rise follows.
     Otherwise the rise is taken back, and some periods pass before the next one.
+
     A throttling answer lowers the limit at once. This happens only once for all requests that were in flight together,
     and only if a good share of the last requests was refused. When refusals are rare again, the limit climbs back by a
     quarter per round of parts, up to its former value.

@@ -45,11 +45,11 @@ class SourceOptions:
 
     Attributes:
         part_size_bytes: size of one ranged GET; 0: chosen by the object's size and the bucket's recent speed.
-            parts_in_flight: concurrent ranged GETs, over all shards. Small objects that are samples may use eight times
+        parts_in_flight: concurrent ranged GETs, over all shards. Small objects that are samples may use eight times
             as many. See ``connections_max``.
         bytes_in_flight: bytes of parts being received at one time.
         transfer_threads: threads that move bodies into files on disk, and as many for files in memory.
-            attempts_max: attempts of one request that bring no bytes, the first included. Throttling is bounded by time
+        attempts_max: attempts of one request that bring no bytes, the first included. Throttling is bounded by time
             instead.
         retry_deadline_s: how long a request is retried, in addition to the time for its bytes.
         connect_timeout_s: longest wait for a connection.
@@ -58,11 +58,11 @@ class SourceOptions:
         listing_deadline_s: longest wait for one page of a listing.
         heads_in_flight: concurrent HEAD requests, for manifests.
         file_threads: threads that read local files.
-            transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target;
-            ``aiobotocore``: the SDK; ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
+        transport: what receives objects from S3. ``direct``: feedd's own HTTP reader, straight into the target.
+            ``aiobotocore``: the SDK. ``auto``: direct, or the SDK behind a proxy. The SDK always reads objects that
             only it can address.
-            verify: what is compared. ``length``: each answer's length, range and version with the request;
-            ``checksum``: also each object's bytes with the store's checksum, if there is one; ``off``: same as
+        verify: what is compared. ``length``: each answer's length, range and version with the request.
+            ``checksum``: also each object's bytes with the store's checksum, if there is one. ``off``: same as
             ``length``, which costs nothing.
         hedge_share: share of the bytes read that may be requested a second time because a part is slow; 0: none.
         s3: access options by bucket; ``*``: all other buckets.

@@ -64,9 +64,8 @@ class MeteredStore:
             await self._inner.read_into(ref, span, sink, noted)
         except BaseException as error:
             self._record("read", began_s, error)
-            self._recorder.count(
-                SOURCE_BYTES, noted.filled_bytes
-            )  # received bytes count, since a retry often keeps them
+            # Received bytes count, since a retry often keeps them.
+            self._recorder.count(SOURCE_BYTES, noted.filled_bytes)
             raise
         self._record("read", began_s, None)
         self._recorder.count(SOURCE_BYTES, span.size_bytes)

@@ -32,7 +32,7 @@ class _Crc:
     """A checksum that can be computed piecewise and combined.
 
     Attributes:
-            on_arrival: fast enough (25 GiB/s) for the event loop while the bytes are in the CPU cache. The others are
+        on_arrival: fast enough (25 GiB/s) for the event loop while the bytes are in the CPU cache. The others are
             computed at the end, on a thread.
     """
 

@@ -140,9 +140,8 @@ class _PackArrivals(Arrivals):
         self._table = packs.table(number)
         self._edges: list[int] = self._table.starts().tolist()
         self._lost: set[int] = set()
-        self._again: (
-            dict[int, bool] | None
-        ) = {}  # objects to request again, and whether they are missing; None: the second round has begun
+        # Objects to request again, and whether they are missing; None: the second round has begun.
+        self._again: dict[int, bool] | None = {}
         self._left_bytes = [high - low for low, high in itertools.pairwise(self._edges)]  # missing bytes of each object
         self._standing: FetchEntry | None = None
 

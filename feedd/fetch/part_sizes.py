@@ -25,7 +25,7 @@ class PartSize:
     A part is large enough that the wait for its first byte is a small share of its time. It is also large enough that
     all parts together need a small share of the event loop. It is no larger, because a part is the unit of retries,
     hedges and bytes in flight. So a far or fast store gets large parts, a slow store small ones. If the budget has no
-    room for that many parts of 8 MiB, fewer are in flight: smaller parts would cost the event loop more than they
+    room for that many parts of 8 MiB, fewer are in flight. Smaller parts would cost the event loop more than they
     bring.
 
     Args:

@@ -100,9 +100,8 @@ class RangeFetcher:
         assert sink.size_bytes == ref.size_bytes, "the sink must be exactly as long as the object"
         arrivals = Arrivals(ref, sink, watch)
         spans: tuple[ByteRange, ...] = (ByteRange(0, ref.size_bytes),) if ref.size_bytes else ()
-        part_bytes = self._sizes_of(ref.root).of(
-            ref.size_bytes
-        )  # chosen once, so that damaged spans are cut in the same way again
+        # Chosen once, so that damaged spans are cut in the same way again.
+        part_bytes = self._sizes_of(ref.root).of(ref.size_bytes)
         fetch_count = 0
         while spans:
             ask = self._limits.verified and not fetch_count

@@ -63,9 +63,8 @@ class RetryQuota:
             self._balance -= 1
             return 0.0
         if now_s < self._probe_at_s:
-            return min(
-                self._probe_at_s - now_s, self._policy.probe_max_s
-            )  # the sum above was rounded, possibly upwards
+            # The sum above was rounded, possibly upwards.
+            return min(self._probe_at_s - now_s, self._policy.probe_max_s)
         self._probe_at_s = now_s + self._probe_every_s
         self._probe_every_s = min(2 * self._probe_every_s, self._policy.probe_max_s)
         return 0.0

@@ -165,9 +165,8 @@ class RetryStore:
                 return False
             self._recorder.count(SOURCE_RETRY_WAIT, wait_s, reason="quota")
             await clock.sleep_s(wait_s)
-        self._recorder.count(
-            SOURCE_RETRIES, reason=error.kind
-        )  # counted only now, because the quota may never allow the retry
+        # Counted only now, because the quota may never allow the retry.
+        self._recorder.count(SOURCE_RETRIES, reason=error.kind)
         return True
 
     async def close(self) -> None:

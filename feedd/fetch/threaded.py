@@ -78,7 +78,7 @@ class _Pump(Generic[T]):
             asyncio.run(self._pump())
         except asyncio.CancelledError:
             pass  # stopped by the consumer, which no longer listens
-        except BaseException as raised:  # noqa: BLE001 - it is raised again, by the consumer
+        except BaseException as raised:  # noqa: BLE001 - the consumer raises it again
             error = raised
         with contextlib.suppress(RuntimeError):  # the consumer's loop is closed
             self._consumer.call_soon_threadsafe(self._finish, error)

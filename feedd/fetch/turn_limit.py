@@ -7,9 +7,8 @@ from typing import Final
 _LOOKS: Final = 8  # measurements per period; a single late one (garbage collection) decides nothing
 _LONG_S: Final = 0.003
 _SHORT_S: Final = 0.0015
-_TOO_LONG_S: Final = (
-    0.012  # two such measurements end a period, because a whole period of long turns would take most of a second
-)
+# Two such measurements end a period, because a whole period of long turns would take most of a second.
+_TOO_LONG_S: Final = 0.012
 _RISE: Final = 8  # the limit rises by an eighth per period
 _FALL_MIN: Final = 0.5
 

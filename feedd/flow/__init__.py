@@ -1,1 +1,1 @@
-"""Mechanisms: byte budget, retry, single flight, bounded maps, the arena of slots."""
+"""Concurrency tools: byte budget, single flight, bounded maps, thread pools, the arena of slots."""

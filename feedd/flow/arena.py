@@ -1,7 +1,7 @@
 """An arena: numbered slots of equal size in one sealed memfd, shared with one trainer and the decode workers.
 
-The file has no name, so nothing is left behind however its holders die, and all of it is allocated before the
-first byte is written: a full machine is an error at ``create``, never a SIGBUS in the middle of a batch.
+The file has no name, so nothing is left behind however its holders die. All of it is allocated before the first byte is
+written. So a full machine is an error at ``create``, never a SIGBUS in the middle of a batch.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _HELD_HINT = f"{_HINT}; the memory of a closed dataset counts until its batches 
 
 
 class ArenaBudget:
-    """Bound on the bytes of all arenas together. Thread-safe: arenas are allocated off the event loop.
+    """Bound on the bytes of all arenas together. Thread-safe, because arenas are allocated off the event loop.
 
-    A closed arena counts until the last client has let go of the memory.
+    A closed arena counts until the last client has unmapped the memory.
     """
 
     def __init__(self, limit_bytes: int, recorder: Recorder | None = None) -> None:
         """Start empty.
 
         Args:
-            limit_bytes: most that may be reserved at any time.
-            recorder: where the gauge of arena bytes is; it always shows what is reserved here.
+            limit_bytes: upper bound of the reserved bytes.
+            recorder: holds the gauge of arena bytes, which always shows the bytes reserved here.
         """
         self._limit_bytes = limit_bytes
         self._recorder = recorder
@@ -56,7 +56,7 @@ class ArenaBudget:
 
     @property
     def limit_bytes(self) -> int:
-        """The bound."""
+        """The upper bound in bytes."""
         return self._limit_bytes
 
     @property
@@ -65,11 +65,11 @@ class ArenaBudget:
         return self._reserved_bytes
 
     def reserve(self, size_bytes: int) -> None:
-        """Claim ``size_bytes``; give them back with ``release``.
+        """Reserve ``size_bytes``; return them with ``release``.
 
         Raises:
             BadConfig: they can never fit.
-            ResourceExhausted: they do not fit beside what is reserved.
+            ResourceExhausted: they do not fit now, next to the bytes already reserved.
         """
         if size_bytes > self._limit_bytes:
             raise BadConfig(
@@ -90,7 +90,7 @@ class ArenaBudget:
             self._move(size_bytes)
 
     def release(self, size_bytes: int) -> None:
-        """Return a claim."""
+        """Return reserved bytes."""
         with self._guard:
             self._move(-size_bytes)
             assert self._reserved_bytes >= 0, "more arena bytes released than reserved"
@@ -110,7 +110,7 @@ def _allocate(size_bytes: int) -> int:
     available = available_bytes()
     if available is not None and size_bytes > available:
         raise ResourceExhausted(
-            f"expected {format_size(size_bytes)} of memory for an arena, got {format_size(available)} available",
+            f"an arena of {format_size(size_bytes)} needs more memory than the {format_size(available)} available",
             hint=_HINT,
             stage="serve",
         )
@@ -124,7 +124,7 @@ def _allocate(size_bytes: int) -> int:
         if fd >= 0:
             os.close(fd)
         raise ResourceExhausted(
-            f"expected {format_size(size_bytes)} of memory for an arena, got {error.strerror}",
+            f"the memory for an arena of {format_size(size_bytes)} cannot be allocated: {error.strerror}",
             hint=_HINT,
             stage="serve",
         ) from error
@@ -134,19 +134,20 @@ def _allocate(size_bytes: int) -> int:
 class Arena:
     """One session's slots (seam ``Slots``). Slots are taken and given back on one thread only.
 
-    A slot's generation grows at each ``take``; a ``SlotRef`` of an earlier use is refused everywhere.
+    A slot's generation grows at each ``take``. A ``SlotRef`` of an earlier generation is refused everywhere.
     """
 
     def __init__(self, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> None:
         """Allocate and map; blocks for about 0.2 s per GiB (``create`` does it off the event loop).
 
         Args:
-            slot_count: slots, at least 1.
-            slot_bytes: wanted size of each, rounded up to whole pages.
-            budget: bound shared with other arenas. The claim is returned when neither daemon nor client maps it.
+            slot_count: number of slots, at least 1.
+            slot_bytes: minimum size of each slot, rounded up to whole pages.
+            budget: bound shared with other arenas. The bytes are returned when neither the daemon nor the client
+                maps them.
 
         Raises:
-            ResourceExhausted: the budget, the machine or the control group has not that much left.
+            ResourceExhausted: the budget, the machine or the control group does not have that much left.
         """
         if slot_count < 1 or slot_bytes < 1:
             raise ValueError(f"expected at least 1 slot of at least 1 byte, got {slot_count} of {slot_bytes}")
@@ -167,7 +168,7 @@ class Arena:
                 os.close(self._fd)
             if isinstance(error, OSError):
                 raise ResourceExhausted(
-                    f"expected to map an arena of {format_size(self._size_bytes)}, got {error.strerror}", stage="serve"
+                    f"an arena of {format_size(self._size_bytes)} cannot be mapped: {error.strerror}", stage="serve"
                 ) from error
             raise
         whole = memoryview(self._map)
@@ -181,7 +182,7 @@ class Arena:
 
     @classmethod
     async def create(cls, slot_count: int, slot_bytes: int, budget: ArenaBudget | None = None) -> Self:
-        """Build one on a thread; cancelled meanwhile it waits for the thread, so that nothing stays claimed.
+        """Build an arena on a thread; a cancelled call waits for the thread, so that nothing stays reserved.
 
         Raises:
             ResourceExhausted: as the constructor.
@@ -196,12 +197,12 @@ class Arena:
 
     @property
     def slot_count(self) -> int:
-        """How many slots."""
+        """Number of slots."""
         return len(self._generations)
 
     @property
     def slot_bytes(self) -> int:
-        """Size of each, a multiple of the page size."""
+        """Size of each slot, a multiple of the page size."""
         return self._slot_bytes
 
     @property
@@ -211,16 +212,16 @@ class Arena:
 
     @property
     def fd(self) -> int:
-        """The memfd; owned by the arena, duplicated by whoever keeps it. -1 once closed."""
+        """The memfd, owned by the arena; its users duplicate it. -1 once closed."""
         return self._fd
 
     @property
     def taken_count(self) -> int:
-        """Slots in use."""
+        """Number of slots in use."""
         return len(self._generations) - len(self._free)
 
     def take(self, at: Cursor | None = None) -> SlotRef | None:  # noqa: ARG002 - the seam's: here all slots are alike
-        """Return a free slot under a fresh generation, or None; None too once closed."""
+        """Return a free slot with a new generation; None if there is none or the arena is closed."""
         if not self._free or self._fd < 0:
             return None
         index = self._free.pop()
@@ -236,7 +237,7 @@ class Arena:
         )
 
     def give_back(self, slot: SlotRef) -> bool:
-        """Free the slot; False, and nothing happens, where this use of it is over already."""
+        """Free the slot. False: the slot's generation is stale, and nothing happens."""
         if not self._holds(slot):
             return False
         self._taken[slot.index] = False
@@ -247,7 +248,7 @@ class Arena:
         """Return the slot's bytes in this process, writable; borrowed: released by ``close``.
 
         Raises:
-            Internal: this use of the slot is over.
+            Internal: the slot's generation is stale.
         """
         if self._fd < 0 or not self._holds(slot):
             raise Internal(
@@ -257,7 +258,7 @@ class Arena:
 
     @contextmanager
     def client_mapping(self) -> Iterator[int]:
-        """Yield the memfd for one client to map. The arena's bytes count until the exit, also when it is closed."""
+        """Yield the memfd for one client to map. Until the exit the arena's bytes count, even if it is closed."""
         assert self._fd >= 0, "an arena for a client was closed"
         self._client_count += 1
         try:
@@ -267,14 +268,14 @@ class Arena:
             self._settle_budget()
 
     def _settle_budget(self) -> None:
-        """Return the claim if nobody maps the memory."""
+        """Return the reserved bytes if neither daemon nor client maps the memory."""
         if self._fd < 0 and not self._client_count and self._budget is not None:
             self._budget.release(self._size_bytes)
 
     def close(self) -> None:
-        """Close the memfd and unmap; idempotent. Clients' mappings live on, and count, until they let go.
+        """Close the memfd and unmap; idempotent. Clients' mappings stay, and count, until the clients unmap them.
 
-        A buffer somebody made of a view (a numpy array, a slice) keeps the mapping alive until it is collected.
+        A buffer made from a view (a numpy array, a slice) keeps the mapping alive until it is collected.
         """
         if self._fd < 0:
             return

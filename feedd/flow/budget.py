@@ -1,4 +1,4 @@
-"""A budget of bytes: who may hold how much, first come first served, without deadlock."""
+"""A budget of bytes: first come, first served, without deadlock."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ class _Waiter:
 class ByteBudget:
     """Bounds the bytes held at one time.
 
-    First in, first out: a small request never overtakes a large one, so that nobody starves. A request
-    larger than the whole limit is granted once nothing else is held: one minimal unit always gets through,
-    so a budget that is too small is slow, never stuck.
+    First in, first out: a small request never overtakes a large one, so no request starves. A request larger than the
+    whole limit is granted once nothing else is held. So a budget that is too small is slow, but never stuck.
 
     One event loop; not thread-safe.
     """
@@ -40,7 +39,7 @@ class ByteBudget:
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes that may be held together; more only by a single over-sized request."""
+        """Bytes that may be held together; only a single over-sized request may exceed them."""
         return self._limit_bytes
 
     @property
@@ -57,10 +56,10 @@ class ByteBudget:
     async def reserve(self, size_bytes: int) -> AsyncGenerator[None, None]:
         """Hold ``size_bytes`` for the body of the ``with``; wait for them first.
 
-        Cancelled while waiting it holds nothing, even where the grant and the cancellation came together.
+        A cancelled wait holds nothing, even if the grant and the cancellation came together.
 
         Raises:
-            ValueError: a negative size.
+            ValueError: the size is negative.
         """
         if size_bytes < 0:
             raise ValueError(f"expected 0 or more bytes, got {size_bytes}")
@@ -71,14 +70,14 @@ class ByteBudget:
             self._release(size_bytes)
 
     def take(self, size_bytes: int) -> bool:
-        """Hold ``size_bytes`` until ``give_back``, if that can be now; False, and nothing held, where it cannot."""
+        """Hold ``size_bytes`` until ``give_back`` and return True; return False if they are not free now."""
         if self._waiters or not self._fits(size_bytes):
             return False
         self._held_bytes += size_bytes
         return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Hold no longer what ``take`` gave."""
+        """Return bytes that ``take`` gave."""
         self._release(size_bytes)
 
     async def _acquire(self, size_bytes: int) -> None:
@@ -91,11 +90,11 @@ class ByteBudget:
             await waiter.granted
         except asyncio.CancelledError:
             if waiter.granted.done() and not waiter.granted.cancelled():
-                self._release(size_bytes)  # granted in the same turn of the loop: hand it on
+                self._release(size_bytes)  # granted in the same turn of the loop: pass the bytes on
             else:
-                with suppress(ValueError):  # a release in this very turn may have dropped it from the line
+                with suppress(ValueError):  # a release in this very turn may have removed it from the queue
                     self._waiters.remove(waiter)
-                self._grant()  # whoever stood behind it may fit now
+                self._grant()  # the next waiter may fit now
             raise
 
     def _release(self, size_bytes: int) -> None:
@@ -110,6 +109,6 @@ class ByteBudget:
         while self._waiters and self._fits(self._waiters[0].size_bytes):
             waiter = self._waiters.popleft()
             if waiter.granted.cancelled():
-                continue  # its task has not run yet; it must not be given bytes it will not return
+                continue  # its task has not run yet, and would never return the bytes
             self._held_bytes += waiter.size_bytes
             waiter.granted.set_result(None)

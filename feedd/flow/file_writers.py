@@ -1,4 +1,4 @@
-"""Who may still write to a file. Its owner asks; threads that a disk may hold up tell."""
+"""Tracks pending writes of a file, which a disk may delay."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Writers:
-    """Counts the writes of one file that are under way or promised; any thread.
+    """Counts running and announced writes of one file; used from any thread.
 
-    Nobody waits on a thread for a write to end: whoever no longer wants it marks it as stopped and goes on, and the
-    owner of the file waits, with a deadline, before the file is given to readers (``writing.left_alone``).
+    No thread waits for a write to end. A caller that no longer needs a write marks it as stopped and continues. The
+    owner of the file waits, with a deadline, before readers get the file (``file_writing.left_alone``).
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a finalizer may close a file between any two steps
+        self._lock = threading.RLock()  # reentrant, because a finalizer may close a file between any two steps
         self._count = 0
         self._when_gone: list[Callable[[], object]] = []
 
@@ -26,16 +26,16 @@ class Writers:
 
     @property
     def count(self) -> int:
-        """How many writes are under way or promised."""
+        """Number of running and announced writes."""
         return self._count
 
     def begin(self) -> None:
-        """Announce a write; ``end`` follows, whatever becomes of it."""
+        """Announce a write; ``end`` must follow in any case."""
         with self._lock:
             self._count += 1
 
     def end(self) -> None:
-        """Say that this write does not touch the file any more."""
+        """Report that one write no longer touches the file."""
         with self._lock:
             self._count -= 1
             assert self._count >= 0, "ended more writes than were begun"
@@ -46,7 +46,7 @@ class Writers:
             call()
 
     def then(self, call: Callable[[], object]) -> None:
-        """Call once nobody writes: now, or in the thread of the last writer. Must not wait for anything."""
+        """Call ``call`` once no write is pending: now, or in the last writer's thread. ``call`` must not wait."""
         with self._lock:
             if self._count:
                 self._when_gone.append(call)

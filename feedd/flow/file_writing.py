@@ -1,4 +1,4 @@
-"""Writing to files from the event loop, which waits for no disk."""
+"""Writes to files from the event loop, which must not wait for a disk."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _P = ParamSpec("_P")
 async def write_in(
     pool: Pool, writers: Writers, write: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs
 ) -> None:
-    """Call what writes to a file in a thread of ``pool``; cancelled, a write that was handed over is left to itself.
+    """Call ``write``, which writes to a file, in a thread of ``pool``; after a cancellation it still ends by itself.
 
     Raises:
-        Whatever the write raised. OSError: there is no thread.
+        Whatever the write raised. OSError: no thread can be started.
     """
 
     def work() -> None:
@@ -42,7 +42,7 @@ async def write_in(
 
 
 async def left_alone(writers: Writers, within_s: float) -> bool:
-    """Wait until nobody writes; False: after so long somebody still does, so the disk does not answer."""
+    """Wait until no write is pending. False: the deadline passed, so the disk does not answer."""
     if not writers.count:
         return True
     loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ async def left_alone(writers: Writers, within_s: float) -> bool:
             gone.set_result(None)
 
     def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
             loop.call_soon_threadsafe(note)
 
     writers.then(tell)
@@ -66,6 +66,6 @@ async def left_alone(writers: Writers, within_s: float) -> bool:
 
 
 def _look_at(job: asyncio.Future[None]) -> None:
-    """See to it that nobody complains of an error that nobody waited for."""
+    """Retrieve the error of an abandoned write, so that asyncio does not log it."""
     if not job.cancelled():
         job.exception()

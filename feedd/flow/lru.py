@@ -1,4 +1,4 @@
-"""A map bounded by the weight of its values: the least recently used goes first."""
+"""A map bounded by the weight of its values; the least recently used is dropped first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class WeightedLru(Generic[K, V]):
-    """Synchronous, not thread-safe. A value heavier than the limit is kept alone until the next one comes."""
+    """Synchronous, not thread-safe. A value heavier than the limit is kept alone until the next value is added."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -18,7 +18,7 @@ class WeightedLru(Generic[K, V]):
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        """Return the value, now the most recently used one, or None."""
+        """Return the value and mark it as the most recently used, or return None."""
         found = self._items.get(key)
         if found is None:
             return None
@@ -26,7 +26,7 @@ class WeightedLru(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Add or replace a value; others leave while the weight exceeds the limit."""
+        """Add or replace a value; drop others while the weight exceeds the limit."""
         self.pop(key)
         self._items[key] = (value, weight)
         self._weight += weight
@@ -35,19 +35,19 @@ class WeightedLru(Generic[K, V]):
             self._weight -= dropped
 
     def pop(self, key: K) -> None:
-        """Remove a key if it is there."""
+        """Remove a key if it exists."""
         found = self._items.pop(key, None)
         if found is not None:
             self._weight -= found[1]
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove all values."""
         self._items.clear()
         self._weight = 0
 
     @property
     def weight(self) -> int:
-        """Weight of all values."""
+        """Total weight of all values."""
         return self._weight
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or its control group's where that is less."""
+"""How much memory this process may still take: the machine's, or its control group's if that is less."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _machine_bytes(meminfo: Path) -> int | None:
 
 
 def _cgroup_bytes(cgroup: Path) -> int | None:
-    """Return what is left under the group's limit; file pages count as left, the kernel drops them first."""
+    """Return the bytes left under the group's limit; file pages count as left, because the kernel drops them first."""
     try:
         limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
         if limit == "max":
@@ -34,7 +34,7 @@ def _cgroup_bytes(cgroup: Path) -> int | None:
 
 
 def available_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
-    """Return the bytes that can still be taken without waking the kernel's OOM killer; None where nobody says.
+    """Return the bytes that can be taken without waking the kernel's OOM killer, or None if unknown.
 
     Args:
         meminfo: file in the format of ``/proc/meminfo``.

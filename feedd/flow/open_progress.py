@@ -1,4 +1,4 @@
-"""What an Open waits for right now, for the user who waits with it."""
+"""The current stage of an Open, for the user who waits for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _current: ContextVar[OpenProgress | None] = ContextVar("open_progress", default=
 
 @dataclass(slots=True)
 class OpenProgress:
-    """The stage of one Open, and the trouble its requests to the store have met.
+    """The stage of one Open, and the retries of its requests to the store.
 
     Attributes:
-        stage: what is being done, as a participle: "listing s3://bucket/train/".
+        stage: current step, as a participle: "listing s3://bucket/train/".
         retry_count: requests sent again since the Open began.
-        last_error: why the last one was sent again; empty: none was.
+        last_error: error behind the last retry; empty: none.
     """
 
     stage: str = "reading the request"
@@ -36,21 +36,21 @@ class OpenProgress:
 
 
 def begin_open() -> OpenProgress:
-    """Return the progress of the Open that the current task, and every task it starts, works for."""
+    """Start and return the progress of an Open, for the current task and all tasks it starts."""
     progress = OpenProgress()
     _current.set(progress)
     return progress
 
 
 def enter_stage(stage: str) -> None:
-    """Note what the current Open does from now on; outside of an Open this does nothing."""
+    """Set the stage of the current Open; does nothing outside of an Open."""
     progress = _current.get()
     if progress is not None:
         progress.stage = stage
 
 
 def note_retry(error: FeeddError) -> None:
-    """Note that a request of the current Open is sent again because of ``error``; outside of one: nothing."""
+    """Record a retry in the current Open; does nothing outside of an Open."""
     progress = _current.get()
     if progress is not None:
         progress.retry_count += 1

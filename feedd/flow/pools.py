@@ -1,7 +1,7 @@
-"""Named, bounded threads for what would hold the event loop up: one pool for each thing that may not answer.
+"""Named, bounded thread pools for work that would block the event loop: one pool for each resource that may hang.
 
-What waits for one of them never waits for another: a resolver that is silent stops no batch, nor does a disk that
-hangs. The loop's default executor is left to libraries; a tidy test keeps feedd from it.
+Work for one resource never waits for another: neither a silent resolver nor a hanging disk stops other batches. Only
+libraries use the loop's default executor; a tidy test keeps feedd from it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _IDLE_S: Final = 10.0
 _END_S: Final = 1.0  # an idle thread ends within microseconds
-_CANCELLED_MAX: Final = 256  # jobs nobody waits for any more are thrown out of a queue that is longer
+_CANCELLED_MAX: Final = 256  # a longer queue is purged of cancelled jobs
 
 
 class Pool:
-    """Threads that start when there is work for them, and end when there was none for a while.
+    """Threads that start when there is work, and end when idle for a while.
 
-    They are daemon threads: one that a disk or a resolver holds up keeps no process from ending.
+    They are daemon threads, so a thread that a disk or a resolver delays keeps no process from ending.
 
     Attributes:
-        name: of its threads, behind ``feedd-pool-``.
-        threads_max: never more; further work waits in line.
+        name: name of its threads, after ``feedd-pool-``.
+        threads_max: upper bound of threads; further work waits in a queue.
     """
 
     def __init__(self, name: str, threads_max: int) -> None:
@@ -48,7 +48,7 @@ class Pool:
         return f"Pool({self.name}, {len(self._threads)}/{self.threads_max} threads, {len(self._jobs)} jobs waiting)"
 
     async def run(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Return what ``work`` returns, done in a thread; cancelled, work that has not begun is dropped.
+        """Return the result of ``work``, run in a thread; a cancellation drops work that has not begun.
 
         Raises:
             Whatever the work raised. RuntimeError: the system starts no more threads, and the pool has none.
@@ -56,15 +56,15 @@ class Pool:
         return await self.begin(work, *args, **kwargs)
 
     def begin(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> asyncio.Future[_T]:
-        """As ``run``, for those who have to wait for its end even if cancelled; see ``to_its_end``."""
+        """Start work like ``run`` and return its future, for callers that wait though cancelled; see ``to_its_end``."""
         job = functools.partial(contextvars.copy_context().run, functools.partial(work, *args, **kwargs))
         return asyncio.wrap_future(self._submit(job), loop=asyncio.get_running_loop())
 
     def close(self, *, wait: bool) -> None:
-        """End the threads once the work that was handed over is done; work that comes later starts threads anew.
+        """End the threads after the work that was handed over; later work starts new threads.
 
         Args:
-            wait: for the threads to end, a second each at most: where none is at work, they end at once.
+            wait: wait for each thread, a second at most; idle threads end at once.
         """
         with self._ready:
             self._closed = True
@@ -103,12 +103,12 @@ class Pool:
             if future.set_running_or_notify_cancel():
                 try:
                     result = job()
-                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting task
                     future.set_exception(error)
                 else:
                     future.set_result(result)
                     del result
-            del future, job, taken  # nothing is kept while there is nothing to do
+            del future, job, taken  # an idle thread keeps no references
 
     def _take(self) -> tuple[Future[Any], Callable[[], object]] | None:
         with self._ready:
@@ -125,10 +125,10 @@ class Pool:
 
 _CORES: Final = len(os.sched_getaffinity(0))
 CPU: Final = Pool("cpu", max(4, min(32, _CORES)))
-"""Computing on memory: planning, parsing, copying batches. Touches no disk and no network."""
+"""Computing on memory: planning, parsing, copying batches. Uses no disk and no network."""
 CACHE_DISK: Final = Pool("cache-disk", 4)
-"""Small reads and writes on the cache's disk, beside the cache's own threads; all of them stop where it hangs."""
+"""Small reads and writes on the cache's disk, beside the cache's own threads; all of them hang with the disk."""
 LOCAL_FILES: Final = Pool("local-files", 8)
 """Files that users or operators name: data on local disks, certificates, quarantine."""
 DNS: Final = Pool("dns", 4)
-"""Names of hosts; a resolver may take as long as it likes."""
+"""Host name resolution, which may take arbitrarily long."""

@@ -1,4 +1,4 @@
-"""Two tools of a task group's, for calls that hardly ever need one: nearly free to have, paid for when used."""
+"""Two tools in place of a task group, for calls that rarely need one: nearly free until used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Interruptible:
-    """A context whose body may be ended from outside, as ``asyncio.timeout`` ends one; its task goes on behind it.
+    """A context whose body can be ended from outside, as by ``asyncio.timeout``; its task continues after the body.
 
     Entered and left by the same task, once.
     """
@@ -22,7 +22,7 @@ class Interruptible:
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """End the body, if it still runs."""
+        """End the body if it is still running."""
         if self._task is not None and not self._interrupted:
             self._interrupted = True
             self._task.cancel()
@@ -40,36 +40,37 @@ class Interruptible:
         if not self._interrupted:
             return False
         assert task is not None
-        # who else cancelled the task is heard: the cancellation is swallowed only where it was ours alone
+        # other cancellations are kept: only a cancellation by ``interrupt`` alone is swallowed
         return task.uncancel() <= self._cancels_before and kind is asyncio.CancelledError
 
 
 class Beside:
-    """At most one task beside the caller's own, begun late if at all; whoever has it waits for its end."""
+    """At most one task in addition to the caller's, started later or never; the owner waits for its end."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether there is one."""
+        """Whether the task was started."""
         return self._task is not None
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
-        """Start it; may be called by a callback of the loop."""
-        assert self._task is None, "one task beside the caller's"
+        """Start the task; may be called by a callback of the loop."""
+        assert self._task is None, "only one additional task"
         self._task = asyncio.get_running_loop().create_task(work)
 
     def cancel(self) -> None:
-        """Have it end, if there is one."""
+        """Cancel the task, if there is one."""
         if self._task is not None:
             self._task.cancel()
 
     async def ended(self) -> None:
-        """Wait for its end, even if cancelled, which is handed on to it.
+        """Wait for the task's end, even if cancelled; the cancellation is passed on to the task.
 
         Raises:
-            Whatever it raised, unless it was cancelled. CancelledError: we were; what it ended with is dropped.
+            Whatever the task raised, unless it was cancelled. CancelledError: this call was cancelled; the task's
+                result is dropped.
         """
         task, cancelled = self._task, None
         while task is not None and not task.done():
@@ -81,10 +82,10 @@ class Beside:
                 cancelled = error
         if cancelled is not None:
             if task is not None and not task.cancelled():
-                task.exception()  # looked at: what it ended with is dropped
+                task.exception()  # retrieved, because the result is dropped
             try:
                 raise cancelled
             finally:
-                del cancelled  # its traceback leads to this frame, and would keep all that its callers hold
+                del cancelled  # its traceback refers to this frame and would keep everything its callers hold
         if task is not None and not task.cancelled():
             task.result()

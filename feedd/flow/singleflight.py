@@ -1,4 +1,4 @@
-"""One run of a piece of work however many ask for it; the run ends when nobody wants it any more."""
+"""Runs work once for all concurrent callers; the run ends when no caller wants it any more."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ V = TypeVar("V")
 
 
 class Flight(Generic[K, V]):
-    """One run: a future of its result, and how many still want it.
+    """One run: a future of its result, and the number of interested callers.
 
     Attributes:
-        key: what the run is for.
+        key: the run's key.
         result: resolves when the run has ended; read it, never cancel it.
-        interest: how many joined and did not leave.
+        interest: number of callers that joined and did not leave.
     """
 
     def __init__(self, key: K) -> None:
@@ -32,10 +32,10 @@ class Flight(Generic[K, V]):
 
 
 class SingleFlight(Generic[K, V]):
-    """Runs started on first demand as tasks of ``group``, shared by all who ask for the same key meanwhile.
+    """Runs started on first request as tasks of ``group``, shared by all concurrent callers with the same key.
 
-    A failed run fails those who joined it and nobody later. ``ended(key, error)`` is called once per run, however it
-    ended (even cancelled before its first step), before anybody who waits is woken; ``error`` is None for success.
+    A failed run fails its current callers and no later ones. ``ended(key, error)`` is called once per run, however it
+    ended (even cancelled before its first step), before any waiting caller continues. ``error`` is None for success.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class SingleFlight(Generic[K, V]):
         self._all: set[Flight[K, V]] = set()
 
     def __len__(self) -> int:
-        """Runs not yet ended, those being cancelled included."""
+        """Number of runs that have not ended, including those being cancelled."""
         return len(self._all)
 
     def join(self, key: K, work: Callable[[], Awaitable[V]]) -> Flight[K, V]:
-        """Take an interest in the run for ``key``, started now if there is none. Balanced by one ``leave``.
+        """Join the run for ``key``, started now if there is none. Balanced by one ``leave``.
 
         Raises:
             Draining: the owner's group takes no new tasks.
@@ -62,9 +62,9 @@ class SingleFlight(Generic[K, V]):
             run = self._run(flight, work)
             try:
                 flight.task = self._group.create_task(run)
-            except RuntimeError as error:  # the group is on its way out: a flight without a task would never land
+            except RuntimeError as error:  # the group is ending, and a flight without a task would never resolve
                 run.close()
-                raise Draining("expected an owner that stays, got one that is closing", stage="flow") from error
+                raise Draining("the owner of the work is closing", stage="flow") from error
             flight.task.add_done_callback(lambda task: self._finish(flight, task))
             self._flights[key] = flight
             self._all.add(flight)
@@ -72,12 +72,12 @@ class SingleFlight(Generic[K, V]):
         return flight
 
     def leave(self, flight: Flight[K, V]) -> bool:
-        """Give an interest back; True where that was the last one and the unfinished run is now being cancelled."""
+        """Leave a run. True: the caller was the last, and the unfinished run is now being cancelled."""
         assert flight.interest > 0, "left more often than joined"
         flight.interest -= 1
         if flight.interest or flight.result.done() or flight.task is None or flight.task.done():
             return False
-        self._forget(flight)  # whoever asks from now on gets a new run, not the dying one
+        self._forget(flight)  # later callers get a new run, not the one being cancelled
         flight.task.cancel()
         return True
 
@@ -90,13 +90,14 @@ class SingleFlight(Generic[K, V]):
         """
         flight = self.join(key, work)
         try:
-            await asyncio.wait((flight.result,))  # unlike awaiting the future, leaves it alone when we are cancelled
+            # Unlike awaiting the future, this leaves it alone if the caller is cancelled.
+            await asyncio.wait((flight.result,))
             return flight.result.result()
         finally:
             self.leave(flight)
 
     async def cancel_all(self) -> None:
-        """Cancel every run and return when all have ended; those who wait get ``Draining``."""
+        """Cancel every run and return when all have ended; waiting callers get ``Draining``."""
         flights = tuple(self._all)
         for flight in flights:
             if flight.task is not None:
@@ -107,8 +108,8 @@ class SingleFlight(Generic[K, V]):
     async def _run(self, flight: Flight[K, V], work: Callable[[], Awaitable[V]]) -> V | None:
         try:
             return await work()
-        except Exception as error:  # noqa: BLE001 - not swallowed: handed to everybody who joined, in _finish
-            flight.error = error  # raised here it would end the whole TaskGroup
+        except Exception as error:  # noqa: BLE001 - not swallowed: _finish passes it to all callers
+            flight.error = error  # raised here, it would end the whole TaskGroup
             return None
 
     def _finish(self, flight: Flight[K, V], task: asyncio.Task[V | None]) -> None:
@@ -116,7 +117,7 @@ class SingleFlight(Generic[K, V]):
         self._all.discard(flight)
         error: BaseException | None = flight.error
         if task.cancelled():
-            error = Draining("expected the work to finish, got its owner closing", stage="flow")
+            error = Draining("the owner of the work is closing", stage="flow")
         elif error is None:
             error = task.exception()
         try:
@@ -127,7 +128,7 @@ class SingleFlight(Generic[K, V]):
                 flight.result.set_result(task.result())  # type: ignore[arg-type]  # None only together with an error
             else:
                 flight.result.set_exception(error)
-                flight.result.exception()  # marked as seen: there may be nobody left who waits
+                flight.result.exception()  # marked as retrieved, because no caller may be left
 
     def _forget(self, flight: Flight[K, V]) -> None:
         if self._flights.get(flight.key) is flight:

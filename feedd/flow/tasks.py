@@ -1,4 +1,4 @@
-"""Running calls side by side without hiding which error came first."""
+"""Runs calls concurrently and raises the first error unwrapped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 INLINE_BYTES: Final = 1 << 19
-"""To go over so much memory a few times takes about as long as a thread does: some tenths of a millisecond."""
+"""Processing this many bytes a few times takes about as long as a thread call, some tenths of a millisecond."""
 
 
 async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
-    """Run all calls at once; return their results in order.
+    """Run all calls concurrently and return their results in order.
 
-    The first failure cancels the others and is raised as it is, with its own cause, not wrapped in a group. When the
-    caller is cancelled, that is what it gets, whatever the calls make of being cancelled.
+    The first failure cancels the others and is raised unwrapped, with its own cause. If the caller is cancelled, it
+    gets that cancellation, whatever the calls do.
     """
     async with _unwrapped() as group:
         tasks = [group.create_task(call) for call in calls]
@@ -35,7 +35,7 @@ async def run_all(calls: Iterable[Coroutine[object, object, _T]]) -> list[_T]:
 
 
 async def both(one: Coroutine[object, object, _T], other: Coroutine[object, object, _U]) -> tuple[_T, _U]:
-    """Run two calls of different kinds at once, as ``run_all`` does."""
+    """Run two calls of different types concurrently, as ``run_all`` does."""
     async with _unwrapped() as group:
         first, second = group.create_task(one), group.create_task(other)
         await asyncio.wait((first, second))
@@ -46,7 +46,8 @@ async def both(one: Coroutine[object, object, _T], other: Coroutine[object, obje
 async def _unwrapped() -> AsyncIterator[asyncio.TaskGroup]:
     """Run the body in a task group that raises its first failure instead of a group of failures.
 
-    The body waits for its tasks: a failure while the group itself waits leaves the caller marked as cancelled.
+    The body waits for its tasks, because a failure while the group itself waits would leave the caller marked as
+    cancelled.
     """
     me = asyncio.current_task()
     assert me is not None
@@ -59,11 +60,11 @@ async def _unwrapped() -> AsyncIterator[asyncio.TaskGroup]:
         failure = first_of(failures)
     if failure is not None:
         try:
-            if me.cancelling() > cancels_before:  # a task group with failures of its own forgets that we were cancelled
+            if me.cancelling() > cancels_before:  # a task group with failures of its own loses the outer cancellation
                 raise asyncio.CancelledError from failure
             raise failure
         finally:
-            del failure  # or its traceback, which holds this frame, would wait for the garbage collector
+            del failure  # otherwise its traceback, which holds this frame, would wait for the garbage collector
 
 
 def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -76,13 +77,13 @@ def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @asynccontextmanager
 async def within(deadline_s: float | None, late: Callable[[], FeeddError]) -> AsyncIterator[asyncio.Timeout]:
-    """End the body at a deadline, with an error of ours instead of ``TimeoutError``; yields what can move it.
+    """End the body at a deadline with ``late()`` instead of ``TimeoutError``; yields the timeout, which can be moved.
 
-    A ``TimeoutError`` that is the body's own stays what it is, as a system call's may be (``ETIMEDOUT``).
+    A ``TimeoutError`` of the body itself, for example from a system call (``ETIMEDOUT``), is not changed.
 
     Args:
-        deadline_s: from now on; None: none, until it is moved.
-        late: returns the error, once it is needed.
+        deadline_s: seconds from now; None: no deadline until it is moved.
+        late: returns the error.
     """
     scope = asyncio.timeout(deadline_s)
     try:
@@ -95,10 +96,10 @@ async def within(deadline_s: float | None, late: Callable[[], FeeddError]) -> As
 
 
 async def to_its_end(job: asyncio.Future[_T], stop: threading.Event | None = None) -> _T:
-    """Wait for work in a thread even if cancelled, then told by ``stop``: until it ends it uses borrowed memory.
+    """Wait for work in a thread even if cancelled, because it uses the caller's memory; ``stop`` is set then.
 
     Raises:
-        Whatever the work raised. CancelledError: we were cancelled; what the work then ended with is dropped.
+        Whatever the work raised. CancelledError: this call was cancelled; the work's result is dropped.
     """
     cancelled: asyncio.CancelledError | None = None
     while not job.done():
@@ -109,13 +110,13 @@ async def to_its_end(job: asyncio.Future[_T], stop: threading.Event | None = Non
             if stop is not None:
                 stop.set()
     if cancelled is not None:
-        job.exception()  # looked at, so that nobody complains that it was not
+        job.exception()  # retrieved, so that asyncio does not log it
         raise cancelled
     return job.result()
 
 
 async def off_loop(work: Callable[[], _T], size_bytes: int) -> _T:
-    """Do work on so much memory in a thread, unless it is little; waits for its end even if cancelled.
+    """Run work on ``size_bytes`` of memory: inline if few, else in a thread; waits for its end even if cancelled.
 
     Raises:
         Whatever the work raised. CancelledError: see ``to_its_end``.

@@ -1,4 +1,4 @@
-"""Structured logs to standard error: one JSON object or one readable line per event, never a secret in either."""
+"""Structured logs to standard error: one JSON object or one readable line per event, with secrets redacted."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _SECRET_TEXT = re.compile(
     r"(?P<value>(?:AWS4-HMAC-SHA256|Bearer|Basic)\s+[^\n\"']+|[^\s&\"',;}]+)",
     re.IGNORECASE,
 )
-# Found by its "://": a pattern for the scheme before it would be tried anew from each of its letters.
+# Found by its "://": a pattern for the scheme before it would be tried from each of its letters.
 _USER_INFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?:@|(?P<cut>\Z))")
 
 TEXT_MAX = 2048
-"""Characters of a logged text; the rest of a longer one is left out before anything is looked for in it."""
+"""Maximum characters of a logged text; the rest is cut off before the search for secrets."""
 TRACEBACK_MAX = 32 << 10
-"""Characters of a logged traceback: half of them from its begin, half from its end."""
+"""Maximum characters of a logged traceback: half from its start, half from its end."""
 ITEMS_MAX = 256
-"""Entries of a logged list, tuple or dict."""
+"""Maximum entries of a logged list, tuple or dict."""
 
 
 def redact_text(text: str, limit: int = TEXT_MAX) -> str:
-    """Return the first ``limit`` characters of ``text``, with what looks like a secret replaced."""
+    """Return the first ``limit`` characters of ``text``, with everything that looks like a secret replaced."""
     left_out = len(text) - limit
     if left_out <= 0:
         return _redacted(text, cut=False)
@@ -46,17 +46,18 @@ def redact_text(text: str, limit: int = TEXT_MAX) -> str:
 
 
 def _redact_traceback(text: str) -> str:
-    """Return a traceback with what looks like a secret replaced; of a long one, its first and its last lines."""
+    """Return a traceback with secrets replaced; a long traceback is cut to its first and last lines."""
     if len(text) <= TRACEBACK_MAX:
         return _redacted(text, cut=False)
     half = TRACEBACK_MAX // 2
-    _, _, tail = text[-half:].partition("\n")  # whole lines: the end of a secret cannot be told without its begin
+    # Whole lines, because the end of a secret cannot be recognised without its start.
+    _, _, tail = text[-half:].partition("\n")
     left_out = len(text) - half - len(tail)
     return f"{_redacted(text[:half], cut=True)}\n… ({left_out} characters left out)\n{_redacted(tail, cut=False)}"
 
 
 def _redacted(text: str, *, cut: bool) -> str:
-    """Return ``text`` with what looks like a secret replaced; of one that was cut, a password may lack its end."""
+    """Return ``text`` with secrets replaced; ``cut``: the text's end may have cut off part of a password."""
     text = _SECRET_TEXT.sub(lambda match: match["name"] + REDACTED, text)
 
     def hidden(match: re.Match[str]) -> str:
@@ -85,19 +86,19 @@ def _redact_value(name: str, value: object) -> object:
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, object]:
-    """Processor: replace secrets by name and by shape, in nested values too."""
-    # Names with an underscore first are structlog's own bookkeeping and never rendered.
+    """Processor: replace secrets, found by name or by form, in nested values too."""
+    # Names that start with an underscore belong to structlog and are never rendered.
     return {name: value if name.startswith("_") else _redact_value(name, value) for name, value in event.items()}
 
 
 def _in_order(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, object]:
-    """Processor: time, level and event first, where a reader looks for them."""
+    """Processor: put time, level and event first."""
     first = {name: event[name] for name in ("time", "level", "event") if name in event}
     return first | {name: value for name, value in event.items() if name not in first}
 
 
 def _plain_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Render tracebacks to text before redaction: the text of an exception may quote a signed URL."""
+    """Processor: render tracebacks to text before redaction, because an exception's text may quote a signed URL."""
     return structlog.processors.format_exc_info(_logger, _method, event)
 
 
@@ -105,7 +106,7 @@ _LONG = ("config", "origins")  # of the first line: a page of text that `feedd c
 
 
 def _shortened(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Processor: leave out what a person at a terminal asks for when he wants it."""
+    """Processor: leave out the long fields, which a person at a terminal can get from `feedd check`."""
     for name in _LONG:
         event.pop(name, None)
     return event
@@ -130,14 +131,14 @@ def configure_logging(
     brief: bool = False,
     without: Collection[str] = (),
 ) -> None:
-    """Send structlog's and the standard library's records to ``stream`` (standard error) in one form.
+    """Send the records of structlog and the standard library to ``stream`` in one form.
 
     Args:
         form: ``json`` for machines, ``text`` for people.
         level: lowest level shown: debug, info, warning or error.
-        stream: where to write; the process's standard error when None.
+        stream: output stream; None: the process's standard error.
         brief: leave the effective configuration out of the first line.
-        without: events that the process says in other ways.
+        without: events that the process reports in other ways.
     """
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -160,7 +161,7 @@ def configure_logging(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(out),
-        cache_logger_on_first_use=False,  # a second call (tests, --log-level) must take effect everywhere
+        cache_logger_on_first_use=False,  # so that a second call (tests, --log-level) takes effect everywhere
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(
@@ -171,4 +172,4 @@ def configure_logging(
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(number, logging.WARNING))  # libraries speak up only when something is wrong
+    root.setLevel(max(number, logging.WARNING))  # log messages of libraries only if something is wrong

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from feedd.metrics import Metric
     from feedd.observe.recorder import MetricSample
 
-RATE_MIN_S = 1.0  # two views closer than this share the earlier base: a rate over milliseconds is noise
+RATE_MIN_S = 1.0  # views closer than this share the earlier base, because a rate over milliseconds is noise
 _RATED = (
     metrics.SOURCE_BYTES,
     metrics.DECODE_SAMPLES,
@@ -45,13 +45,13 @@ def totals(samples: Iterable[MetricSample]) -> dict[str, float]:
 
 @dataclass
 class Rates:
-    """Per-second rates of the main counters since the page was last looked at."""
+    """Per-second rates of the main counters since the page was last viewed."""
 
     _base_at_s: float = 0.0
     _base: dict[str, float] = field(default_factory=dict)
 
     def update(self, now_s: float, samples: Sequence[MetricSample]) -> dict[str, float]:
-        """Return rates since the last view (since the start, for the first) and make this view the base."""
+        """Return the rates since the last view (or since the start) and make this view the base."""
         now = totals(samples)
         elapsed_s = max(now_s - self._base_at_s, 1e-9)
         rates = {

@@ -1,4 +1,4 @@
-"""Recorders: to Prometheus for the daemon, to a dict for tests and short commands, to nowhere."""
+"""Recorders: to Prometheus for the daemon, to a dict for tests and short commands, or to nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One measured value: what ``Admin.Stats`` and the status page show.
+    """One measured value, as in ``Admin.Stats`` and on the status page.
 
     Attributes:
         name: exposition name; a histogram gives ``_sum``, ``_count`` and one ``_bucket`` per bound.
@@ -41,13 +41,13 @@ _Series = TypeVar("_Series", Counter, Gauge, Histogram)
 
 @dataclass(frozen=True, slots=True)
 class _Family(Generic[_Series]):
-    """Series of one kind. Prometheus' own ``labels()`` locks and checks names on each call; children are kept here."""
+    """Series of one kind. Children are kept, because Prometheus' ``labels()`` locks and checks names at each call."""
 
     parents: dict[str, _Series]
     children: dict[object, _Series] = field(default_factory=dict)
 
     def child(self, metric: Metric, labels: dict[str, str]) -> _Series:
-        # in the caller's order: two orders are two ways to the same series
+        # labels in the caller's order: two orders lead to the same series
         key = (metric.name, *labels.items()) if labels else metric.name
         child = self.children.get(key)
         if child is None:
@@ -58,10 +58,10 @@ class _Family(Generic[_Series]):
 
 
 class PrometheusRecorder:
-    """Every row of ``feedd.metrics.TABLE`` in a registry of its own; safe to call from any thread."""
+    """Every row of ``feedd.metrics.TABLE`` in a separate registry; safe to call from any thread."""
 
     def __init__(self) -> None:
-        # A second time series per counter that nobody reads.
+        # They would add an unused time series to every counter.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library left this one untyped
         self.registry = CollectorRegistry()
         self._counters: _Family[Counter] = _Family({})
@@ -93,7 +93,7 @@ class PrometheusRecorder:
         self._histograms.child(metric, labels).observe(value)
 
     def samples(self) -> list[MetricSample]:
-        """Return every value as it stands, in the table's order."""
+        """Return every current value, in the table's order."""
         return [
             MetricSample(sample.name, dict(sample.labels), float(sample.value))
             for family in self.registry.collect()
@@ -111,7 +111,7 @@ class PrometheusRecorder:
 
 
 class NullRecorder:
-    """Measures nothing."""
+    """A recorder that drops everything."""
 
     def count(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         """Do nothing."""
@@ -128,7 +128,7 @@ class NullRecorder:
 
 @dataclass
 class MemoryRecorder:
-    """Keeps values in dicts, and is as strict about kinds and labels as the real one.
+    """Keeps values in dicts, and checks kinds and labels as strictly as the Prometheus recorder.
 
     Attributes:
         values: counters and gauges by (metric name, label values).
@@ -160,9 +160,9 @@ class MemoryRecorder:
         self.values[key] = self.values.get(key, 0.0) + delta
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
-        """Keep one observation."""
+        """Store one observation."""
         self.observations.setdefault(self._key(metric, Kind.HISTOGRAM, labels), []).append(value)
 
     def total(self, metric: Metric) -> float:
-        """Return a counter or gauge summed over its labels; 0 where it was never touched."""
+        """Return a counter or gauge summed over its labels; 0 if it was never changed."""
         return sum(value for (name, _), value in self.values.items() if name == metric.name)

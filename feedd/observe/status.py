@@ -29,10 +29,10 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class StatusSource:
-    """What the endpoint reads; it changes nothing.
+    """The data of the status endpoint, which changes nothing.
 
     Attributes:
-        state: the daemon's present state.
+        state: returns the daemon's present state.
         started_s: ``time.monotonic()`` at the daemon's start.
         cache_capacity_bytes: configured size of the cache, for the fill level.
     """
@@ -50,7 +50,7 @@ class StatusSource:
 
 
 class _Handlers:
-    """Answers of the three pages."""
+    """Request handlers of the three pages."""
 
     def __init__(self, source: StatusSource) -> None:
         self._source = source
@@ -62,12 +62,12 @@ class _Handlers:
     async def healthz(self, _request: web.Request) -> web.Response:
         state, total = self._source.state(), self._source.recorder.total
         workers = int(total(metrics.DECODE_WORKERS))
-        # All of them died and none can be started: what needs decoding waits, so nobody new should be sent here.
+        # All workers died and none can be started. Decoding would wait, so no new client should come here.
         able = workers > 0 or not total(metrics.DECODE_WANTED)
         body = {
             "state": state.value,
             "workers": workers,
-            "upgraded_meanwhile": bool(total(metrics.DECODE_OUTDATED)),  # new workers are refused: restart it
+            "upgraded_meanwhile": bool(total(metrics.DECODE_OUTDATED)),  # new workers are refused until a restart
             "version": self._source.version,
             "daemon_id": self._source.daemon_id,
             "uptime_s": round(self._source.uptime_s(), 3),
@@ -105,14 +105,12 @@ def _translate(error: OSError, address: str) -> BadConfig:
     }
     number = error.errno if error.errno is not None else 0
     what, hint = reasons.get(number, (error.strerror or str(error), ""))
-    return BadConfig(
-        f"expected to listen for status on {address}, got: {what}", object="status", hint=hint, stage="observe"
-    )
+    return BadConfig(f"cannot listen for status on {address}: {what}", object="status", hint=hint, stage="observe")
 
 
 @asynccontextmanager
 async def open_status(address: str, source: StatusSource) -> AsyncIterator[str]:
-    """Serve ``/``, ``/metrics`` and ``/healthz`` until left; yields the address really bound (port 0: a free one).
+    """Serve ``/``, ``/metrics`` and ``/healthz`` until the exit; yields the bound address (port 0: a free port).
 
     Raises:
         BadConfig: the address cannot be listened on.

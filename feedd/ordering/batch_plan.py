@@ -1,4 +1,4 @@
-"""The samples of batches: drawn, and worked out into shards and rows."""
+"""The samples of batches, first as a plan, then as shards and rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BatchRows:
     """The rows of one batch.
 
     Attributes:
-        cursor: position of this batch, with an anchor that finds it again.
+        cursor: position of this batch, with anchors that find it again.
         shards: int64[n], distinct shards (dataset indices) in order of first use.
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
@@ -44,7 +44,7 @@ class BatchRows:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The samples of one batch before anything is worked out of them: of several batches, that is less work at once.
+    """The samples of one batch, not grouped by shard yet; grouping several batches at once is less work.
 
     Attributes:
         cursor: see ``BatchRows``.
@@ -81,11 +81,11 @@ def batch_rows(
     """Return the batch of these samples, its shards in order of first use.
 
     Args:
-        cursor: where it stands.
+        cursor: position of the batch.
         shard: int64[rows], dataset indices.
         ordinal: int64[rows], sample within its shard.
         its_seeds: uint64[rows], for augmentation.
-        windows: the first and the last one it reads.
+        windows: the first and the last window that the batch reads.
         again: bool[rows], see ``BatchRows``.
     """
     distinct, first, inverse = np.unique(shard, return_index=True, return_inverse=True)
@@ -98,10 +98,10 @@ def batch_rows(
 
 @dataclass(frozen=True, slots=True)
 class BatchPlanGroup:
-    """The samples of several batches, one after another.
+    """The samples of several batches, concatenated.
 
     Attributes:
-        batches: they, in order; none is empty.
+        batches: the batches, in order; none is empty.
         shards: distinct shards (dataset indices) of all of them, ascending.
         shard_no: int32[rows], index into ``shards``.
         ordinal: int64[rows], sample within its shard.
@@ -114,14 +114,14 @@ class BatchPlanGroup:
 
     @classmethod
     def of(cls, batches: Sequence[BatchPlan]) -> BatchPlanGroup:
-        """Return the samples of at least one batch."""
+        """Return the group of one or more batches."""
         shard = np.concatenate([one.shard for one in batches])
         ordinal = np.concatenate([one.ordinal for one in batches])
         low, high = int(shard.min()), int(shard.max())
         if high - low > max(shard.shape[0], _TABLE_LEAST):
             distinct, inverse = np.unique(shard, return_inverse=True)
             return cls(tuple(batches), distinct.tolist(), inverse.astype(np.int32), ordinal)
-        places = shard - low  # a table of all that lie between is filled faster than the rows are sorted
+        places = shard - low  # filling a table of the whole range is faster than sorting the rows
         used = np.zeros(high - low + 1, np.bool_)
         used[places] = True
         numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)

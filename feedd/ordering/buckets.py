@@ -1,8 +1,8 @@
-"""Samples of similar length in one step: a window's samples sorted by length, cut into steps, the steps shuffled. Pure.
+"""Steps of samples with similar length: sorts a window's samples by length, cuts steps, shuffles the steps. Pure.
 
-A step is what a partition gives to all ranks together, at the same place in its stream whatever their number, so that
-what a step holds depends on the lengths in its window, on the seed and on where the window begins, and on nothing else.
-A window that begins or ends inside a step gives it what is missing or left over, of any length.
+A step is what a partition gives to all ranks together, at the same place in its stream for any number of ranks. So the
+content of a step depends only on the lengths in its window, on the seed and on the window's start. If a window begins
+or ends inside a step, it adds the missing or left-over samples, of any length.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex
 
 BUCKETS = 4
-"""The domain of this module, beside those of ``rng``: part of the order, never renumber."""
+"""A domain of ``rng``: part of the order, never renumber."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeedLengths(NeedCounts):
-    """Nothing can be said before the lengths of these shards' samples are known.
+    """The lengths of these shards' samples are needed first.
 
     Attributes:
-        learn: takes their indexes, in that order; what is asked again right after it can be said.
+        learn: takes the shards' indexes, in that order; a repeated request right afterwards succeeds.
     """
 
     learn: Callable[[Sequence[ShardIndex]], None]
@@ -41,30 +41,30 @@ def by_length(lengths: NDArray[np.int64], start: int, step_samples: int, key: in
     """Return the order of a window's samples, as indices.
 
     Args:
-        lengths: int64[samples], in the order they would have by chance alone.
+        lengths: int64[samples], in the window's random order.
         start: position of the window's first sample in its partition's stream.
-        step_samples: of the partition in a step of all ranks.
-        key: of the random words that say which length comes when.
+        step_samples: samples of the partition in a step of all ranks.
+        key: key of the random words that order the steps.
     """
     sizes = _cut(int(lengths.shape[0]), start, step_samples)
     places = rng.permutation(sizes.shape[0], key)  # the steps, by ascending length
     step = np.empty(lengths.shape[0], np.int64)
     step[np.argsort(lengths, kind="stable")] = np.repeat(places, sizes[places])
-    return np.argsort(step, kind="stable")  # inside a step by chance, so that no rank has the longest of each
+    return np.argsort(step, kind="stable")  # random inside a step, so that no rank always gets the longest samples
 
 
 def _cut(count: int, start: int, step_samples: int) -> NDArray[np.int64]:
-    """Return how many of the samples each step gets: whole ones, but for the first and the last."""
+    """Return the number of samples of each step: whole steps, except for the first and the last."""
     edges = np.arange(start - start % step_samples, start + count + step_samples, step_samples)
     return np.diff(np.clip(edges, start, start + count)).astype(np.int64)
 
 
 def lengths_of(index: ShardIndex, sources: Sequence[str]) -> NDArray[np.int64]:
-    """Return the stored bytes of a field, int64[samples]; -1 where a sample lacks it.
+    """Return the stored bytes of a field, int64[samples]; -1 if the sample lacks the field.
 
     Args:
-        index: of the shard.
-        sources: names it may have, the first one that a sample has counts.
+        index: index of the shard.
+        sources: possible names of the field; the first that a sample has counts.
     """
     found = np.full(index.sample_count, -1, np.int64)
     for source in reversed(sources):

@@ -1,8 +1,7 @@
 """One partition's epoch as a pure function: shard order, windows, and the stream of its samples.
 
 The stream is windows one after another, samples permuted inside each. Sample counts may become known one shard at a
-time: ``locate`` answers with where a span of the stream lies, with the shards whose counts it still needs, or with the
-end.
+time. ``locate`` returns the place of a span of the stream, or the shards whose counts it still needs, or the end.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ Anchor = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class EpochOptions:
-    """What an order depends on, besides the assignment.
+    """Everything that an order depends on, besides the assignment.
 
     Attributes:
         window_shards: shards per shuffle window; without shuffle a window is one shard.
-        window_bytes: as many shards per window as fit into it, at least one, instead; 0: by their number.
+        window_bytes: size of a window instead, as many shards as fit, at least one; 0: by their number.
     """
 
     epoch: int
@@ -52,10 +51,11 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A span of the stream, cut off where the stream ends: its segments, in order.
+    """A span of the stream, cut off at the stream's end: its segments, in order.
 
     Attributes:
-        anchor: window of its first sample, and that window's position: finds it, and all that follows, again.
+        anchor: window of the span's first sample and that window's position, from which all that follows can be found
+            again.
     """
 
     segments: tuple[Segment, ...]
@@ -64,16 +64,16 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class NeedCounts:
-    """Nothing can be said before the sample counts of these shards (dataset indices) are known."""
+    """The sample counts of these shards (dataset indices) are needed first."""
 
     shards: tuple[int, ...]
 
 
 def epoch_places(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[np.int64]:
-    """Return which of the shards (dataset indices) this epoch reads first, second, ...: indices into ``assigned``.
+    """Return the reading order of this epoch, as indices into ``assigned`` (dataset indices).
 
-    A shard's place is decided by the stream word of its own dataset index, so that the relative order of two shards
-    is the same on whatever node they are.
+    A shard's place follows from the stream word of its own dataset index. So the relative order of two shards is the
+    same on every node.
     """
     if not options.shuffle:
         return np.arange(assigned.shape[0], dtype=np.int64)
@@ -82,14 +82,14 @@ def epoch_places(assigned: NDArray[np.int64], options: EpochOptions) -> NDArray[
 
 
 class EpochMap:
-    """Where each sample of one partition's epoch lies. Synchronous, no I/O; not thread-safe."""
+    """The position of each sample of one partition's epoch. Synchronous, no I/O; not thread-safe."""
 
     def __init__(self, share: Assignment, options: EpochOptions, counts: Mapping[int, int]) -> None:
         """Plan an epoch.
 
         Args:
             share: the partition.
-            options: what the order depends on.
+            options: everything the order depends on.
             counts: sample counts by dataset index; may grow between calls, never change.
         """
         self._options = options
@@ -101,10 +101,10 @@ class EpochMap:
         self._edges = _edges(options, int(places.shape[0]), None if share.sizes is None else share.sizes[places])
         self.window_count: int = self._edges.shape[0] - 1
         self._starts: list[tuple[int, int]] = [(0, 0)]  # (stream position, window), ascending in both
-        self._samples: dict[int, int] = {}  # of windows that samples were looked for in
+        self._samples: dict[int, int] = {}  # sample counts of the windows that were searched
 
     def know(self, share_counts: NDArray[np.int64]) -> None:
-        """Take the counts of all shards, int64 in the share's order: nothing need be counted any more."""
+        """Set the counts of all shards, int64 in the share's order; nothing needs counting any more."""
         sums = (
             np.add.reduceat(share_counts[self._places], self._edges[:-1])
             if self.window_count
@@ -113,10 +113,10 @@ class EpochMap:
         self._starts = list(zip([0, *np.cumsum(sums).tolist()], range(self.window_count + 1), strict=True))
 
     def add_anchor(self, window: int, sample: int) -> None:
-        """Take note that ``window`` starts at stream position ``sample``.
+        """Record that ``window`` starts at stream position ``sample``.
 
         Raises:
-            ValueError: no such window, or it contradicts what is known.
+            ValueError: there is no such window, or it contradicts earlier facts.
         """
         if not 0 <= window <= self.window_count or sample < 0:
             raise ValueError(f"expected a window in [0, {self.window_count}], got {window} at sample {sample}")
@@ -136,7 +136,7 @@ class EpochMap:
         return self._order[self._slice(window)]
 
     def position(self, window: int) -> int:
-        """Return where in the epoch's shard order the window starts."""
+        """Return the position of the window's first shard in the epoch's shard order."""
         return int(self._edges[min(window, self.window_count)])
 
     @property
@@ -146,31 +146,31 @@ class EpochMap:
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """Where in ``order`` each window begins, and where the last one ends."""
+        """Positions in ``order`` where each window begins, and the end of the last window."""
         return self._edges
 
     @property
     def sample_count(self) -> int | None:
-        """Samples of the stream; None: not known yet."""
+        """Number of samples of the stream, or None if not known yet."""
         start, window = self._starts[-1]
         return start if window == self.window_count else None
 
     def windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where each window begins, and where the last one ends: in ``order``, and in the stream.
+        """Return each window's start, and the end of the last window, in ``order`` and in the stream.
 
         All counts must be known.
         """
-        assert self.sample_count is not None, "expected all counts to be known"
+        assert self.sample_count is not None, "all counts must be known"
         return self._edges, np.fromiter((start for start, _ in self._starts), np.int64, len(self._starts))
 
     def start(self, window: int) -> int:
-        """Return the position in the stream of a window that ``locate`` found samples in."""
+        """Return the stream position of a window in which ``locate`` found samples."""
         found = self._starts[bisect_right(self._starts, window, key=lambda start: start[1]) - 1]
         assert found[1] == window, f"window {window} was not located"
         return found[0]
 
     def locate(self, low: int, high: int) -> Located | NeedCounts:
-        """Find samples ``[low, high)`` of the stream; those that are there: past the end there are no segments."""
+        """Find samples ``[low, high)`` of the stream; there are no segments past the end."""
         start, window = self._starts[bisect_right(self._starts, (low, self.window_count + 1)) - 1]
         anchor: tuple[int, int] | None = None
         segments: list[Segment] = []
@@ -187,13 +187,13 @@ class EpochMap:
                 self._remember(window, start)
             if end >= high:
                 break
-        # past the end, or nothing was asked for: what follows is found from here as well
+        # past the end, or for an empty span: later samples are found from here as well
         return Located(tuple(segment for segment in segments if segment.high > segment.low), anchor or (window, start))
 
     def samples(self, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (shard, ordinal), int64 each, of a window's samples in reading order. Its counts must be known.
 
-        May run in a thread: of what it reads, nothing changes.
+        May run in a thread, because its inputs do not change.
         """
         shards = self.shards(window)
         lows, counts = self._spans(window, shards)
@@ -207,11 +207,11 @@ class EpochMap:
         return shard, ordinal
 
     def window_samples(self, window: int) -> int:
-        """Return how many samples a window has. Its counts must be known."""
+        """Return the number of samples of a window. Its counts must be known."""
         return int(self._spans(window, self.shards(window))[1].sum())
 
     def counted(self, window: int) -> int | NeedCounts:
-        """Return how many samples a window has, or the shards that must be counted first."""
+        """Return the number of samples of a window, or the shards that must be counted first."""
         known = self._samples.get(window)
         if known is not None:
             return known
@@ -243,13 +243,13 @@ class EpochMap:
 
 
 def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return where in the order each window begins, and where the last one ends."""
+    """Return the positions in the order where each window begins, and the end of the last window."""
     if not options.shuffle:
         return np.arange(shard_count + 1, dtype=np.int64)
     if not options.window_bytes:
         starts = np.arange(0, shard_count, options.window_shards, dtype=np.int64)
         return np.append(starts, shard_count)
-    assert sizes is not None, "windows of so many bytes need the sizes of shards"
+    assert sizes is not None, "windows by bytes need the sizes of shards"
     ends = np.cumsum(sizes)
     edges, before = [0], 0
     while edges[-1] < shard_count:
@@ -260,6 +260,6 @@ def _edges(options: EpochOptions, shard_count: int, sizes: NDArray[np.int64] | N
 
 
 def seeds(options: EpochOptions, shard: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the augmentation seed of each sample: a function of (seed, epoch, shard, ordinal) and of nothing else."""
+    """Return the augmentation seed of each sample: a function of (seed, epoch, shard, ordinal) only."""
     key = rng.derive(rng.AUGMENT, options.seed, options.epoch)
     return rng.stream(key, rng.stream(key, shard) ^ ordinal.astype(np.uint64))

@@ -1,7 +1,7 @@
-"""One epoch of one node as a stream of bytes: what is needed when, for the cache.
+"""One epoch of one node as a stream of bytes: tells the cache when each shard is needed.
 
 A position counts the bytes of the shards before it, in the order in which they are needed; the next epoch continues the
-stream. Windows are the steps of that order by which a reader's progress is told.
+stream. A reader's progress is reported in windows.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ _AHEAD_SHARDS = 16
 
 
 class EpochAccess(Protocol):
-    """What the cache is told of an epoch. Two walks of one key are the same."""
+    """An epoch's uses, as reported to the cache. Two epochs with the same key are the same."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What readers that go together have in common."""
+        """Common key of readers that read the same stream."""
 
     @property
     def epoch(self) -> int:
-        """The epoch."""
+        """Number of the epoch."""
 
     @property
     def epoch_bytes(self) -> float:
         """Bytes of the epoch."""
 
     def position(self, window: int) -> float:
-        """Return where a window starts in the stream."""
+        """Return the stream position where a window starts."""
 
     def start(self, window: int) -> Iterator[Use]:
         """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
 
     def again(self, window: int) -> Iterator[Use]:
-        """Yield the uses in this epoch of what is not needed after ``window``."""
+        """Yield the uses in this epoch of the shards that end with ``window``."""
 
     def left(self, window: int) -> Iterator[Use]:
-        """Yield the uses that come after ``window``, of what is not needed in this one any more."""
+        """Yield the next uses, after ``window``, of the shards that end with it."""
 
     def wishes(self, window: int) -> list[int]:
-        """Return what should be at hand from a window on (dataset indices), what is needed first in front."""
+        """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
 
     def needed(self, window: int) -> list[int]:
-        """Return the shards of one window (dataset indices); none past the last."""
+        """Return the shards of one window (dataset indices); none past the last window."""
 
 
 class NodeAccess:
-    """The epoch of one dataset."""
+    """The epoch of one dataset, as an ``EpochAccess``."""
 
     def __init__(self, listing: Listing, epoch: int, plan: NodeEpoch, places: Callable[[int], dict[int, int]]) -> None:
         """Describe an epoch.
 
         Args:
             listing: the dataset.
-            epoch: which.
-            plan: its order.
-            places: each shard's first place in the order of an epoch; asked for the next one.
+            epoch: number of the epoch.
+            plan: order of the epoch.
+            places: returns each shard's first place in the order of an epoch; called for the next epoch.
         """
-        # Two sessions belong together when they walk the same shards in the same order. By what was listed, not by
-        # which listing: the same objects in the same forms, listed twice, are the same shards in the cache.
-        # And in the same windows: by those they tell each other how far they are.
+        # Two sessions belong together if they read the same shards in the same order. The listing's content counts: the
+        # same objects and conversions, listed twice, are the same shards in the cache.
+        # The windows must be the same too, because progress is reported in windows.
         self.key: tuple[object, ...] = (
             listing.digest,
             listing.view,
@@ -104,11 +104,11 @@ class NodeAccess:
         return float(self._starts[-1])
 
     def position(self, window: int) -> float:
-        """Return where a window starts in the stream."""
+        """Return the stream position where a window starts."""
         return float(self._starts[min(self._plan.position(window), len(self._starts) - 1)])
 
     def start(self, window: int) -> Iterator[Use]:
-        """Yield the next use of every shard of the node: what lies before ``window`` is due in the next epoch."""
+        """Yield the next use of every shard of the node; shards before ``window`` are next needed in the next epoch."""
         order, behind = self._plan.order, self._plan.position(window)
         return itertools.chain(self._uses(behind, order[behind:]), self._next_uses(order[:behind]))
 
@@ -121,23 +121,23 @@ class NodeAccess:
         return self._next_uses(self._plan.shards(window))
 
     def wishes(self, window: int) -> list[int]:
-        """Return the window at hand and what lies beyond it, across the epoch's end, as dataset indices."""
+        """Return the shards (dataset indices) of a window and of the following windows, also across the epoch's end."""
         plan = self._plan
         start = plan.position(window)
         width = len(plan.shards(0))
         count = width + max(_AHEAD_WINDOWS * width, _AHEAD_SHARDS)
         shards: list[int] = plan.order[start : start + count].tolist()
-        if len(shards) < count:  # the next one begins with its shards at hand
+        if len(shards) < count:  # the next epoch starts with its shards in the cache
             shards += itertools.islice(self._places(self.epoch + 1), count - len(shards))
         return list(dict.fromkeys(shards))
 
     def needed(self, window: int) -> list[int]:
-        """Return the shards of one window (dataset indices); none past the last."""
+        """Return the shards of one window (dataset indices); none past the last window."""
         found: list[int] = self._plan.shards(window).tolist()
         return found
 
     def _uses(self, first_place: int, shards: NDArray[np.int64]) -> Iterator[Use]:
-        """Yield uses in this epoch, of shards that stand one after another in its order."""
+        """Yield uses in this epoch, of shards that are consecutive in its order."""
         starts = self._starts[first_place : first_place + len(shards)].tolist()
         refs = self._listing.refs
         return ((refs[shard], start) for shard, start in zip(shards.tolist(), starts, strict=True))
@@ -148,5 +148,5 @@ class NodeAccess:
 
 
 def _starts(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return where each of these begins when they follow one another, and where the last one ends."""
+    """Return the start of each size in a sequence, and the end of the last."""
     return np.concatenate([np.zeros(1), np.cumsum(sizes, dtype=np.float64)])

@@ -1,10 +1,12 @@
 """Several datasets mixed into one, as one rank reads them.
 
-Each partition has a mixture of its own over its share of every source, and gives, as it does without mixing, an equal
-part of each step to the node that reads it. All partitions' mixtures have the same weights and end their epochs by the
-least share of each source, so all ranks have the same number of whole steps. Nothing is given up for that: a mixed
-epoch is where all of them stop to count, and each source goes on in the next one where it stood. A source that ends
-begins its own next epoch, on each partition by itself, for shares differ by a shard or so.
+Each partition has its own mixture over its share of every source. As without mixing, it gives an equal part of each
+step to its node. All partitions' mixtures have the same weights and end their epochs by the smallest share of each
+source. So all ranks have the same number of whole steps.
+
+No sample is dropped for that. A mixed epoch is only a unit of counting, and each source continues in the next mixed
+epoch where it stood. A source that ends begins its own next epoch, on each partition separately, because shares differ
+by a shard or so.
 """
 
 from __future__ import annotations
@@ -39,21 +41,21 @@ if TYPE_CHECKING:
     from feedd.ordering.batch_plan import BatchRows
     from feedd.values import FieldRecipe, OpenSpec, SourceSpec, Topology
 
-# Domains beside ``mixing.MIX`` and those of ``rng``: part of the order, never renumber.
+# Domains in addition to ``mixing.MIX`` and those of ``rng``: part of the order, never renumber.
 SOURCES = 17
 PARTITIONS = 18
 
-_ROUNDS_MAX = 1_000  # each is an order of its own, some 100 microseconds
-_COURSES_KEPT = 3  # of this epoch, of the next one, and of one that drains
+_ROUNDS_MAX = 1_000  # each round has its own order, which takes about 100 microseconds
+_COURSES_KEPT = 3  # of this epoch, of the next epoch, and of an epoch that drains
 
 
 def source_seed(seed: int, source: int) -> int:
-    """Return the seed of a source's own epochs: what reads as two sources is not shuffled alike."""
+    """Return the seed of a source's own epochs, so that two sources with the same data are shuffled differently."""
     return rng.derive(SOURCES, seed, source)
 
 
 def weights_of(sources: Sequence[SourceSpec]) -> dict[int, tuple[float, ...]]:
-    """Return the weights of all sources, from each epoch on at which one of them changes."""
+    """Return the weights of all sources, by each epoch at which a weight changes."""
     since = sorted({epoch for source in sources for epoch, _ in source.weights})
     return {
         epoch: tuple([weight for start, weight in source.weights if start <= epoch][-1] for source in sources)
@@ -62,12 +64,13 @@ def weights_of(sources: Sequence[SourceSpec]) -> dict[int, tuple[float, ...]]:
 
 
 def mix_facts(spec: OpenSpec, recipes: Sequence[Sequence[FieldRecipe]]) -> dict[str, object]:
-    """Return what of a mixture decides which samples a step holds, for the fingerprint.
+    """Return the facts of a mixture that decide which samples a step holds, for the fingerprint.
 
     Raises:
         BadRequest: weights or a mode that cannot be served.
     """
-    options = MixOptions(0, spec.mix, spec.batch_size, samples_per_epoch=spec.batch_size)  # any end: there must be one
+    # Any end will do, but there must be one.
+    options = MixOptions(0, spec.mix, spec.batch_size, samples_per_epoch=spec.batch_size)
     whole = Mixture(weights_of(spec.sources), options)
     return {
         "mode": spec.mix,
@@ -80,12 +83,12 @@ def mix_facts(spec: OpenSpec, recipes: Sequence[Sequence[FieldRecipe]]) -> dict[
 
 @dataclass(frozen=True, eq=False)
 class MixedPlan:
-    """What the ranks of a node read, and how. Shared by readers; not thread-safe.
+    """The plan of a node's ranks. Shared by readers; not thread-safe.
 
     Attributes:
-        spec: what was asked for.
-        partitions: of the node; of each, its mixture and its streams of the sources.
-        share_samples: samples of a step that each partition gives.
+        spec: the request.
+        partitions: for each partition of the node, its mixture and its streams of the sources.
+        share_samples: samples that each partition gives to a step.
         twins: see ``Listing``.
     """
 
@@ -99,7 +102,7 @@ class MixedPlan:
         """Plan a mixture; takes microseconds per shard.
 
         Raises:
-            BadRequest: sample counts that are not known, or what was asked for and the data do not go together.
+            BadRequest: sample counts are unknown, or the request does not fit the data.
         """
         topology, cut = spec.topology, listing.cut(spec)
         _check(spec, cut)
@@ -129,7 +132,7 @@ class MixedPlan:
 
     @cached_property
     def objects(self) -> NDArray[np.int64]:
-        """The node's shards, ascending, of those that are the same object the first."""
+        """The node's shards, ascending; of shards that are the same object, only the first."""
         return self.assigned if self.twins is None else np.unique(self.twins[self.assigned])
 
     @cached_property
@@ -140,14 +143,14 @@ class MixedPlan:
         """Return the steps of every rank in a mixed epoch.
 
         Raises:
-            BadRequest: an epoch beyond all reason.
+            BadRequest: the epoch's number is too large.
         """
         samples = self.partitions[0][0].epoch_samples(epoch)
         assert samples is not None, "sizes of sources are known"
         return samples // self.share_samples
 
     def course(self, epoch: int) -> ShardSchedule:
-        """Return which shards are needed when in a mixed epoch; those that are the same object are one."""
+        """Return when each shard is needed in a mixed epoch; shards that are the same object count as one."""
         known = self._courses.get(epoch)
         if known is None:
             known = course(self.partitions, epoch, self.share_samples)
@@ -188,16 +191,16 @@ class MixedReader:
         """Return the rank's steps of an epoch.
 
         Raises:
-            BadRequest: an epoch beyond all reason.
+            BadRequest: the epoch's number is too large.
         """
         return self._plan.steps(epoch)
 
     def left_out(self) -> int:
-        """Return 0: what the last step leaves of a source comes in the next epoch."""
+        """Return 0, because samples after the last step come in the next epoch."""
         return 0
 
     def orders(self, at: Cursor) -> list[list[int]]:
-        """Return each source's shards (dataset indices) of the node, those that are needed first in front."""
+        """Return each source's shards (dataset indices) of the node, the first needed first."""
         starts = [mixture.starts(at.epoch).tolist() for mixture, _ in self._plan.partitions]
         by_source = zip(*(streams for _, streams in self._plan.partitions), strict=True)
         return [
@@ -210,28 +213,28 @@ class MixedReader:
         ]
 
     def window(self, at: Cursor) -> int:
-        """Return the window of the epoch's course that a cursor stands in."""
+        """Return the window of the epoch's schedule at a cursor."""
         return self._plan.course(at.epoch).window(at.step)
 
     def walk(self, listing: Listing, at: Cursor) -> MixedAccess:
-        """Return the cursor's epoch as the cache is told of it."""
+        """Return the cursor's epoch as the cache sees it."""
         plan = self._plan
         return MixedAccess(listing, at.epoch, plan.course(at.epoch), lambda: plan.course(at.epoch + 1), plan.objects)
 
     def rows(self, at: Cursor) -> BatchRows | EpochEnd:
-        """Return the batch at ``at``, or the end of the epoch. Any step is found at once: anchors do not matter.
+        """Return the batch at ``at``, or the end of the epoch. Any step is found directly; anchors do not matter.
 
         Raises:
-            BadRequest: an epoch beyond all reason.
+            BadRequest: the epoch's number is too large.
         """
         found = self.draw(at)
         return found.rows() if isinstance(found, BatchPlan) else found
 
     def draw(self, at: Cursor) -> BatchPlan | EpochEnd:
-        """As ``rows``, with nothing worked out.
+        """Return the same as ``rows``, but not grouped by shard.
 
         Raises:
-            BadRequest: an epoch beyond all reason.
+            BadRequest: the epoch's number is too large.
         """
         plan = self._plan
         steps = plan.steps(at.epoch)
@@ -249,7 +252,7 @@ class MixedReader:
         return BatchPlan(Cursor(at.epoch, at.step), shard, ordinal, lambda: seed, window, window)
 
     def ahead(self) -> None:
-        """Return None: what a stream takes it sorts by itself."""
+        """Do nothing, because the streams sort their own windows."""
 
 
 def _step_samples(spec: OpenSpec) -> int:
@@ -276,16 +279,16 @@ def _epoch_samples(spec: OpenSpec) -> int | None:
 def _check(spec: OpenSpec, cut: Partitioning) -> None:
     topology: Topology = spec.topology
     if spec.mix not in MODES:
-        raise _bad(f"mix to be one of {', '.join(MODES)}", repr(spec.mix), "choose one of them")
+        raise _bad(f"mix to be one of {', '.join(MODES)}", repr(spec.mix), "choose a listed mode")
     if topology.world_size != topology.node_count * topology.local_world_size:
         raise _bad(
             "the same number of ranks on all nodes to mix datasets",
             f"{topology.world_size} ranks on {topology.node_count} nodes, {topology.local_world_size} of them on this",
-            "run as many ranks on every node",
+            "run the same number of ranks on every node",
         )
     if spec.mix in {BATCH, BATCH_SAMPLE} and cut.partition_count != topology.node_count:
         raise _bad(
-            f"as many partitions as nodes for mix={spec.mix!r}, where a batch is one source's",
+            f"as many partitions as nodes for mix={spec.mix!r}, whose batches come from one source",
             cut.partition_count,
             "leave partitions out, or use mix='stratified' or 'sample'",
         )
@@ -300,7 +303,7 @@ def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
     """Return the samples of each shard of a source, int64[shards].
 
     Raises:
-        BadRequest: they are not all known.
+        BadRequest: some counts are unknown.
     """
     shards, known = listing.shards_of(source), listing.counts
     try:
@@ -308,7 +311,7 @@ def _counts(listing: Listing, spec: OpenSpec, source: int) -> NDArray[np.int64]:
     except KeyError:
         urls = spec.sources[source].urls
         raise BadRequest(
-            f"expected the sample counts of all {len(shards)} shards of a dataset that is mixed, got"
+            f"expected the sample counts of all {len(shards)} shards of a mixed dataset, got"
             f" {sum(shard in known for shard in shards)}",
             object=" ".join(urls),
             hint=f"run feedd index {urls[0]}",
@@ -320,9 +323,9 @@ def _mixture(spec: OpenSpec, cut: Partitioning, held: list[int]) -> Mixture:
     """Return the mixture of every partition.
 
     Args:
-        spec: what was asked for.
-        cut: how the sources are cut.
-        held: what the partition with the fewest samples of a source has of it.
+        spec: the request.
+        cut: how the sources are partitioned.
+        held: for each source, the samples of the partition with the fewest.
     """
     weights = weights_of(spec.sources)
     for source, samples in enumerate(held):
@@ -352,12 +355,12 @@ def _mixture(spec: OpenSpec, cut: Partitioning, held: list[int]) -> Mixture:
 
 
 def _check_rounds(spec: OpenSpec, mixture: Mixture, held: list[int], step_samples: int) -> None:
-    """Refuse a source of which one step takes hundreds of own epochs: that would take seconds to plan."""
+    """Refuse a source that one step would read hundreds of times, because planning would take seconds."""
     for (_, parts), source in itertools.product(mixture.ratios, range(len(held))):
         taken = step_samples * parts[source] / sum(parts)
         if taken and max(taken, mixture.unit) > held[source] * _ROUNDS_MAX:
             raise BadRequest(
-                f"expected a mixed dataset to go round at most {_ROUNDS_MAX} times in a step, got one of {held[source]}"
+                f"expected a mixed dataset to repeat at most {_ROUNDS_MAX} times in a step, got one of {held[source]}"
                 f" samples with a weight of {parts[source] / sum(parts):.3g} in a step of {step_samples}",
                 object=" ".join(spec.sources[source].urls),
                 hint="lower its weight or batch_size",
@@ -370,4 +373,4 @@ def _bad(expected: str, got: object, hint: str) -> BadRequest:
 
 
 AnyReader: TypeAlias = Reader | MixedReader
-"""What one rank reads, whether or not it is mixed."""
+"""The reader of one rank, with or without a mixture."""

@@ -1,10 +1,11 @@
-"""Which shards a mixed epoch needs, and from when till when: what the cache is told of it.
+"""Which shards a mixed epoch needs, and from when till when; used as hints for the cache.
 
-Only hints: batches come from the mixture itself. The even order is within half a sample per source of a straight line,
-so where a window of a source begins and ends is computed by its weight alone; where sources are drawn, an end is put
-off by four standard deviations of the draw.
+Batches come from the mixture itself, so these times need not be exact. The even order is within half a sample per
+source of a straight line. So a source's weight alone gives the start and end of its windows. If sources are drawn, an
+end is delayed by four standard deviations of the draw.
 
-Windows of a course are not windows of a source: a new one begins at each step at which some source needs new shards.
+Windows of a schedule are not windows of a source: a new window begins at each step at which some source needs new
+shards.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _AHEAD_SHARDS = 16
 
 @dataclass(frozen=True, eq=False)
 class ShardSchedule:
-    """The shards of one node's mixed epoch; a shard that is needed in two own epochs of its source is in it twice.
+    """The shards of one node's mixed epoch; a shard needed in two own epochs of its source is listed twice.
 
     Attributes:
         shards: int64[n], dataset indices, in order of the first step that needs them.
-        begins: int64[n], the window in which that step lies; ascending.
+        begins: int64[n], the window of that step; ascending.
         ends: int64[n], the window of the last step.
-        edges: int64[windows], the first step of each window; there is one at least.
+        edges: int64[windows], the first step of each window; at least one window.
     """
 
     shards: NDArray[np.int64]
@@ -51,34 +52,34 @@ class ShardSchedule:
         return int(np.searchsorted(self.edges, step, "right")) - 1
 
     def position(self, window: int) -> int:
-        """Return how many places of ``shards`` are of windows before this one."""
+        """Return the number of entries of ``shards`` in earlier windows."""
         return int(np.searchsorted(self.begins, window, "left"))
 
     def needed(self, window: int) -> NDArray[np.int64]:
-        """Return the places of the shards that a window needs."""
+        """Return the entries of the shards that a window needs."""
         return np.flatnonzero(self.ends[: self.position(window + 1)] >= window)
 
     def ending(self, window: int) -> NDArray[np.int64]:
-        """Return the places of the shards that are not needed after a window."""
+        """Return the entries of the shards that are not needed after a window."""
         low, high = np.searchsorted(self._sorted_ends, (window, window + 1))
         return self._by_end[low:high]
 
     @cached_property
     def soonest(self) -> NDArray[np.int64]:
-        """Of each place, the first place of its shard, int64[n], at which need ends no sooner: often itself."""
+        """For each entry, the first entry of the same shard that ends no sooner, int64[n]; often the entry itself."""
         return self._first_place("left")
 
     @cached_property
     def after(self) -> NDArray[np.int64]:
-        """Of each place, the first place of its shard, int64[n], at which need ends in a later window; -1: none."""
+        """For each entry, the first entry of the same shard that ends in a later window, int64[n]; -1: none."""
         return self._first_place("right")
 
     def _first_place(self, side: Literal["left", "right"]) -> NDArray[np.int64]:
-        """Return the first place of each one's shard among those that end as late ("left"), or later ("right")."""
+        """Return for each entry the first of its shard among those that end as late ("left") or later ("right")."""
         count = self.shards.shape[0]
         order = np.lexsort((self.ends, self.shards))
         shards, key = self.shards[order], self.shards[order] * (self.edges.shape[0] + 1) + self.ends[order]
-        # The least place from here to the end of the same shard: what belongs to lower shards is less than all of it.
+        # The least entry from here to the end of the same shard; entries of lower shards are smaller than all of them.
         least = np.minimum.accumulate((order + shards * count)[::-1])[::-1] - shards * count
         at = np.searchsorted(key, key, side)
         inside = np.minimum(at, count - 1)
@@ -88,7 +89,7 @@ class ShardSchedule:
 
     @cached_property
     def digest(self) -> bytes:
-        """What two courses that are the same have in common."""
+        """Digest that is equal for equal schedules."""
         columns = (self.shards, self.begins, self.ends, self.edges)
         return hashlib.blake2b(b"".join(column.tobytes() for column in columns), digest_size=16).digest()
 
@@ -104,12 +105,12 @@ class ShardSchedule:
 def course(
     partitions: Sequence[tuple[Mixture, Sequence[RepeatingSource]]], epoch: int, share_samples: int
 ) -> ShardSchedule:
-    """Return the course of a node's mixed epoch.
+    """Return the schedule of a node's mixed epoch.
 
     Args:
-        partitions: of the node; of each, its mixture and its streams of the sources.
+        partitions: for each partition of the node, its mixture and its streams of the sources.
         epoch: the mixed epoch.
-        share_samples: samples of a step that each partition gives.
+        share_samples: samples that each partition gives to a step.
     """
     found = [_needed(mixture, streams, epoch) for mixture, streams in partitions]
     shards, begins, ends = (np.concatenate(columns) for columns in zip(*found, strict=True))
@@ -131,7 +132,7 @@ def course(
 def _needed(
     mixture: Mixture, streams: Sequence[RepeatingSource], epoch: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return (shard, first sample, last sample) of a partition's mixed epoch, the latter two about so."""
+    """Return (shard, first sample, last sample) of a partition's mixed epoch; the samples are approximate."""
     parts, unit = mixture.parts(epoch).tolist(), mixture.unit
     lows, highs = mixture.starts(epoch).tolist(), mixture.ends(epoch).tolist()
     slack = (np.count_nonzero(parts) / 2 + 1) * unit
@@ -168,34 +169,35 @@ class MixedAccess:
 
     @property
     def epoch_bytes(self) -> float:
-        """Bytes of the epoch, what comes twice counted twice."""
+        """Bytes of the epoch; shards that come twice count twice."""
         return float(self._starts[-1])
 
     def position(self, window: int) -> float:
-        """Return where a window starts in the stream."""
+        """Return the stream position where a window starts."""
         return float(self._starts[self._course.position(window)])
 
     def start(self, window: int) -> Iterator[Use]:
         """Yield the next use of every shard of the node, for a stream that stands at ``window``."""
-        left = np.flatnonzero(self._course.ends >= window)[::-1]  # the first use of several is said last, and stays
+        # In reverse, so that the first of several uses is written last and stays.
+        left = np.flatnonzero(self._course.ends >= window)[::-1]
         positions = self._next.copy()
         positions[self._course.shards[left]] = self._starts[left]
         return self._uses(self._assigned, positions[self._assigned])
 
     def again(self, window: int) -> Iterator[Use]:
-        """Yield the uses in this epoch of what ends with a window."""
+        """Yield the uses in this epoch of the shards that end with a window."""
         places = self._course.ending(window)
         return self._uses(self._course.shards[places], self._starts[self._course.soonest[places]])
 
     def left(self, window: int) -> Iterator[Use]:
-        """Yield the uses that come after a window, of what ends with it."""
+        """Yield the uses after a window of the shards that end with it."""
         its = self._course
         places = its.ending(window)
         shards, after = its.shards[places], its.after[places]
         return self._uses(shards, np.where(after < 0, self._next[shards], self._starts[after]))
 
     def wishes(self, window: int) -> list[int]:
-        """Return what should be at hand from a window on (dataset indices), what is needed first in front."""
+        """Return the shards (dataset indices) that should be in the cache from a window on, the first needed first."""
         its = self._course
         here, end = its.needed(window), its.position(window + 1)
         more = max(_AHEAD_WINDOWS * here.shape[0], _AHEAD_SHARDS)
@@ -206,7 +208,7 @@ class MixedAccess:
         return list(dict.fromkeys(wishes))
 
     def needed(self, window: int) -> list[int]:
-        """Return the shards of one window (dataset indices); none past the last."""
+        """Return the shards of one window (dataset indices); none past the last window."""
         found: list[int] = self._course.shards[self._course.needed(window)].tolist()
         return found
 
@@ -215,7 +217,7 @@ class MixedAccess:
 
     @cached_property
     def _next(self) -> NDArray[np.float64]:
-        """Where each shard (by dataset index) is needed in the next epoch; at its end, where it is not."""
+        """Position of each shard (by dataset index) in the next epoch; that epoch's end if the shard is not needed."""
         its = self._following()
         starts = self._starts_of(its) + self.epoch_bytes
         positions = np.full(self._sizes.shape, starts[-1])

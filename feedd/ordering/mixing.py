@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from feedd.ordering.weighted_interleave import Rows
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]]
-"""Of each source: for all epochs, or from certain epochs on (from 0 at least)."""
+"""Weights of the sources: for all epochs, or by the epoch from which they hold (epoch 0 included)."""
 
-MIX = 16  # the domain of this module, beside those of ``rng``: part of the order, never renumber
+MIX = 16  # a domain in addition to those of ``rng``: part of the order, never renumber
 
 STRATIFIED = "stratified"
 SAMPLE = "sample"
@@ -35,10 +35,10 @@ BATCH_SAMPLE = "batch-sample"
 MODES = (STRATIFIED, SAMPLE, BATCH, BATCH_SAMPLE)
 
 MAX_ROWS = 1 << 24
-"""Samples asked for at once: times due, as float64, then compare as the fractions they are."""
-_BLOCK = 65_536  # units (samples, or batches) shuffled together where sources are drawn: part of the order
+"""Maximum samples per call. Up to this number, due times in float64 compare exactly like the fractions."""
+_BLOCK = 65_536  # units (samples, or batches) shuffled together if sources are drawn: part of the order
 _MAX_POSITION = 1 << 62
-_BLOCKS_KEPT = 4  # one epoch drains, reading two blocks at most times, while the next one fills
+_BLOCKS_KEPT = 4  # an epoch that drains reads at most two blocks at a time, while the next epoch fills
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,15 @@ class MixOptions:
     """How sources are mixed, and when a mixed epoch ends.
 
     Attributes:
-        mode: ``stratified``: every span of the stream holds each source's share. ``sample``: the source of each
-            sample is drawn. ``batch``: whole batches of one source, as even as ``stratified``. ``batch-sample``:
-            whole batches of one source, drawn.
-        batch_size: samples of a batch, for the two modes that go by batches; else 0.
-        source_samples: what each source holds; None: not known.
-        samples_per_epoch: where a mixed epoch ends, whole steps of it. None: with the last whole step before the first
-            source would give more than ``source_samples`` (in whole batches); without these there is but one epoch.
-        step_samples: what is taken together: a mixed epoch is so many of them. 0: a batch, or a sample.
+        mode: ``stratified``: every span of the stream holds each source's share. ``sample``: the source of each sample
+            is drawn. ``batch``: whole batches of one source, as even as ``stratified``. ``batch-sample``: whole batches
+            of one source, drawn.
+        batch_size: samples of a batch, for the two batch modes; else 0.
+        source_samples: number of samples of each source; None: not known.
+        samples_per_epoch: samples of a mixed epoch, in whole steps. None: the epoch ends with the last whole step
+            before a source would give more than its ``source_samples`` (in whole batches). Without these there is only
+            one epoch.
+        step_samples: samples taken together; a mixed epoch is a multiple of them. 0: a batch, or a sample.
     """
 
     seed: int
@@ -71,14 +72,14 @@ class MixOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Span:
-    """Epochs of the same weights.
+    """Epochs with the same weights.
 
     Attributes:
-        since: the first of them.
+        since: the first of these epochs.
         parts: int64[sources], the weights.
-        units: samples or batches of each epoch; None: it has no end.
-        given: of each source in each epoch.
-        before: of each source in the epochs before ``since``.
+        units: samples or batches of each epoch; None: the epoch has no end.
+        given: units of each source in each epoch.
+        before: units of each source in the epochs before ``since``.
     """
 
     since: int
@@ -89,27 +90,27 @@ class _Span:
 
 
 class Mixture:
-    """The sources of a stream's samples. Synchronous, no I/O; remembers only what it can compute again.
+    """The sources of a stream's samples. Synchronous, no I/O; caches only values it can compute again.
 
-    Positions in a source go on from one mixed epoch to the next, 0, 1, 2, ... without a gap: a source that runs out
+    Positions in a source continue from one mixed epoch to the next, 0, 1, 2, ... without a gap. A source that runs out
     begins its own next epoch (``own_epochs``).
 
-    The drawn modes are draws without replacement, not independent ones: the even order is cut into blocks of 65,536
-    (samples, or batches), the last of an epoch as short as it must be, and each block is shuffled with a key of
-    (seed, epoch, block). Each block has its exact quota, so what came before it is known in O(sources); inside,
-    counts stray from their shares with a standard deviation of at most 64. A source depends on nothing but (seed,
-    epoch, place), the weights and, in the last block, on where the epoch ends.
+    The drawn modes draw without replacement, not independently. The even order is cut into blocks of 65,536 samples or
+    batches (the last block of an epoch may be shorter). Each block is shuffled with a key of (seed, epoch, block). Each
+    block has its exact quota, so the counts before it are known in O(sources). Inside a block, counts deviate from
+    their shares with a standard deviation of at most 64. The source of a place depends only on (seed, epoch, place), on
+    the weights and, in the last block, on the epoch's end.
     """
 
     def __init__(self, weights: Weights, options: MixOptions) -> None:
         """Plan a mixture.
 
         Args:
-            weights: of each source, at least 0, in any scale; see ``to_parts`` for what becomes of them.
-            options: how they are mixed.
+            weights: weight of each source, at least 0, in any scale; ``to_parts`` converts them.
+            options: how the sources are mixed.
 
         Raises:
-            BadRequest: weights or options that cannot be served, in whatever epoch.
+            BadRequest: weights or options that cannot be served in some epoch.
         """
         self._options = options
         self._unit = options.unit
@@ -125,7 +126,7 @@ class Mixture:
         self._spans = self._planned(by_epoch)
 
     def with_seed(self, seed: int) -> Mixture:
-        """Return the same mixture, drawn otherwise."""
+        """Return the same mixture with another seed."""
         other = copy.copy(self)
         vars(other).update(_options=replace(self._options, seed=seed), _blocks={})
         return other
@@ -137,22 +138,22 @@ class Mixture:
 
     @property
     def ratios(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The weights as they are served: from which epoch on, and what part each source has."""
+        """The weights in use: from which epoch on, and each source's part."""
         return tuple((span.since, tuple(span.parts.tolist())) for span in self._spans)
 
     def parts(self, epoch: int) -> NDArray[np.int64]:
         """Return the weights of an epoch as integers, int64[sources].
 
         Raises:
-            BadRequest: no such epoch.
+            BadRequest: there is no such epoch.
         """
         return self._span(epoch).parts
 
     def epoch_samples(self, epoch: int) -> int | None:
-        """Return the samples of a mixed epoch; None: it has no end.
+        """Return the samples of a mixed epoch; None: the epoch has no end.
 
         Raises:
-            BadRequest: no such epoch.
+            BadRequest: there is no such epoch.
         """
         units = self._span(epoch).units
         return None if units is None else units * self._unit
@@ -161,7 +162,7 @@ class Mixture:
         """Return each source's first position in a mixed epoch, int64[sources]. O(sources).
 
         Raises:
-            BadRequest: no such epoch.
+            BadRequest: there is no such epoch.
         """
         return self._units_before(epoch) * self._unit
 
@@ -170,12 +171,12 @@ class Mixture:
         return self.starts(epoch) + np.array(self._span(epoch).given, dtype=np.int64) * self._unit
 
     def rows(self, epoch: int, first_sample: int, count: int) -> Rows:
-        """Return (source int32, position in the source int64) of ``count`` samples, fewer where the epoch ends.
+        """Return (source int32, position in the source int64) of ``count`` samples, fewer at the epoch's end.
 
-        O(count log count) wherever ``first_sample`` is; where sources are drawn, a block of them at least.
+        O(count log count) for any ``first_sample``; if sources are drawn, at least one block.
 
         Raises:
-            BadRequest: no such epoch; or a span that starts below 0 or is over ``MAX_ROWS``.
+            BadRequest: there is no such epoch, or the span starts below 0 or is over ``MAX_ROWS``.
         """
         if first_sample < 0 or not 0 <= count <= MAX_ROWS:
             raise _bad(f"0 to {MAX_ROWS} samples from sample 0 or later", f"{count} from {first_sample}")
@@ -196,21 +197,21 @@ class Mixture:
         return source[span], position[span]
 
     def own_epochs(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (the source's own epoch, sample in it), int64 each, for what ``rows`` gave.
+        """Return (the source's own epoch, sample in it), int64 each, for the result of ``rows``.
 
         Raises:
-            BadRequest: what sources hold is not known.
+            BadRequest: the sizes of the sources are not known.
         """
         if self._options.source_samples is None:
             raise _bad("sizes of sources", None)
-        held = np.maximum(np.array(self._options.source_samples, dtype=np.int64), 1)  # an empty one gives nothing
+        held = np.maximum(np.array(self._options.source_samples, dtype=np.int64), 1)  # an empty source gives nothing
         epoch, sample = np.divmod(rows[1], held[rows[0]])
         return epoch, sample
 
     def stray_samples(self, share: float) -> float:
-        """Return how many samples later a sample of a source with that share may come than in the even order.
+        """Return how many samples later than in the even order a sample of a source with that share may come.
 
-        Four standard deviations where sources are drawn, else none.
+        Four standard deviations if sources are drawn, else none.
         """
         return min(4 * 64 / share, _BLOCK) * self._unit if self._drawn else 0.0
 
@@ -229,7 +230,7 @@ class Mixture:
             raise _bad("sizes of sources of at least 0", options.source_samples)
 
     def _planned(self, by_epoch: Mapping[int, Sequence[float]]) -> list[_Span]:
-        """Work out the epochs of each set of weights; those that follow an epoch without end never come."""
+        """Plan the epochs of each set of weights; epochs after an endless epoch never come."""
         spans: list[_Span] = []
         for since, weights in sorted(by_epoch.items()):
             parts = to_parts(weights)
@@ -255,7 +256,7 @@ class Mixture:
         return self._spans[bisect_right(self._spans, epoch, key=lambda span: span.since) - 1]
 
     def _check_sizes(self, parts: NDArray[np.int64]) -> None:
-        """Refuse to draw on what holds nothing, or, where it ends an epoch, not a batch."""
+        """Refuse to draw from an empty source, or from a source smaller than a batch if it ends an epoch."""
         options = self._options
         if options.source_samples is None:
             return
@@ -270,7 +271,7 @@ class Mixture:
             return options.samples_per_epoch // self._unit
         if options.source_samples is None:
             return None
-        # The first sample or batch that nobody has is due where some source's next one is due first.
+        # The first missing sample or batch is the one due first among all sources' next ones.
         lacking = [
             (Fraction(2 * (held // self._unit) + 1, part), source)
             for source, (held, part) in enumerate(zip(options.source_samples, parts.tolist(), strict=True))
@@ -288,7 +289,7 @@ class Mixture:
         return units - units % step
 
     def _units_before(self, epoch: int) -> NDArray[np.int64]:
-        """Return what the epochs before have taken of each source, in samples or batches."""
+        """Return what earlier epochs took from each source, in samples or batches."""
         span = self._span(epoch)
         epochs = epoch - span.since
         if epochs and span.units is None:

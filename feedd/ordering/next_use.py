@@ -1,10 +1,11 @@
-"""When each object is needed next by anybody: the streams of several readers on one timeline. Pure.
+"""When each object is needed next by any reader: the streams of several readers on one timeline. Pure.
 
-A stream is a sequence of objects, and a position in it counts the bytes before it. Positions of different streams mean
-nothing to each other, and neither do their speeds; what can be compared is how far each use is from where its own
-stream stands. So a use's *time* is its position plus the stream's shift, which puts every stream that opens at the
-timeline's now. The now moves with the stream that is furthest; one that falls behind by more than its slack is shifted
-to it, and its uses get new times. While there is one stream, or all keep step, nothing is ever told twice.
+A stream is a sequence of objects, and a position in it counts the bytes before it. Positions and speeds of different
+streams cannot be compared. The distance of each use from its stream's current position can.
+
+So a use's *time* is its position plus the stream's shift. The shift makes every stream open at the timeline's current
+time. That time moves with the stream that is furthest ahead. A stream that falls behind by more than its slack is
+shifted to it, and its uses get new times. With one stream, or if all keep pace, no use is reported twice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Stream:
 
 
 class NextUseTimeline:
-    """Next uses of all streams. Each method returns the (object, time) pairs that changed: consume them at once."""
+    """Next uses of all streams. Each method returns the changed (object, time) pairs: consume them at once."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -42,16 +43,16 @@ class NextUseTimeline:
 
     @property
     def stream_count(self) -> int:
-        """Streams that are open."""
+        """Number of open streams."""
         return len(self._streams)
 
     def open(self, name: Hashable, at: float, slack_bytes: float) -> None:
         """Add a stream.
 
         Args:
-            name: for later.
-            at: position where it stands.
-            slack_bytes: how far it may fall behind the furthest stream before its uses are told anew.
+            name: key of the stream in later calls.
+            at: current position.
+            slack_bytes: how far it may fall behind the furthest stream before its uses get new times.
         """
         assert name not in self._streams, "a stream opens once"
         self._streams[name] = _Stream(at, self._now - at, slack_bytes)
@@ -76,18 +77,18 @@ class NextUseTimeline:
                 yield from self._told(other)
 
     def close(self, name: Hashable) -> Iterator[Use]:
-        """Remove a stream: what no other needs has no next use any more."""
+        """Remove a stream; objects that no other stream needs lose their next use."""
         yield from self._told(self._streams.pop(name))
 
     def _told(self, stream: _Stream) -> Iterator[Use]:
-        """Yield anew all uses of a stream, which may have gone."""
+        """Yield all uses of a stream again; the stream may be closed."""
         streams = tuple(self._streams.values())
         return ((ref, _nearest(ref, streams)) for ref in stream.positions)
 
 
 def _nearest(ref: ObjectRef, streams: Iterable[_Stream]) -> float:
     nearest = math.inf
-    for stream in streams:  # a plain loop: a million times per epoch of a large dataset
+    for stream in streams:  # a plain loop, since it runs a million times per epoch of a large dataset
         position = stream.positions.get(ref)
         if position is not None and position + stream.shift < nearest:
             nearest = position + stream.shift

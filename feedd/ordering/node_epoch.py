@@ -1,9 +1,9 @@
 """One node's epoch: its partitions side by side, dealt out to its ranks step by step.
 
-In step ``s`` every partition of the node gives samples ``[s*g, (s+1)*g)`` of its stream, where ``g`` is what the ranks
-of the node take in a step divided by the partitions of the node. One after another they are the node's step, of which
-local rank ``l`` takes samples ``[l*B, (l+1)*B)``. So a step of all ranks of all nodes holds the same samples however
-many nodes share the partitions.
+In step ``s`` every partition of the node gives samples ``[s*g, (s+1)*g)`` of its stream. ``g`` is the number of samples
+that the node's ranks take in a step, divided by the node's partitions. Concatenated, they are the node's step, of which
+local rank ``l`` takes samples ``[l*B, (l+1)*B)``. So a step of all ranks of all nodes holds the same samples for any
+number of nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """Consecutive samples of one partition's window, ``again``: for the second time or more."""
+    """Consecutive samples of one partition's window; ``again``: not for the first time in this epoch."""
 
     partition: int
     segment: Segment
@@ -34,41 +34,41 @@ class Piece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return self.segment.high - self.segment.low
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The samples of one rank's step, in order, and where the partitions stand at it. Without samples: the end."""
+    """The samples of one rank's step, in order, and the partitions' anchors at it. No samples: the end."""
 
     pieces: tuple[Piece, ...]
     anchors: tuple[Anchor, ...]
 
 
 class _Standing:
-    """In which window each of many partitions stands: most stay in theirs from step to step."""
+    """The current window of each of many partitions; most stay in theirs from step to step."""
 
     def __init__(self, count: int) -> None:
         self._anchors: list[Anchor] = [(0, 0)] * count
         self._starts = np.zeros(count, np.int64)
-        self._ends = np.full(count, -1, np.int64)  # nobody knows
+        self._ends = np.full(count, -1, np.int64)  # unknown
         self._said: tuple[Anchor, ...] | None = None
 
     @property
     def anchors(self) -> tuple[Anchor, ...]:
-        """Of all partitions; the same object as long as nothing changes."""
+        """Anchors of all partitions; the same object while nothing changes."""
         if self._said is None:
             self._said = tuple(self._anchors)
         return self._said
 
     def leaving(self, low: int, high: int) -> list[int]:
-        """Return the partitions of whose window samples ``[low, high)`` are not part."""
+        """Return the partitions whose current window does not contain samples ``[low, high)``."""
         numbers: list[int] = np.flatnonzero((self._starts > low) | (self._ends < high)).tolist()
         return numbers
 
     def enter(self, number: int, anchor: Anchor, end: int) -> None:
-        """Have a partition stand in a window that ends at a position of its stream."""
+        """Move a partition to a window that ends at position ``end`` of its stream."""
         if self._anchors[number] != anchor:
             self._anchors[number] = anchor
             self._said = None
@@ -76,7 +76,7 @@ class _Standing:
 
 
 class NodeEpoch:
-    """Where each step of one node's epoch lies. Synchronous, no I/O; not thread-safe."""
+    """The position of each step of one node's epoch. Synchronous, no I/O; not thread-safe."""
 
     def __init__(
         self, shares: tuple[Assignment, ...], options: EpochOptions, counts: Mapping[int, int], deal: Deal
@@ -94,18 +94,18 @@ class NodeEpoch:
             self._order = np.concatenate(windows) if windows else self._maps[0].order
 
     def know(self, counts: tuple[NDArray[np.int64], ...]) -> None:
-        """Take the counts of all shards, per partition, in its share's order."""
+        """Set the counts of all shards, per partition, in its share's order."""
         for one, share_counts in zip(self._maps, counts, strict=True):
             one.know(share_counts)
 
     def add_anchors(self, anchors: tuple[Anchor, ...]) -> None:
-        """Take note where the partitions' windows start; none: nothing is known.
+        """Record the starts of the partitions' windows; empty: nothing is known.
 
         Raises:
-            ValueError: there are no such windows, or it contradicts what is known.
+            ValueError: there are no such windows, or they contradict earlier facts.
         """
         if anchors is self._noted or anchors is self._standing.anchors:
-            return  # they are from here
+            return  # they came from this object
         if anchors and len(anchors) != len(self._maps):
             raise ValueError(f"expected anchors of {len(self._maps)} partitions, got {len(anchors)}")
         for one, anchor in zip(self._maps, anchors, strict=False):
@@ -119,7 +119,7 @@ class NodeEpoch:
 
     @property
     def edges(self) -> NDArray[np.int64]:
-        """Where windows begin in the order of each partition, one partition after another."""
+        """Starts of windows in the order of each partition, one partition after another."""
         return np.concatenate([one.edges for one in self._maps])
 
     def shards(self, window: int) -> NDArray[np.int64]:
@@ -129,7 +129,7 @@ class NodeEpoch:
         return np.concatenate([one.shards(window) for one in self._maps])
 
     def position(self, window: int) -> int:
-        """Return where in the node's order the window starts."""
+        """Return the position of the window's first shard in the node's order."""
         return sum(one.position(window) for one in self._maps)
 
     def samples(self, partition: int, window: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -137,11 +137,11 @@ class NodeEpoch:
         return self._maps[partition].samples(window)
 
     def window_samples(self, partition: int, window: int) -> int:
-        """Return how many samples a partition's window has that ``step`` found some of, or that is counted."""
+        """Return the number of samples of a partition's window, which must be counted or found by ``step``."""
         return self._maps[partition].window_samples(window)
 
     def is_last(self, partition: int, window: int) -> bool:
-        """Whether no other window follows this one in its partition."""
+        """Whether this window is the last of its partition."""
         return window + 1 >= self._maps[partition].window_count
 
     def is_counted(self, partition: int, window: int) -> bool:
@@ -149,7 +149,7 @@ class NodeEpoch:
         return not isinstance(self._maps[partition].counted(window), NeedCounts)
 
     def start(self, partition: int, window: int) -> int:
-        """Return where a partition's window begins in its stream; see ``EpochMap.start``."""
+        """Return the stream position of a partition's window; see ``EpochMap.start``."""
         return self._maps[partition].start(window)
 
     @property
@@ -163,7 +163,7 @@ class NodeEpoch:
 
     @property
     def sample_counts(self) -> tuple[int | None, ...]:
-        """Samples of each partition; None: not known yet."""
+        """Number of samples of each partition, or None if not known yet."""
         return tuple(one.sample_count for one in self._maps)
 
     def step(self, index: int) -> Step | NeedCounts:
@@ -171,7 +171,8 @@ class NodeEpoch:
         deal, per_step = self._deal, self._step_samples
         if deal.steps is not None and index >= deal.steps:
             return Step((), ())
-        if len(self._maps) == 1 and not deal.wrap:  # only the rank's own samples: nobody else's need be counted
+        # Only the rank's own samples, so that no other samples need be counted.
+        if len(self._maps) == 1 and not deal.wrap:
             low = index * per_step + deal.local_rank * deal.batch_size
             found = self._maps[0].locate(low, low + deal.batch_size)
             if isinstance(found, NeedCounts):
@@ -184,11 +185,11 @@ class NodeEpoch:
         return Step(tuple(self._dealt(parts, index * per_step, low, low + deal.batch_size)), self._standing.anchors)
 
     def steps_before(self, index: int) -> int:
-        """Return how many steps the rank has, where step ``index`` was found to be past its end."""
+        """Return the number of the rank's steps, after step ``index`` was found to be past its end."""
         deal = self._deal
         if deal.steps is not None:
             return deal.steps
-        low, high = 0, index  # the first step without samples: they become fewer from step to step
+        low, high = 0, index  # search the first step without samples; later steps never have more samples
         while low < high:
             middle = (low + high) // 2
             if self._available(middle) > deal.local_rank * deal.batch_size:
@@ -198,7 +199,7 @@ class NodeEpoch:
         return low
 
     def _available(self, index: int) -> int:
-        """Return the samples of a node's step; partitions of which the end was not seen are far from it."""
+        """Return the samples of a node's step; a partition whose end was not seen counts as full."""
         per_step, total = self._step_samples, 0
         for one in self._maps:
             count = one.sample_count
@@ -206,9 +207,9 @@ class NodeEpoch:
         return total
 
     def _parts(self, low: int, high: int) -> dict[int, list[Piece]] | NeedCounts:
-        """Find samples ``[low, high)`` of the partitions whose window ends among them, or that have not as many.
+        """Find samples ``[low, high)`` of the partitions that leave their window or lack some of them.
 
-        Of all others they lie in the window that the partition stands in.
+        For all other partitions, the samples are in the current window.
         """
         parts: dict[int, list[Piece]] = {}
         for number in self._standing.leaving(low, high):
@@ -222,7 +223,7 @@ class NodeEpoch:
         return parts
 
     def _dealt(self, parts: Mapping[int, list[Piece]], at: int, low: int, high: int) -> list[Piece]:
-        """Return samples ``[low, high)`` of a step; partitions that are not in ``parts`` begin it at ``at``."""
+        """Return samples ``[low, high)`` of a step; partitions not in ``parts`` begin it at ``at``."""
         per_step = self._step_samples
         sizes = np.full(len(self._maps), per_step, np.int64)
         for number, pieces in parts.items():
@@ -258,7 +259,7 @@ class NodeEpoch:
 
 
 def _between(pieces: list[Piece], low: int, high: int) -> list[Piece]:
-    """Return samples ``[low, high)`` of the pieces one after another."""
+    """Return samples ``[low, high)`` of the concatenated pieces."""
     found: list[Piece] = []
     at = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""How far the readers of one node's epoch have come together: what nobody needs any more this epoch."""
+"""Common progress of the readers of one node's epoch: which windows no reader needs any more."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ class Progress:
 
     @property
     def reader_count(self) -> int:
-        """Readers that joined and did not leave."""
+        """Number of readers that joined and did not leave."""
         return len(self._at)
 
     def join(self, reader: str, window: int) -> range:
-        """Add a reader at ``window``, or set it there; return the windows left before that it wants again."""
+        """Add or move a reader to ``window``; return the windows that had been left and are needed again."""
         again = range(window, max(window, self._left))
         self._at[reader] = window
         self._left = min(self._left, window)
         return again
 
     def advance(self, reader: str, window: int) -> range:
-        """Move a reader forward (never back); return the windows that everybody has now left."""
+        """Move a reader forward (never back); return the windows that all readers have now left."""
         if reader in self._at:
             self._at[reader] = max(self._at[reader], window)
         return self._leave()
 
     def leave(self, reader: str) -> range:
-        """Remove a reader; return the windows that everybody has now left."""
+        """Remove a reader; return the windows that all readers have now left."""
         self._at.pop(reader, None)
         return self._leave()
 

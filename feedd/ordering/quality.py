@@ -1,7 +1,7 @@
-"""How well an order mixes: what a batch is made of, beside a full shuffle and a shuffle buffer of the same memory.
+"""How well an order mixes shards in a batch, compared with a full shuffle and an equally large shuffle buffer.
 
-Samples of one shard resemble each other (one camera, one class, one day), so what counts is from how many shards the
-samples of a batch come. A full shuffle is the best there is; it needs random access to the whole dataset.
+Samples of one shard resemble each other (one camera, one class, one day). So the number of shards in a batch counts. A
+full shuffle is the best possible, but it needs random access to the whole dataset.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from feedd.dataset.assignment import Assignment
     from feedd.ordering.epoch import EpochOptions
 
-_SAMPLES_MAX = 1 << 18  # looked at: enough for two digits
-_SHUFFLED_MAX = 1 << 23  # samples that are shuffled to look at some: beyond that some are drawn
-_FULL, _BUFFER = 101, 102  # domains of the random numbers that only serve for comparison
+_SAMPLES_MAX = 1 << 18  # samples examined: enough for two digits
+_SHUFFLED_MAX = 1 << 23  # samples that are fully shuffled for comparison; for larger datasets some are drawn
+_FULL, _BUFFER = 101, 102  # domains of random numbers used only for comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Mix:
     Attributes:
         windows: in this order.
         full: in a full shuffle of the same samples.
-        buffer: where shards in the same order pass through a shuffle buffer as large as the largest window.
+        buffer: with the shards in the same order through a shuffle buffer as large as the largest window.
         none: without shuffling.
-        window_samples: of the largest window: what buffer and windows hold.
+        window_samples: samples of the largest window, which is the size of buffer and windows.
     """
 
     windows: float
@@ -50,8 +50,8 @@ def mix(share: Assignment, counts: NDArray[np.int64], options: EpochOptions, bat
     Args:
         share: the partition.
         counts: int64[n], samples of each of its shards.
-        options: of the order; shuffled.
-        batch_size: samples.
+        options: options of the order, with shuffling.
+        batch_size: samples of a batch.
     """
     known = dict(zip(share.shards.tolist(), counts.tolist(), strict=True))
     plan = EpochMap(share, options, known)
@@ -89,12 +89,13 @@ def _shuffled(shards: NDArray[np.int64], counts: NDArray[np.int64], key: int) ->
     total = int(ends[-1]) if ends.size else 0
     if total <= _SHUFFLED_MAX:
         return np.repeat(shards, counts)[rng.permutation(total, key)[:_SAMPLES_MAX]]
-    drawn = rng.stream(key, np.arange(_SAMPLES_MAX)) % np.uint64(total)  # hardly one of so many is drawn twice
+    # With so many samples, hardly any is drawn twice.
+    drawn = rng.stream(key, np.arange(_SAMPLES_MAX)) % np.uint64(total)
     return shards[np.searchsorted(ends, drawn.astype(np.int64), "right")]
 
 
 def _distinct(shards: NDArray[np.int64], batch_size: int) -> float:
-    """Return the mean count of distinct values per batch, short last ones left out unless there is no other."""
+    """Return the mean count of distinct values per batch, without the short last batch unless it is the only one."""
     batch_count = shards.shape[0] // batch_size
     if not batch_count:
         return float(np.unique(shards).shape[0])
@@ -103,7 +104,7 @@ def _distinct(shards: NDArray[np.int64], batch_size: int) -> float:
 
 
 def _buffered(shards: NDArray[np.int64], size: int, options: EpochOptions) -> NDArray[np.int64]:
-    """Pass samples through a buffer: each that comes takes the place of a random one, which goes out."""
+    """Pass samples through a buffer: each new sample replaces a random one, which is output."""
     if size < 1 or shards.shape[0] <= size:
         return shards[rng.permutation(shards.shape[0], rng.derive(_BUFFER, options.seed, options.epoch))]
     held = shards[:size].tolist()

@@ -1,4 +1,4 @@
-"""One rank's walk through its node's epochs: from a cursor to the rows of a batch."""
+"""One rank's way through its node's epochs: from a cursor to the rows of a batch."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from feedd.values import ShardIndex, Topology
 
 WINDOWS_KEPT = 3
-"""Of each partition: a batch spans two at most times, a third serves a neighbour in production or is sorted ahead."""
+"""Per partition: a batch spans at most two windows; a third is for a concurrent batch, or is sorted in advance."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOptions:
-    """What all epochs of a reader share.
+    """Options shared by all epochs of a reader.
 
     Attributes:
         window_shards: see ``EpochOptions``.
         window_bytes: see ``EpochOptions``.
         batch_size: samples of a rank's step.
-        steps: of every rank in every epoch; None: each rank's end with its samples.
+        steps: steps of every rank in every epoch; None: each rank ends with its samples.
         wrap: partitions that end before the last step begin again.
-        bucket_by: names of the field by whose stored size samples of a window are put into steps; none: by chance.
+        bucket_by: names of the field by whose stored size the samples of a window are grouped; empty: at random.
     """
 
     seed: int
@@ -60,7 +60,7 @@ class ReaderOptions:
 
 
 def own_orders(partition_count: int) -> Orders:
-    """Return the windows of readers that share them with nobody else: as many of this epoch as of the next one."""
+    """Return windows for readers that share them with no other: room for this epoch and for the next."""
     return SortedWindows(0).enter(None, 2 * WINDOWS_KEPT * partition_count)
 
 
@@ -74,13 +74,13 @@ class Reader:
         counts: Mapping[int, int],
         orders: Orders | None = None,
     ) -> None:
-        """Plan.
+        """Plan the rank's epochs.
 
         Args:
             shares: the node's partitions.
-            options: what all epochs share.
+            options: options shared by all epochs.
             counts: sample counts by dataset index; may grow between calls, never change.
-            orders: sorted windows, of all readers of these shares and options; None: this is the only one.
+            orders: sorted windows of all readers of these shares and options; None: this is the only reader.
         """
         self._shares = shares
         self._options = options
@@ -89,20 +89,21 @@ class Reader:
         ranks = (topology.local_rank, topology.local_world_size)
         self._deal = Deal(options.batch_size, *ranks, options.steps, options.wrap)
         shards = np.sort(np.concatenate([share.shards for share in shares]))
-        self._assigned = shards[np.diff(shards, prepend=-1) > 0]  # np.unique's first call imports numpy.ma, 9 ms
+        # np.unique's first call imports numpy.ma, which takes 9 ms.
+        self._assigned = shards[np.diff(shards, prepend=-1) > 0]
         self._steps = options.steps
         self._share_counts: tuple[NDArray[np.int64], ...] | None = None
         self._epoch = -1
         self._map: NodeEpoch | None = None
-        self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards that a window is being sorted by
+        self._lengths: dict[int, NDArray[np.int64]] = {}  # of the shards of a window that is being sorted by length
         self._orders = orders or own_orders(len(shares))
-        self._latest: frozenset[WindowName] = frozenset()  # of the batch drawn last
-        self._foreseen: Collection[WindowName] = ()  # of those the next ones were named
+        self._latest: frozenset[WindowName] = frozenset()  # windows of the batch drawn last
+        self._foreseen: Collection[WindowName] = ()  # windows for which the next ones were returned by ``ahead``
         self._places: dict[int, int] = {}
         self._places_epoch = -1
 
     def epoch_map(self, at: Cursor) -> NodeEpoch:
-        """Return the map of the cursor's epoch, knowing the cursor's anchors.
+        """Return the map of the cursor's epoch, with the cursor's anchors added.
 
         Raises:
             BadRequest: an anchor contradicts the plan: the cursor is of another dataset, recipe or topology.
@@ -114,7 +115,7 @@ class Reader:
             self._map.add_anchors(at.anchors)
         except ValueError as error:
             raise BadRequest(
-                f"expected a cursor of this dataset and topology, got one that does not fit: {error}",
+                f"the cursor does not fit this dataset and topology: {error}",
                 hint="resume with the state saved from the same dataset, batch size, seed and world size",
                 stage="plan",
             ) from error
@@ -127,7 +128,7 @@ class Reader:
 
     @property
     def assigned_count(self) -> int:
-        """Shards of the node."""
+        """Number of the node's shards."""
         return int(self._assigned.shape[0])
 
     def places(self, epoch: int) -> dict[int, int]:
@@ -141,7 +142,7 @@ class Reader:
         return self._places
 
     def steps(self, epoch: int) -> int | None:
-        """Return the rank's steps of an epoch, as many in each; None: not known yet."""
+        """Return the rank's steps, the same in every epoch, or None if not known yet."""
         if self._steps is None and self._known_counts() is not None:
             plan = self.epoch_map(Cursor(epoch))
             counts = [count for count in plan.sample_counts if count is not None]
@@ -149,15 +150,15 @@ class Reader:
         return self._steps
 
     def orders(self, at: Cursor) -> list[list[int]]:
-        """Return the node's shards (dataset indices) in reading order, of the only source there is."""
+        """Return the node's shards (dataset indices) in reading order, for the only source."""
         return [self.epoch_map(at).order.tolist()]
 
     def window(self, at: Cursor) -> int:
-        """Return the window that a cursor stands in, as far as it says."""
+        """Return the window at a cursor, as far as the cursor tells."""
         return at.window
 
     def walk(self, listing: Listing, at: Cursor) -> NodeAccess:
-        """Return the cursor's epoch as the cache is told of it.
+        """Return the cursor's epoch as the cache sees it.
 
         Raises:
             BadRequest: see ``epoch_map``.
@@ -165,7 +166,7 @@ class Reader:
         return NodeAccess(listing, at.epoch, self.epoch_map(at), self.places)
 
     def left_out(self) -> int | None:
-        """Return the rank's samples of an epoch that lie beyond the last of its steps; None: not known yet."""
+        """Return the rank's samples of an epoch after its last step, or None if not known yet."""
         deal = self._deal
         if deal.steps is None or deal.wrap:
             return 0
@@ -173,7 +174,7 @@ class Reader:
         return None if counts is None else left_out(np.array([its.sum() for its in counts]), deal.steps, deal)
 
     def epoch_options(self, epoch: int) -> EpochOptions:
-        """Return what the order of an epoch depends on."""
+        """Return the options that decide the order of an epoch."""
         options = self._options
         return EpochOptions(epoch, options.seed, options.shuffle, options.window_shards, options.window_bytes)
 
@@ -188,7 +189,7 @@ class Reader:
         return found.rows() if isinstance(found, BatchPlan) else found
 
     def draw(self, at: Cursor) -> BatchPlan | NeedCounts | NeedOrder | EpochEnd:
-        """As ``rows``, with nothing worked out, and windows left to the caller to sort.
+        """Return the same as ``rows``, but not grouped by shard; the caller sorts missing windows.
 
         Raises:
             BadRequest: see ``epoch_map``.
@@ -208,16 +209,16 @@ class Reader:
         return self._gather(plan, rows, found, at)
 
     def ahead(self) -> NeedOrder | None:
-        """Return what sorts the windows that follow those of the batch drawn last; None: nothing, or it was said.
+        """Return the job that sorts the windows after those of the last drawn batch, or None.
 
-        Nobody need do it: what is not sorted by then is when a batch reads it, which has to wait for it.
+        The job is optional: a window that is not sorted in advance delays the batch that reads it.
         """
         if self._latest == self._foreseen or self._by_length or self._map is None:
             return None
         self._foreseen, plan = self._latest, self._map
         names: dict[WindowName, Callable[[], WindowRows]] = {}
         samples = 0
-        following = cache(self._new_map)  # built once for all partitions, where it is sorted
+        following = cache(self._new_map)  # built once for all partitions, by the job
         for epoch, partition, window in sorted(self._latest):
             if not plan.is_last(partition, window):
                 name = WindowName(epoch, partition, window + 1)
@@ -235,7 +236,7 @@ class Reader:
         return bool(self._options.bucket_by) and self._options.shuffle
 
     def _need_lengths(self, plan: NodeEpoch, names: Sequence[WindowName]) -> NeedLengths | None:
-        """Return the shards whose lengths windows must be sorted by, where they are not known."""
+        """Return the shards whose lengths are needed to sort windows, or None if all are known."""
         if not self._by_length:
             return None
         shards = sorted({shard for _, *name in names for shard in plan.window_shards(*name).tolist()})
@@ -251,7 +252,7 @@ class Reader:
     def _need_order(
         self, plan: NodeEpoch, names: Sequence[WindowName], held: Mapping[WindowName, WindowRows]
     ) -> NeedOrder:
-        """Return what sorts the missing windows of a step, of which others are held."""
+        """Return the job that sorts the missing windows of a step; ``held`` are the others."""
         jobs = {name: self._sorting(plan, name) for name in names}
         self._lengths = {}
         samples = sum(plan.window_samples(name.partition, name.window) for name in names)
@@ -260,7 +261,7 @@ class Reader:
     def _to_sort(
         self, jobs: Mapping[WindowName, Callable[[], WindowRows]], samples: int, beside: Collection[WindowName]
     ) -> NeedOrder:
-        """Return what sorts windows; those ``beside`` are read with them, and not dropped for them."""
+        """Return a sorting job; windows in ``beside`` are read together with its windows and not dropped for them."""
 
         def sort() -> dict[WindowName, WindowRows]:
             return {name: job() for name, job in jobs.items()}
@@ -272,7 +273,7 @@ class Reader:
         return NeedOrder((id(self._orders), *jobs), sort, samples * ROW_BYTES, learn)
 
     def _sorting(self, plan: NodeEpoch, name: WindowName) -> Callable[[], WindowRows]:
-        """Return what puts a partition's window into reading order, in whatever thread: nothing it reads changes."""
+        """Return the call that sorts a partition's window, for any thread, because its inputs do not change."""
         order = partial(plan.samples, name.partition, name.window)
         if not self._by_length:
             return order
@@ -294,7 +295,7 @@ class Reader:
         return plan
 
     def _known_counts(self) -> tuple[NDArray[np.int64], ...] | None:
-        """Return the samples of each share's shards; None where one is not known yet."""
+        """Return the samples of each share's shards, or None if a count is not known yet."""
         if self._share_counts is None:
             counted = [counts for share in self._shares if (counts := share.counts(self._counts)) is not None]
             if len(counted) == len(self._shares):

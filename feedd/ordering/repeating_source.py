@@ -1,4 +1,4 @@
-"""One source of a mixture, as one partition reads it: epoch after epoch of its own, without an end."""
+"""One source of a mixture, as one partition reads it: its own epochs one after another, without end."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]
 
-_EPOCHS_KEPT = 3  # one is read, the next begins in the same batch; the third is what the cache is told ahead
-_WINDOWS_KEPT = 3  # as of a plain reader
-_ROUNDS = 4  # a source that goes round more often than that in one mixed epoch is needed all through it
+_EPOCHS_KEPT = 3  # the current one, the next one if a batch spans both, and a third for hints to the cache
+_WINDOWS_KEPT = 3  # as many as a plain reader keeps
+_ROUNDS = 4  # a source that repeats more often in one mixed epoch is needed throughout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needed:
-    """Which shards a span of a source's stream needs, and of which part of the stream.
+    """The shards that a span of a source's stream needs, and the part of the span that needs each.
 
     Attributes:
         shards: int64[n], dataset indices, in order of their first sample.
         first: int64[n], the first position in the span whose window holds the shard.
-        last: int64[n], the last one.
+        last: int64[n], the last such position.
     """
 
     shards: NDArray[np.int64]
@@ -39,8 +39,8 @@ class Needed:
 class RepeatingSource:
     """A source's stream on one partition. Synchronous, no I/O.
 
-    Each own epoch is what a plain reader makes of this source alone with the same seed: shards in that epoch's order,
-    in windows, samples permuted inside each. Remembers only what it can compute again.
+    Each own epoch equals that of a plain reader of this source alone with the same seed. Shards come in that epoch's
+    order, in windows, samples permuted inside each. Caches only values it can compute again.
     """
 
     def __init__(self, share: Assignment, first: int, counts: NDArray[np.int64], options: EpochOptions) -> None:
@@ -50,7 +50,7 @@ class RepeatingSource:
             share: the partition's part of the source, shards counted within the source.
             first: dataset index of the source's first shard.
             counts: samples of each of the source's shards.
-            options: seed and shuffle; its epoch is of no meaning.
+            options: seed and shuffle; the epoch in it is ignored.
         """
         if share.lows is None or share.highs is None:
             held = counts[share.shards]
@@ -67,11 +67,11 @@ class RepeatingSource:
 
     @property
     def shards(self) -> NDArray[np.int64]:
-        """The shards it reads, as dataset indices, ascending."""
+        """The stream's shards, as dataset indices, ascending."""
         return self._share.shards + self._first
 
     def take(self, low: int, high: int) -> Columns:
-        """Return (shard, ordinal, augmentation seed) of positions ``[low, high)``; there must be samples."""
+        """Return (shard, ordinal, augmentation seed) of positions ``[low, high)``; the source must have samples."""
         parts = []
         while low < high:
             epoch, start = divmod(low, self.sample_count)
@@ -93,12 +93,12 @@ class RepeatingSource:
         return np.roll(plan.order, -int(edges[np.searchsorted(starts, start, "right") - 1])) + self._first
 
     def needed(self, low: int, high: int) -> Needed:
-        """Return the shards of the windows that hold positions ``[low, high)``; there must be samples."""
+        """Return the shards of the windows that hold positions ``[low, high)``; the source must have samples."""
         rounds = range(low // self.sample_count, -(-high // self.sample_count))
         parts = [self._needed(epoch, low, high) for epoch in (rounds[:1] if len(rounds) > _ROUNDS else rounds)]
         shards, first, last = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         if len(rounds) > _ROUNDS:
-            left = np.setdiff1d(self.shards, shards)  # those of the first epoch that were read before
+            left = np.setdiff1d(self.shards, shards)  # shards of the first epoch that were read before
             shards = np.concatenate([shards, left])
             first = np.concatenate([first, np.full_like(left, rounds[1] * self.sample_count)])
             last = np.full_like(shards, high - 1)

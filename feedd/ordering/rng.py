@@ -1,8 +1,9 @@
 """Counter-based random numbers: SplitMix64, written out so that no library release can change an order.
 
-``stream(key)[i] = finalize(key + (i + 1) * GAMMA) mod 2**64`` with the constants of Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators" (OOPSLA 2014). Any element is computed alone, so a position is
-reached in O(1), and arrays of them are a handful of vector operations. Stored vectors in tests hold the numbers.
+``stream(key)[i] = finalize(key + (i + 1) * GAMMA) mod 2**64`` with the constants of Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators" (OOPSLA 2014). Each element is computed independently, so any position is
+reached in O(1), and an array of elements takes a handful of vector operations. Stored vectors in tests hold the
+numbers.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
-# Domains keep the streams of one (seed, epoch) apart. Numbers are part of the order: never renumber.
+# Domains separate the streams of one (seed, epoch). The numbers are part of the order: never renumber.
 SHARDS = 1
 SAMPLES = 2
 AUGMENT = 3
 
-_PIECE_WORDS = 8192  # stay in a core's cache from one operation to the next
+_PIECE_WORDS = 8192  # fits into a core's cache
 
 
 def finalize(value: int) -> int:
-    """SplitMix64's output function for one 64-bit word."""
+    """Return SplitMix64's output function of one 64-bit word."""
     value &= _MASK
     value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
@@ -36,7 +37,7 @@ def finalize(value: int) -> int:
 
 
 def derive(*words: int) -> int:
-    """Fold any number of integers into one 64-bit key; order matters."""
+    """Fold any number of integers into one 64-bit key; their order matters."""
     key = 0
     for word in words:
         key = finalize((key ^ (word & _MASK)) + GAMMA)
@@ -70,8 +71,9 @@ def permutation(count: int, key: int) -> NDArray[np.int64]:
 def ascending(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the indices that sort distinct random words.
 
-    An index takes the place of each word's lowest bits, and numbers alone are sorted, which processors do several at a
-    time; then what only those bits told apart. A quarter of the time of ``np.argsort`` of 65,536.
+    An index replaces each word's lowest bits, and the plain numbers are sorted, which CPUs do with vector instructions.
+    Words that differ only in those bits are sorted afterwards. For 65,536 words this takes a quarter of the time of
+    ``np.argsort``.
     """
     count = words.shape[0]
     bits = np.uint64(max(count - 1, 0).bit_length())
@@ -86,7 +88,7 @@ def ascending(words: NDArray[np.uint64]) -> NDArray[np.int64]:
         return order
     words = words[order]
     while (late := np.flatnonzero(words[1:] < words[:-1])).size:
-        late = late[np.diff(late, prepend=-2) > 1]  # a pair at a time where three upper parts are equal
+        late = late[np.diff(late, prepend=-2) > 1]  # one pair at a time if three upper parts are equal
         for column in (order, words):
             column[late], column[late + 1] = column[late + 1], column[late].copy()
     return order

@@ -1,4 +1,4 @@
-"""Windows in reading order, sorted once for all readers of a plan: those of all ranks, and those that look ahead."""
+"""Windows in reading order, sorted once for all readers of a plan: all ranks, and readers in advance."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     """(shard, ordinal), int64[samples] each, in reading order."""
 
 ROW_BYTES = 16
-"""A sample's, in ``WindowRows``."""
+"""Bytes of one sample in ``WindowRows``."""
 
 
 class WindowName(NamedTuple):
-    """Which window: of an epoch, of one of the node's partitions."""
+    """Names a window by epoch, partition of the node, and number."""
 
     epoch: int
     partition: int
@@ -28,13 +28,13 @@ class WindowName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NeedOrder:
-    """Nothing can be said before windows are sorted: some 30 ns a sample.
+    """Windows must be sorted first, which takes about 30 ns per sample.
 
     Attributes:
-        key: which windows of which readers: who is to sort the same has the same.
-        sort: does it; may run in a thread.
-        size_bytes: of what it returns, about.
-        learn: takes what it returned; what is asked again right after it can be said.
+        key: names the windows and readers; equal keys mean the same sorting job.
+        sort: sorts the windows; may run in a thread.
+        size_bytes: approximate size of the result.
+        learn: takes the result; a repeated request right afterwards succeeds.
     """
 
     key: tuple[Hashable, ...]
@@ -44,35 +44,35 @@ class NeedOrder:
 
 
 class SortedWindows:
-    """The windows of all plans of a node: those of one plan are shared by its readers, and dropped with the last one.
+    """The windows of all plans of a node; readers of one plan share its windows, and the last reader drops them.
 
     Synchronous, not thread-safe.
 
     Args:
-        limit_bytes: of all windows that are kept. Each plan keeps the few that it reads now, whatever they take.
+        limit_bytes: bound of all kept windows. Each plan also keeps the few windows that it reads now, of any size.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._plans: dict[Hashable, Orders] = {}  # the one that learned last is the last
+        self._plans: dict[Hashable, Orders] = {}  # the plan that learned last comes last
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of all windows that are kept."""
+        """Bytes of all kept windows."""
         return sum(plan.kept_bytes for plan in self._plans.values())
 
     @property
     def plan_count(self) -> int:
-        """Plans that somebody reads."""
+        """Number of plans with readers."""
         return len(self._plans)
 
     def enter(self, key: Hashable, least: int, owner: object = None) -> Orders:
         """Return the windows of a plan for one more reader. Balanced by one ``leave``.
 
         Args:
-            key: plans of one key sort the same windows alike.
-            least: windows that the plan keeps whatever they take.
-            owner: kept as long as the plan is read, where ``key`` names an object by its id.
+            key: plans with the same key sort the same windows alike.
+            least: number of windows that the plan always keeps.
+            owner: kept alive while the plan is read, because ``key`` may name an object by its id.
         """
         found = self._plans.get(key)
         if found is None:
@@ -81,7 +81,7 @@ class SortedWindows:
         return found
 
     def leave(self, orders: Orders) -> None:
-        """Give a plan up; nobody else reads it: its windows are dropped."""
+        """Remove a reader of a plan; the last one drops the plan's windows."""
         assert orders.readers > 0, "a plan was left more often than entered"
         orders.readers -= 1
         if not orders.readers:
@@ -89,7 +89,7 @@ class SortedWindows:
             orders.clear()
 
     def make_room(self, learned: Orders) -> None:
-        """Drop what is over the limit: of other plans first the windows that were not read for longest."""
+        """Drop windows over the limit, of other plans first, the least recently read first."""
         self._plans.pop(learned.key, None)
         self._plans[learned.key] = learned
         over_bytes = self.kept_bytes - self._limit_bytes
@@ -100,16 +100,16 @@ class SortedWindows:
 
 
 class Orders:
-    """The windows of one plan that were sorted last, for all of its readers; see ``SortedWindows``.
+    """The most recently sorted windows of one plan, for all of its readers; see ``SortedWindows``.
 
     Attributes:
-        key: of the plan.
-        readers: who has entered it.
-        kept_bytes: of its windows.
+        key: key of the plan.
+        readers: number of readers.
+        kept_bytes: bytes of its windows.
     """
 
     def __init__(self, windows: SortedWindows, key: Hashable, least: int, owner: object) -> None:
-        """Keep nothing yet; made by ``SortedWindows.enter``."""
+        """Start without windows; called by ``SortedWindows.enter``."""
         self.key = key
         self.readers = 0
         self.kept_bytes = 0
@@ -117,17 +117,17 @@ class Orders:
         self._least = least
         self._owner = owner
         self._held: dict[WindowName, WindowRows] = {}
-        self._at_least = least  # what a step reads may be more
+        self._at_least = least  # a step may read more windows
 
     def get(self, name: WindowName) -> WindowRows | None:
-        """Return a window's rows, now the most recently used ones, or None."""
+        """Return a window's rows and mark them as the most recently used, or return None."""
         found = self._held.pop(name, None)
         if found is not None:
             self._held[name] = found
         return found
 
     def learn(self, found: Mapping[WindowName, WindowRows]) -> None:
-        """Take windows that were sorted, together: none of them is dropped for another."""
+        """Add windows that were sorted together; none of them is dropped for another."""
         for name, rows in found.items():
             self._forget(name)
             self._held[name] = rows
@@ -136,10 +136,10 @@ class Orders:
         if self.readers:
             self._windows.make_room(self)
         else:
-            self.drop(self.kept_bytes)  # whoever left may be finishing
+            self.drop(self.kept_bytes)  # a reader that left may be finishing
 
     def drop(self, over_bytes: int) -> int:
-        """Drop the windows that were not read for longest, as far as the plan can do without; return their bytes."""
+        """Drop the least recently read windows, but keep those that the plan needs; return the dropped bytes."""
         before = self.kept_bytes
         while len(self._held) > self._at_least and before - self.kept_bytes < over_bytes:
             self._forget(next(iter(self._held)))

@@ -1,14 +1,17 @@
-"""The even order of several sources by their weights, on which every mixture rests.
+"""The even order of several sources by their weights, the basis of every mixture.
 
-Source ``i`` has weight ``a_i / W``, integers, and its sample ``m`` is due at ``(2m + 1) / (2 a_i)``; samples are taken
-as they fall due, ties to the lower source (Webster's, or Sainte-Laguë's, apportionment, one seat after another). What
-has been given is never taken back, the remainder is carried on, the order has period ``W``, and any place in it is
-reached in O(sources).
+Source ``i`` has weight ``a_i / W``, integers, and its sample ``m`` is due at ``(2m + 1) / (2 a_i)``. Samples are taken
+in the order of their due times, ties to the lower source. This is Webster's, or Sainte-Laguë's, apportionment, one seat
+after another. Nothing given is ever taken back, the remainder is carried on, the order has period ``W``, and any place
+in it is reached in O(sources).
 
-How even it is: when ``n`` samples have been given, there is a time ``T`` at which each source has ``T w_i`` rounded,
-``T w_i - d_i`` with ``|d_i| <= 1/2``; the sum over sources is ``n``, so ``T - n`` is the sum of all ``d``. Then
-``count_i - n w_i = w_i sum(d) - d_i``, at most ``(1 + w_i (k - 2)) / 2`` for ``k`` sources of positive weight: half a
-sample for two sources, less than one for three, and for more while no weight reaches ``1 / (k - 2)``; always below k.
+How even the order is: when ``n`` samples have been given, there is a time ``T`` at which each source has ``T w_i``
+rounded. That is ``T w_i - d_i`` with ``|d_i| <= 1/2``. The sum over sources is ``n``, so ``T - n`` is the sum of all
+``d``. Then ``count_i - n w_i = w_i sum(d) - d_i``, at most ``(1 + w_i (k - 2)) / 2`` for ``k`` sources of positive
+weight.
+
+That is half a sample for two sources, and less than one for three. It is less than one for more sources while no weight
+reaches ``1 / (k - 2)``, and always below k.
 """
 
 from __future__ import annotations
@@ -29,18 +32,19 @@ if TYPE_CHECKING:
     Rows = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 MAX_PARTS = 1 << 24
-"""Weights are integers that sum to at most this: then times due, as float64, compare as the fractions they are."""
+"""Weights are integers with at most this sum, so that due times in float64 compare exactly like the fractions."""
 _MAX_DENOMINATOR = 1_000_000
 
 
 def to_parts(weights: Sequence[float]) -> NDArray[np.int64]:
     """Return integers in the ratio of ``weights``, int64[sources], that sum to at most ``MAX_PARTS``.
 
-    Exact where that can be: a weight is the simplest fraction that reads as the same float (0.7 is 7/10). Otherwise
-    they sum to ``MAX_PARTS``, by largest remainder: each is wrong by less than one part in 16,777,216 of the whole.
+    Exact if possible: a weight is the simplest fraction that reads as the same float (0.7 is 7/10). Otherwise the
+    integers sum to ``MAX_PARTS``, by largest remainder, and each is wrong by less than 1 / 16,777,216 of the whole.
 
     Raises:
-        BadRequest: no weights, or negative or infinite ones, or all 0; or one too small beside the others.
+        BadRequest: there are no weights, a weight is negative or infinite, all are 0, or one is too small next to the
+            others.
     """
     weights = [float(weight) for weight in weights]
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
@@ -95,13 +99,13 @@ def even_place(parts: NDArray[np.int64], source: int, position: int) -> int:
     own, due = int(parts[source]), 2 * position + 1
     place = 0
     for other, part in enumerate(parts.tolist()):
-        odd = due * part  # of the other are before it: 2m + 1 < odd / own, or equal from a lower source
+        odd = due * part  # the other source's earlier samples: 2m + 1 < odd / own, or equal from a lower source
         place += (odd + own - (0 if other < source else 1)) // (2 * own)
     return place
 
 
 def _due(parts: NDArray[np.int64], halves: int, *, more: bool = False) -> NDArray[np.int64]:
-    """Count what is due before a time at which all have at most ``halves / 2``, or, with ``more``, at least that."""
+    """Count samples due before a time at which all have at most ``halves / 2``, or, with ``more``, at least that."""
     total, positive = int(parts.sum()), int(np.count_nonzero(parts))
     halves = halves + positive if more else max(halves - positive, 0)
     return (halves * parts + total - 1) // (2 * total)

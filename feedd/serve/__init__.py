@@ -1,1 +1,1 @@
-"""Serving: sessions, streams, the hand-off of arenas, and the gRPC server's life."""
+"""Serving: sessions, streams, the hand-over of arenas, and the gRPC server's life."""

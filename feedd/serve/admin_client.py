@@ -1,4 +1,4 @@
-"""The command line's side of the Admin service."""
+"""The command line's client of the Admin service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _DEADLINE_S = 60.0
 _OPTIONS = [
-    ("grpc.keepalive_time_ms", 20_000),  # a warming may be silent for long: finds a daemon that vanished meanwhile
+    # A warm-up may be silent for long; pings detect a daemon that vanished meanwhile.
+    ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -31,10 +32,10 @@ _CODE = grpc.StatusCode
 
 @asynccontextmanager
 async def daemon_at(address: str) -> AsyncIterator[AdminClient]:
-    """Yield a client of the daemon at ``unix:///path`` or ``host:port`` (without TLS); it may not be there.
+    """Yield a client of the daemon at ``unix:///path`` or ``host:port`` (without TLS); no connection is made yet.
 
     Raises:
-        BadConfig: not an address.
+        BadConfig: the text is not an address.
     """
     where = parse_address(address)
     target = f"unix:{where.path}" if isinstance(where, UnixAddress) else str(where)
@@ -43,19 +44,19 @@ async def daemon_at(address: str) -> AsyncIterator[AdminClient]:
 
 
 class AdminClient:
-    """Asks one daemon.
+    """Sends requests to one daemon.
 
-    Every method raises the daemon's own errors, ``NotFound`` where no daemon answers, ``Unsupported`` where it is too
-    old for the question, and ``Draining`` where it ended before its answer did.
+    Every method raises the daemon's own errors. ``NotFound``: no daemon answers. ``Unsupported``: the daemon is too
+    old for the request. ``Draining``: the daemon ended before its answer.
     """
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
-        """Bind; the channel stays the caller's."""
+        """Store the channel, which the caller closes."""
         self._stub = AdminStub(channel)  # type: ignore[no-untyped-call]  # generated
         self.address = address
 
     async def cache_state(self) -> CacheState | None:
-        """Return the cache of the moment; None where the daemon has none, or is too old to tell."""
+        """Return the current state of the cache; None if the daemon has no cache, or is too old to report it."""
         with self._translated():
             answer: pb.StatsResponse = await self._stub.Stats(pb.StatsRequest(), timeout=_DEADLINE_S)
         if not answer.HasField("cache"):
@@ -78,14 +79,14 @@ class AdminClient:
             return [CacheRow(row.url, row.etag, row.size_bytes, row.pins, row.form) async for row in answers]
 
     async def remove(self, pattern: str) -> tuple[Amount, Amount]:
-        """Remove what matches; return what went, and what stayed because it is in use."""
+        """Remove matching objects; return the removed amount and the amount still in use."""
         with self._translated():
             request = pb.CacheRemoveRequest(pattern=pattern)
             answer: pb.CacheRemoveResponse = await self._stub.CacheRemove(request, timeout=_DEADLINE_S)
         return amount_from(answer.removed), amount_from(answer.in_use)
 
     async def warm(self, spec: WarmSpec, tell: Callable[[WarmProgress, FeeddError | None], None]) -> WarmProgress:
-        """Let the daemon warm its cache, for as long as this call lives; ``tell`` as of ``Warmer.warm``."""
+        """Let the daemon warm its cache while this call lasts; ``tell`` is called as by ``Warmer.warm``."""
         progress: WarmProgress | None = None
         with self._translated():
             async for message in self._stub.Warm(warm_request(spec)):
@@ -93,7 +94,7 @@ class AdminClient:
                 tell(progress, None)
                 for failure in message.failures:
                     tell(progress, error_from(failure))
-        assert progress is not None, "a warming that succeeds has told of itself"
+        assert progress is not None, "a successful warm-up has reported progress"
         return progress
 
     @contextmanager
@@ -109,8 +110,8 @@ def _as_feedd_error(error: grpc.aio.AioRpcError, address: str) -> FeeddError:
     if TRAILER in trailer:
         return error_from(pb.Error.FromString(trailer[TRAILER]))
     if error.code() is _CODE.UNIMPLEMENTED:
-        return Unsupported("expected a daemon that can do this, got an older one", object=address, stage="cli")
+        return Unsupported("the daemon is too old for this request", object=address, stage="cli")
     detail = (error.details() or error.code().name).lower()
     if error.code() is _CODE.UNAVAILABLE and "connect" in detail:
-        return NotFound("expected a daemon, got no answer", object=address, hint="is feedd serve running?", stage="cli")
-    return Draining(f"expected an answer of the daemon, got {detail}", object=address, stage="cli")
+        return NotFound("no daemon answers", object=address, hint="is feedd serve running?", stage="cli")
+    return Draining(f"the daemon did not answer: {detail}", object=address, stage="cli")

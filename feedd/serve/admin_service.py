@@ -1,4 +1,4 @@
-"""The Admin service: numbers, the cache seen, cleared and warmed, drain."""
+"""The Admin service: statistics, listing, clearing and warming the cache, drain."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class AdminService:
     def __init__(
         self, sessions: Sessions, hooks: ServeHooks, clock: Clock, daemon_id: str, state: Callable[[], Lifecycle]
     ) -> None:
-        """Bind.
+        """Store the dependencies.
 
         Args:
-            sessions: the open ones.
-            hooks: what the daemon adds.
-            clock: for the uptime, which starts now.
-            daemon_id: said in Stats.
-            state: the server's state of the moment.
+            sessions: the open sessions.
+            hooks: callbacks of the daemon.
+            clock: clock of the uptime, which starts now.
+            daemon_id: sent in Stats.
+            state: returns the server's current state.
         """
         self._sessions = sessions
         self._hooks = hooks
@@ -57,7 +57,7 @@ class AdminService:
         self._started_s = clock.monotonic_s()
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what a server registers."""
+        """Return the handler to register at a server."""
         methods = {
             "Stats": grpc.unary_unary_rpc_method_handler(
                 self.stats, pb.StatsRequest.FromString, pb.StatsResponse.SerializeToString
@@ -78,11 +78,11 @@ class AdminService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def stats(self, _request: pb.StatsRequest, context: AnyContext) -> pb.StatsResponse:
-        """Return state and every metric."""
+        """Return the state and every metric."""
         try:
             samples = [] if self._hooks.samples is None else list(self._hooks.samples())
             cache = None if self._hooks.cache_state is None else _cache_message(self._hooks.cache_state())
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "collecting metrics"))
         return pb.StatsResponse(
             state=self._state().value,
@@ -98,28 +98,28 @@ class AdminService:
         """Stream the cache's entries."""
         try:
             rows = [] if self._hooks.cache_entries is None else list(self._hooks.cache_entries())
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "listing the cache"))
         for row in rows:
             yield pb.CacheEntry(url=row.url, etag=row.etag, size_bytes=row.size_bytes, pins=row.pins, form=row.form)
 
     async def cache_remove(self, request: pb.CacheRemoveRequest, context: AnyContext) -> pb.CacheRemoveResponse:
-        """Remove what matches and is not in use. Only this machine may."""
+        """Remove matching entries that are not in use; allowed on this machine only."""
         try:
             _check_local(context.peer(), "removal")
             removed, in_use = await _offered(self._hooks.cache_remove)(request.pattern)
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "clearing the cache"))
         return pb.CacheRemoveResponse(removed=amount_message(removed), in_use=amount_message(in_use))
 
     async def warm(self, request: pb.WarmRequest, context: AnyContext) -> None:
-        """Warm the cache for as long as the client listens; whoever may open a session may."""
+        """Warm the cache while the client listens; allowed to every client that may open a session."""
         try:
             self._sessions.check_draining()
             await self._warm(warm_spec(request, OpenLimits()), context)
         except grpc.aio.BaseError:
             raise
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "warming the cache"))
 
     async def _warm(self, spec: WarmSpec, context: AnyContext) -> None:
@@ -127,7 +127,7 @@ class AdminService:
         await both(progress_stream.send(context.write), _told(warm(spec, progress_stream.tell), progress_stream))
 
     async def drain(self, request: pb.DrainRequest, context: AnyContext) -> pb.DrainResponse:
-        """Ask the daemon to go away; answers before it does. Only this machine may."""
+        """Ask the daemon to stop; answers before it does. Allowed on this machine only."""
         try:
             self._drain(request.grace_s, context.peer())
         except FeeddError as error:
@@ -141,7 +141,7 @@ class AdminService:
                 f"expected 0 <= grace_s <= {_GRACE_S_MAX:.0f}, got {grace_s}", object="grace_s", stage="serve"
             )
         if self._hooks.drain is None:
-            raise Unsupported("expected a daemon that can be drained, got one without", stage="serve")
+            raise Unsupported("this daemon cannot be drained", stage="serve")
         self._hooks.drain(grace_s)
 
 
@@ -152,15 +152,13 @@ async def _told(work: Awaitable[object], progress_stream: ProgressStream) -> Non
 
 def _offered(hook: _Hook | None) -> _Hook:
     if hook is None:
-        raise Unsupported("expected a daemon with a cache, got one without", stage="serve")
+        raise Unsupported("this daemon has no cache", stage="serve")
     return hook
 
 
 def _check_local(peer: str, what: str) -> None:
     if not peer.startswith(_LOCAL_PEERS):
-        raise PermissionDenied(
-            f"expected {what} to be asked for on this machine, got another", object=peer, stage="serve"
-        )
+        raise PermissionDenied(f"{what} is allowed on the daemon's machine only", object=peer, stage="serve")
 
 
 def _cache_message(state: CacheState) -> pb.CacheState:

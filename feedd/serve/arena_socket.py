@@ -1,15 +1,16 @@
-"""The Unix socket that hands out arenas and whose connections are lifelines.
+"""The Unix socket that hands out arenas, and whose connections are lifelines.
 
 A client sends 21 bytes and gets one byte back:
 
     b"ARENA" + token (16 bytes)   0x01 with the arena's memfd (SCM_RIGHTS), or 0x00 for an unknown token
     b"HOLD!" + 16 zero bytes      0x01
 
-The connection then stays open, silent. The kernel ends it when the client's process dies, however it dies. The end of
-an ARENA connection frees the slots that process held; the end of the last HOLD lets an ephemeral daemon go.
+The connection then stays open and silent. The kernel ends it when the client's process dies, however it dies. The end
+of an ARENA connection frees the slots that the process held. The end of the last HOLD connection stops an ephemeral
+daemon.
 
-A session that closes shuts the daemon's direction only. The arena's memory counts against the limit until the client
-ends its direction: a trainer may hold batches after the close.
+A closing session shuts down the daemon's direction only. The arena's memory counts against the limit until the client
+ends its direction, because a trainer may hold batches after the close.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ HELLO_BYTES = 21
 ARENA = b"ARENA"
 HOLD = b"HOLD!" + bytes(16)
 _YES, _NO = b"\x01", b"\x00"
-_ACCEPT_PAUSE_S = 0.1  # when accept fails for want of file descriptors: trying again at once cannot help
+_ACCEPT_PAUSE_S = 0.1  # after accept failed for lack of file descriptors; an immediate retry cannot help
 
 _log = structlog.get_logger(__name__)
 
 
 class ArenaDirectory(Protocol):
-    """Who knows the arenas."""
+    """Knows the arenas by their tokens."""
 
     def attached(self, token: bytes, lifeline: Lifeline) -> AbstractContextManager[int | None]:
         """Keep a lifeline until the exit; yield its arena's memfd, or None for an unknown token."""
 
 
 class _Connection:
-    """One client; a ``Lifeline``."""
+    """The connection of one client; a ``Lifeline``."""
 
     def __init__(self, conn: socket.socket) -> None:
         self.conn = conn
 
     def say_closed(self) -> None:
-        """Make the client read the end. We read on: only the client's end tells that the memory is free."""
+        """Make the client read the end. The daemon reads on: only the client's end shows that the memory is free."""
         with contextlib.suppress(OSError):
             self.conn.shutdown(socket.SHUT_WR)
 
@@ -66,18 +67,18 @@ def peer_credentials(conn: socket.socket) -> tuple[int, int]:
 
 
 class ArenaSocket:
-    """Serves any number of listening sockets, with one bound over all connections."""
+    """Serves any number of listening sockets, with one limit over all connections."""
 
     def __init__(
         self, directory: ArenaDirectory, options: ServeOptions, clock: Clock, on_holders: Callable[[int], None] | None
     ) -> None:
-        """Bind to the sessions.
+        """Store the dependencies.
 
         Args:
-            directory: where tokens are known.
+            directory: knows the tokens.
             options: who may connect, how many, and how long the hello may take.
-            clock: for the pause when file descriptors run out.
-            on_holders: told the number of HOLD connections whenever it changes.
+            clock: clock for the pause when file descriptors run out.
+            on_holders: called with the number of HOLD connections whenever it changes.
         """
         self._directory = directory
         self._options = options
@@ -89,16 +90,16 @@ class ArenaSocket:
 
     @property
     def connection_count(self) -> int:
-        """Connections open now."""
+        """Number of open connections."""
         return self._connection_count
 
     @property
     def holder_count(self) -> int:
-        """HOLD connections open now."""
+        """Number of open HOLD connections."""
         return self._holder_count
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
-        """Accept until cancelled; all connections are closed then. The listeners stay the caller's."""
+        """Accept until cancelled, then close all connections. The caller closes the listeners."""
         async with asyncio.TaskGroup() as group:
             for listener in listeners:
                 group.create_task(self._accept(listener, group))
@@ -109,11 +110,13 @@ class ArenaSocket:
             try:
                 conn, _ = await loop.sock_accept(listener)
             except OSError as error:
-                _log.warning("a lifeline could not be accepted", error=str(error))
+                _log.warning("a client's lifeline could not be accepted", error=str(error))
                 await self._clock.sleep_s(_ACCEPT_PAUSE_S)
                 continue
             if self._connection_count >= self._options.arena_connections_max:
-                _log.warning("too many lifelines", connections_max=self._options.arena_connections_max)
+                _log.warning(
+                    "too many lifelines: a connection is refused", connections_max=self._options.arena_connections_max
+                )
                 conn.close()
                 continue
             self._connection_count += 1
@@ -124,7 +127,7 @@ class ArenaSocket:
             conn.settimeout(0.0)
             pid, uid = peer_credentials(conn)
             if uid not in self._allowed_uids:
-                _log.warning("a lifeline was refused for its user", uid=uid, pid=pid)
+                _log.warning("a lifeline was refused because of its user", uid=uid, pid=pid)
                 conn.send(_NO)
                 return
             async with asyncio.timeout(self._options.hello_timeout_s):
@@ -164,7 +167,7 @@ class ArenaSocket:
 
 
 async def _read_hello(conn: socket.socket) -> bytes:
-    """Return 21 bytes, fewer where the client ended before."""
+    """Return 21 bytes, or fewer if the client ended earlier."""
     loop = asyncio.get_running_loop()
     hello = b""
     while len(hello) < HELLO_BYTES:
@@ -176,6 +179,6 @@ async def _read_hello(conn: socket.socket) -> bytes:
 
 
 async def _read_end(conn: socket.socket) -> None:
-    """Wait for the end; anything said after the hello is a broken client and ends it too."""
+    """Wait for the end; any byte after the hello comes from a broken client and counts as the end."""
     with contextlib.suppress(ConnectionError):
         await asyncio.get_running_loop().sock_recv(conn, 1)

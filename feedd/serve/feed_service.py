@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 SERVICE = "feedd.v1.Feed"
 _NAMES_AT_ONCE = 256
 _OPEN_ID_BYTES_MAX = 64
-_ANSWER_SHARE, _ANSWER_S_MAX = 0.1, 1.0  # of a client's deadline: what is left of it for our own answer to arrive
+_ANSWER_SHARE, _ANSWER_S_MAX = 0.1, 1.0  # share of a client's deadline that is left for the answer to arrive
 _log = structlog.get_logger(__name__)
 
 
 class FeedService:
-    """Handlers of the Feed service. An error of one call is that call's; the daemon lives on."""
+    """Handlers of the Feed service. An error ends only its call; the daemon lives on."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class FeedService:
         daemon_id: str,
         spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
     ) -> None:
-        """Bind.
+        """Store the dependencies.
 
         Args:
             backend: opens and produces.
-            sessions: the open ones.
+            sessions: the open sessions.
             options: bounds and deadlines.
-            daemon_id: said in every Open.
-            spawn: starts a task that outlives the call which asked for it.
+            daemon_id: sent in every answer to Open.
+            spawn: starts a task that outlives the call that started it.
         """
         self._backend = backend
         self._sessions = sessions
@@ -77,10 +77,10 @@ class FeedService:
         self._daemon_id = daemon_id
         self._spawn = spawn
         self.arena_path: Path | None = None
-        self._opens: dict[str, OpenProgress] = {}  # those under way, by the id that their clients chose
+        self._opens: dict[str, OpenProgress] = {}  # running Opens, by the id that their clients chose
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """Return what a server registers; Stream's responses are serialized by the transports."""
+        """Return the handler to register at a server; the transports serialize Stream's responses."""
         methods = {
             "Open": grpc.unary_unary_rpc_method_handler(
                 self.open, pb.OpenRequest.FromString, pb.OpenResponse.SerializeToString
@@ -108,11 +108,11 @@ class FeedService:
             spec = open_spec(request, self._options.open_limits)
             with self._noted(request.open_id, progress), self._sessions.admission():
                 opened = await self._open_backend(spec, progress, context.time_remaining())
-                if self._sessions.draining:  # the sessions there were are closed: nobody would close this one
+                if self._sessions.draining:  # all other sessions are closed, so nothing else would close this one
                     await opened.close()
                     self._sessions.check_draining()
                 hosted = self._sessions.add(opened, spec)
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             ours = as_feedd_error(error, "opening a session")
             _log_failed_open(ours, request, context.peer(), progress)
             await abort(context, ours)
@@ -123,7 +123,7 @@ class FeedService:
 
     @contextlib.contextmanager
     def _noted(self, open_id: str, progress: OpenProgress) -> Iterator[None]:
-        """Let OpenStatus tell of an Open while it lasts; clients before 1.6 choose no id."""
+        """Let OpenStatus report an Open while it runs; clients before 1.6 send no id."""
         bounded_texts("open_id", [open_id], 1, _OPEN_ID_BYTES_MAX)
         if open_id:
             self._opens[open_id] = progress
@@ -133,7 +133,7 @@ class FeedService:
             self._opens.pop(open_id, None)
 
     async def _open_backend(self, spec: OpenSpec, progress: OpenProgress, client_s: float | None) -> FeedSession:
-        """Open, and answer before the client gives up: only then does the user learn what was waited for."""
+        """Open, and answer before the client's deadline, so that the user learns what the Open waited for."""
         deadline_s = self._options.open_timeout_s
         if client_s is not None:
             deadline_s = min(deadline_s, client_s - min(client_s * _ANSWER_SHARE, _ANSWER_S_MAX))
@@ -141,7 +141,7 @@ class FeedService:
             return await self._backend.open(spec)
 
     async def open_status(self, request: pb.OpenStatusRequest, _context: OpenStatusContext) -> pb.OpenStatusResponse:
-        """Tell what an Open waits for; nothing of one that has answered."""
+        """Return what a running Open waits for; empty once it has answered."""
         progress = self._opens.get(request.open_id)
         return pb.OpenStatusResponse(waits_for="" if progress is None else said(str(progress)))
 
@@ -172,7 +172,7 @@ class FeedService:
             await abort(context, error)
         except grpc.aio.BaseError:
             raise
-        except Exception as error:  # noqa: BLE001 -- the border: whatever it is becomes a status
+        except Exception as error:  # noqa: BLE001 -- the border: every error becomes a status
             await abort(context, as_feedd_error(error, "streaming"))
 
     async def _begin(self, first: pb.StreamRequest, context: Context) -> tuple[HostedSession, StreamCall]:
@@ -181,7 +181,7 @@ class FeedService:
         self._sessions.check_draining()
         next_step = cursor_from(first.start.next)
         hosted = await self._sessions.claim_stream(first.start.session_id)
-        # Nothing awaits from here until the call runs: the claim cannot be lost in between.
+        # Nothing awaits from here until the call runs, so the claim cannot be lost in between.
         held = slots_from(first.start.held.leases) if first.start.HasField("held") else None
         out = hosted.machine.start(next_step, inline_only=first.start.inline_only, held=held)
         assert hosted.machine.stream is not None
@@ -193,10 +193,10 @@ class FeedService:
     # ------------------------------------------------------------------ Close
 
     async def close(self, request: pb.CloseRequest, _context: CloseContext) -> pb.CloseResponse:
-        """End a session; one that is not there (any more) is as good as closed.
+        """Close a session; an unknown session counts as closed.
 
-        Where others write to its arena, and the client may still read what it holds, the end of its lifeline is the
-        session's: that comes when nothing refers to the batch any more.
+        If other sessions write to its arena and the client may still read a batch there, the session ends with the
+        client's lifeline. The lifeline ends when nothing refers to the batch any more.
         """
         with contextlib.suppress(FeeddError):
             hosted = self._sessions.find(request.session_id)
@@ -209,7 +209,7 @@ class FeedService:
     # ------------------------------------------------------------------ Classes
 
     async def classes(self, request: pb.ClassesRequest, context: ClassesContext) -> AsyncIterator[pb.ClassesResponse]:
-        """Tell the names of a field's classes, some at a time: there may be a million."""
+        """Send the names of a field's classes in several messages, because there may be a million."""
         try:
             names = _classes(self._sessions.find(request.session_id), request.field)
         except FeeddError as error:
@@ -219,14 +219,14 @@ class FeedService:
 
 
 def _late(spec: OpenSpec, progress: OpenProgress, deadline_s: float) -> FeeddError:
-    """Return the error of an Open that took too long: what an Open waits for is nearly always the store."""
-    message = f"expected the dataset to open within {format_duration(deadline_s)}, got no answer while {progress}"
-    hint = "check endpoint, region, proxy and network of the store; for a slow one raise open_timeout_s"
+    """Return the error of an Open that took too long; an Open nearly always waits for the store."""
+    message = f"the dataset did not open within {format_duration(deadline_s)}: no answer while {progress}"
+    hint = "check endpoint, region, proxy and network of the store; for a slow store raise open_timeout_s"
     return StoreUnavailable(message, object=spec.urls[0], hint=hint, stage="serve")
 
 
 def _log_failed_open(error: FeeddError, request: pb.OpenRequest, peer: str, progress: OpenProgress) -> None:
-    """Log who asked for what and did not get it; a daemon that is going away refuses everybody, which is no news."""
+    """Log the client and the request of a failed Open; a refusal while draining is normal, so it is no warning."""
     log = _log.info if isinstance(error, Draining) else _log.warning
     log(
         "open failed",
@@ -245,7 +245,7 @@ def _classes(hosted: HostedSession, field: str) -> tuple[str, ...]:
     """Return the names of a field's classes.
 
     Raises:
-        BadRequest: it has none; says which have.
+        BadRequest: the field has no classes; the message names the fields that have.
     """
     known = hosted.feed.info.classes
     if field not in known:

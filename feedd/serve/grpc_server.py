@@ -49,24 +49,24 @@ _Health = health_pb2.HealthCheckResponse
 
 def _grpc_options(options: ServeOptions) -> list[tuple[str, int]]:
     return [
-        ("grpc.so_reuseport", 0),  # a second daemon on our port must fail, not share it
+        ("grpc.so_reuseport", 0),  # a second daemon on this port must fail, not share the port
         ("grpc.max_receive_message_length", options.receive_bytes_max),
         ("grpc.max_send_message_length", options.receive_bytes_max + 2 * options.chunk_size_bytes),
-        ("grpc.keepalive_time_ms", 30_000),  # finds peers that vanished without a word
+        ("grpc.keepalive_time_ms", 30_000),  # detects peers that vanished silently
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.http2.max_ping_strikes", 0),  # clients may ping: a paused trainer is not abuse
+        ("grpc.http2.max_ping_strikes", 0),  # clients may ping at any rate: a paused trainer is not abuse
     ]
 
 
 class FeedServer:
-    """Serves one backend. Use as a context manager, or call start, drain and stop from one task.
+    """Serves one backend. Use it as a context manager, or call start, drain and stop from one task.
 
     Attributes:
         daemon_id: changes at each start.
-        addresses: where it listens, ports resolved; filled by start.
-        sessions: the open ones.
+        addresses: addresses in use, ports resolved; filled by start.
+        sessions: the open sessions.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class FeedServer:
         clock: Clock,
         hooks: ServeHooks | None = None,
     ) -> None:
-        """Bind; nothing is opened before ``start``.
+        """Store the dependencies; nothing is opened before ``start``.
 
         Args:
-            backend: opens and produces; stays the caller's.
+            backend: opens and produces; the caller closes it.
             options: where and how to listen, bounds, deadlines.
-            recorder: where measurements go.
-            clock: time.
-            hooks: what the daemon adds.
+            recorder: takes the measurements.
+            clock: the clock.
+            hooks: callbacks of the daemon.
         """
         self._options = options
         self._clock = clock
@@ -105,12 +105,12 @@ class FeedServer:
 
     @property
     def state(self) -> Lifecycle:
-        """Where in its life the server is."""
+        """The server's state."""
         return self._state
 
     @property
     def holder_count(self) -> int:
-        """HOLD connections open now."""
+        """Number of open HOLD connections."""
         return self._arena_socket.holder_count
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -119,10 +119,10 @@ class FeedServer:
     # ------------------------------------------------------------------ start
 
     async def start(self) -> None:
-        """Listen and be ready.
+        """Listen and become ready.
 
         Raises:
-            BadConfig: an address that cannot be used, or that would be open to others without TLS.
+            BadConfig: an address cannot be used, or would be open to other machines without TLS.
         """
         addresses = [parse_address(text) for text in self._options.listen]
         if not addresses:
@@ -150,7 +150,7 @@ class FeedServer:
             return
         if not self._options.allow_insecure_tcp:
             raise BadConfig(
-                f"expected TLS for {address}, which other machines can reach, got none",
+                f"{address} can be reached from other machines and needs TLS",
                 object=str(address),
                 hint="configure a certificate, listen on 127.0.0.1 or a Unix socket, or allow insecure TCP explicitly",
                 stage="serve",
@@ -183,9 +183,7 @@ class FeedServer:
             else:
                 port = server.add_secure_port(str(address), _credentials(tls))
         except RuntimeError as error:
-            raise BadConfig(
-                f"expected to listen on {address}, got: {error}", object=str(address), stage="serve"
-            ) from error
+            raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
         self.addresses.append(str(TcpAddress(address.host, port)))
 
     def _listen_unix(self, server: grpc.aio.Server, address: UnixAddress) -> None:
@@ -198,9 +196,7 @@ class FeedServer:
             address.path.chmod(mode)
             self._claim(address.path)
         except (OSError, RuntimeError) as error:
-            raise BadConfig(
-                f"expected to listen on {address}, got: {error}", object=str(address), stage="serve"
-            ) from error
+            raise BadConfig(f"cannot listen on {address}: {error}", object=str(address), stage="serve") from error
         self._feed.arena_path = self._feed.arena_path or address.arena_path
         self.addresses.append(str(address))
 
@@ -214,7 +210,7 @@ class FeedServer:
     # ------------------------------------------------------------------ drain, stop
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse what is new, let streams go on for ``grace_s``, then end them and take everything back."""
+        """Refuse new sessions, let streams continue for ``grace_s``, then end them and close all sessions."""
         if self._state is Lifecycle.READY:
             self._state = Lifecycle.DRAINING
             await self._set_health(_Health.NOT_SERVING)
@@ -229,7 +225,7 @@ class FeedServer:
                 await self.sessions.wait_idle()
         closing = [self._spawn(self.sessions.close(hosted)) for hosted in self.sessions.all()]
         if closing:
-            await asyncio.wait(closing)  # they go on if we are cancelled: a session is never half closed
+            await asyncio.wait(closing)  # they continue if this call is cancelled, so that no session stays half closed
 
     async def stop(self) -> None:
         """Drain without grace if that was not done, then close everything; idempotent."""
@@ -239,7 +235,7 @@ class FeedServer:
             if self._grpc is not None:
                 await self.drain(0.0)
                 if self._state is Lifecycle.STARTING:
-                    await self._grpc.start()  # gRPC lets go of bound addresses only when stopping what was started
+                    await self._grpc.start()  # gRPC releases bound addresses only if a started server is stopped
                 await self._health.enter_graceful_shutdown()
                 await self._grpc.stop(_RPC_GRACE_S)
         finally:
@@ -259,7 +255,7 @@ class FeedServer:
 
 
 def _unlink_own(path: Path, inode: int) -> None:
-    """Unlink a socket of ours; one a successor made at the same path is left alone."""
+    """Unlink this daemon's socket; a successor's socket at the same path is left alone."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == inode:
             path.unlink()
@@ -271,7 +267,7 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
         client_ca = None if tls.client_ca_path is None else tls.client_ca_path.read_bytes()
     except OSError as error:
         raise BadConfig(
-            f"expected a readable TLS file, got: {(error.strerror or '').lower()}",
+            f"the TLS file cannot be read: {(error.strerror or '').lower()}",
             object=str(error.filename),
             stage="serve",
         ) from error

@@ -45,11 +45,11 @@ _log = structlog.get_logger(__name__)
 
 
 def as_feedd_error(error: BaseException, doing: str) -> FeeddError:
-    """Return ``error`` if it is ours; anything else is a defect: logged with its traceback, said as ``internal``.
+    """Return ``error`` if it is a FeeddError; other errors are defects, logged with traceback and sent as ``internal``.
 
     Args:
-        error: what was caught.
-        doing: what was being done, for the message ("opening a session").
+        error: the caught error.
+        doing: the current operation, for the message ("opening a session").
     """
     if isinstance(error, FeeddError):
         return error
@@ -57,14 +57,14 @@ def as_feedd_error(error: BaseException, doing: str) -> FeeddError:
         return as_feedd_error(error.exceptions[0], doing)
     _log.error("internal error", doing=doing, error=repr(error), exc_info=error)
     return Internal(
-        f"expected no defect while {doing}, got {type(error).__name__}",
+        f"a defect of feedd while {doing}: {type(error).__name__}",
         hint="the daemon's log has the traceback",
         stage="serve",
     )
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: FeeddError) -> NoReturn:
-    """End the call with the error's code, its text, and all of it in the trailer."""
+    """End the call with the error's code, its text, and the whole error in the trailer."""
     trailer = ((TRAILER, error_message(error).SerializeToString()),)
     await context.abort(CODES[error.kind], str(error), trailer)
     raise AssertionError("abort always raises")

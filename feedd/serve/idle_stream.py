@@ -1,4 +1,4 @@
-"""How long a stream has sent nothing: a client that waits is told that the daemon still works for it."""
+"""Measures how long a stream has sent nothing, so that a waiting client learns that the daemon still works for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HEARTBEAT_S_LEAST = 0.05  # a client cannot ask for more heartbeats than the loop can send
+HEARTBEAT_S_LEAST = 0.05  # a client cannot request more heartbeats than the loop can send
 HEARTBEAT_S_MOST = 3600.0
 
 
@@ -16,11 +16,11 @@ class IdleStream:
     """Sets ``due`` after each period without a message. One timer per stream, not one per message.
 
     Attributes:
-        due: a heartbeat is wanted, if anything is awaited.
+        due: a heartbeat should be sent if the client waits for a batch.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
-        """``wake`` is called whenever ``due`` was set."""
+        """Store ``wake``, which is called whenever ``due`` was set."""
         self.due = False
         self._wake = wake
         self._period_s = 0.0
@@ -28,20 +28,20 @@ class IdleStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, period_ms: int) -> None:
-        """Begin to measure; 0: the client wants no heartbeats."""
+        """Start measuring; 0: the client wants no heartbeats."""
         if period_ms:
             self._period_s = min(max(period_ms / 1000, HEARTBEAT_S_LEAST), HEARTBEAT_S_MOST)
             self.broken()
             self._look()
 
     def broken(self) -> None:
-        """Take note that a message was written."""
+        """Record that a message was written."""
         self.due = False
         if self._period_s:
             self._wrote_s = asyncio.get_running_loop().time()
 
     def stop(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 

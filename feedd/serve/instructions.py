@@ -1,4 +1,4 @@
-"""What the session state machine tells its driver to do, in order."""
+"""Instructions of the session state machine to its driver, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """Decode the batch at ``at`` into ``slot``, then say ``produced``."""
+    """Decode the batch at ``at`` into ``slot``, then call ``produced``."""
 
     at: Cursor
     slot: SlotRef
@@ -22,7 +22,7 @@ class Produce:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this batch after all earlier instructions, and say ``sent``."""
+    """Send this batch after all earlier instructions, and call ``sent``."""
 
     seq: int
     batch: BatchReady
@@ -31,7 +31,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendEnd:
-    """Say that the epoch is over; nothing follows on this stream."""
+    """Send the end of the epoch; nothing follows on this stream."""
 
     end: EpochEnd
     samples: int
@@ -40,21 +40,21 @@ class SendEnd:
 
 @dataclass(frozen=True, slots=True)
 class SendError:
-    """Say the error in-band; nothing follows on this stream."""
+    """Send the error in-band; nothing follows on this stream."""
 
     error: FeeddError
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """These slots were taken back from a client that cannot release them any more."""
+    """These slots were reclaimed from a client that cannot release them any more."""
 
     slots: tuple[SlotRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the stream once everything before has been written."""
+    """End the stream once all earlier messages have been written."""
 
 
 Instruction = Produce | Send | SendEnd | SendError | Reclaim | Finish

@@ -1,4 +1,4 @@
-"""Which slots a client holds: the one place that takes slots from the arena and gives them back."""
+"""Which slots a client holds; only this module takes slots from the arena and gives them back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Leases:
-    """The session's ledger. A lease exists only while the client's lifeline does: without it nobody could end one.
+    """The session's leases. A lease exists only while the client's lifeline does, because only the lifeline can end it.
 
     Attributes:
-        attached: whether the client's lifeline is there.
-        stale_count: releases refused because no such lease was held.
+        attached: the client has a lifeline.
+        stale_count: refused releases of leases that were not held.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -27,7 +27,7 @@ class Leases:
 
     @property
     def held_count(self) -> int:
-        """Slots the client holds."""
+        """Number of slots that the client holds."""
         return len(self._held)
 
     def take(self, at: Cursor) -> SlotRef | None:
@@ -35,12 +35,12 @@ class Leases:
         return self._slots.take(at)
 
     def free(self, slot: SlotRef) -> None:
-        """Give back a slot the client does not hold."""
+        """Give back a slot that the client does not hold."""
         given = self._slots.give_back(slot)
         assert given, f"slot {slot.index} was given back twice"
 
     def lease(self, slot: SlotRef) -> bool:
-        """Let the client hold it; where there is no lifeline it is freed instead, and False."""
+        """Lease the slot to the client and return True; without a lifeline, free the slot and return False."""
         if not self.attached:
             self.free(slot)
             return False
@@ -48,7 +48,7 @@ class Leases:
         return True
 
     def release(self, slot: SlotRef) -> None:
-        """End a lease; one that is not held (any more) is counted and nothing else."""
+        """End a lease; a lease that is not held is only counted."""
         if self._held.get(slot.index) == slot:
             del self._held[slot.index]
             self.free(slot)
@@ -56,7 +56,7 @@ class Leases:
             self.stale_count += 1
 
     def reclaim(self, keep: Iterable[SlotRef] = ()) -> tuple[SlotRef, ...]:
-        """End all leases but those in ``keep``; return the ones ended."""
+        """End all leases except those in ``keep``; return the ended ones."""
         kept = set(keep)
         ended = tuple(slot for slot in self._held.values() if slot not in kept)
         for slot in ended:

@@ -1,4 +1,4 @@
-"""Addresses to listen on: what they mean, whether they may be used, and claiming Unix paths from dead daemons."""
+"""Addresses to listen on: parses and checks them, and claims Unix paths of dead daemons."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from feedd.protocols import Clock
 
 ARENA_SUFFIX = ".arena"
-_PATH_BYTES_MAX = 107  # sun_path, less its final zero
+_PATH_BYTES_MAX = 107  # size of sun_path without its final zero
 _LOCK_TRIES = 50
 _LOCK_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """A socket in the file system, with the arena socket beside it."""
+    """A socket in the file system, with the arena socket in the same folder."""
 
     path: Path
 
     @property
     def arena_path(self) -> Path:
-        """Where arenas are handed out."""
+        """Path of the arena socket."""
         return self.path.with_name(self.path.name + ARENA_SUFFIX)
 
     def __str__(self) -> str:
@@ -44,14 +44,14 @@ class UnixAddress:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """Host and port."""
+    """Host and port of a TCP socket."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect; a name other than localhost may be anything."""
+        """Whether only this machine can connect; a name other than localhost may resolve to any address."""
         return is_loopback(self.host)
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ class TcpAddress:
 
 
 def parse_address(text: str) -> UnixAddress | TcpAddress:
-    """Read ``unix:///absolute/path`` or ``host:port``.
+    """Parse ``unix:///absolute/path`` or ``host:port``.
 
     Raises:
-        BadConfig: neither, or a path too long for a socket.
+        BadConfig: the text is neither, or the path is too long for a socket.
     """
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -86,10 +86,10 @@ def parse_address(text: str) -> UnixAddress | TcpAddress:
 
 
 def check_tcp_free(address: TcpAddress) -> None:
-    """Find out what is wrong with an address before gRPC, which does not say.
+    """Check a TCP address before gRPC does, because gRPC does not give the reason of a failure.
 
     Raises:
-        BadConfig: in use, not ours, not permitted, or not a name that resolves.
+        BadConfig: the address is in use, not this machine's, not permitted, or does not resolve.
     """
     try:
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -97,21 +97,21 @@ def check_tcp_free(address: TcpAddress) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
-                probe.listen(1)  # two sockets may bind with SO_REUSEADDR; only one may listen
+                probe.listen(1)  # two sockets may bind with SO_REUSEADDR, but only one may listen
     except OSError as error:
         raise BadConfig(
-            f"expected to listen on {address}, got: {(error.strerror or str(error)).lower()}",
+            f"cannot listen on {address}: {(error.strerror or str(error)).lower()}",
             object=str(address),
-            hint="choose another port, or stop what uses it",
+            hint="choose another port, or stop the process that uses it",
             stage="serve",
         ) from error
 
 
 def remove_stale(path: Path) -> None:
-    """Unlink the socket of a daemon that is gone.
+    """Unlink the socket of a dead daemon.
 
     Raises:
-        BadConfig: a daemon answers there, or it is no socket, or nobody may ask.
+        BadConfig: a daemon answers there, the file is no socket, or it may not be opened.
     """
     try:
         mode = path.lstat().st_mode
@@ -134,16 +134,16 @@ def remove_stale(path: Path) -> None:
             owner = "a busy daemon"  # its backlog is full
         except OSError as error:
             raise BadConfig(
-                f"expected a socket we may use at {path}, got: {(error.strerror or '').lower()}",
+                f"the socket at {path} cannot be used: {(error.strerror or '').lower()}",
                 object=str(path),
                 stage="serve",
             ) from error
         else:
             owner = f"pid {peer_credentials(probe)[0]}"
     raise BadConfig(
-        f"expected a free address, got {path} in use by {owner}",
+        f"{path} is in use by {owner}",
         object=str(path),
-        hint="use that daemon, or listen elsewhere",
+        hint="use that daemon, or listen on another address",
         stage="serve",
     )
 
@@ -154,7 +154,7 @@ def _open_folder(folder: Path) -> int:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise BadConfig(
-            f"expected a folder for sockets at {folder}, got: {(error.strerror or '').lower()}",
+            f"the folder {folder} for sockets cannot be used: {(error.strerror or '').lower()}",
             object=str(folder),
             stage="serve",
         ) from error
@@ -164,10 +164,11 @@ def _open_folder(folder: Path) -> int:
 async def directory_lock(folder: Path, clock: Clock) -> AsyncIterator[None]:
     """Hold the folder's lock, so that of two daemons starting at once one sees the other's socket.
 
-    A lock on a folder leaves no file behind and goes with its holder; it is held for milliseconds, hence the retries.
+    A lock on a folder leaves no file behind and ends with its holder. It is held for milliseconds, so waiting means
+    retrying.
 
     Raises:
-        BadConfig: the folder cannot be made or opened, or its lock is not to be had.
+        BadConfig: the folder cannot be created or opened, or its lock stays taken.
     """
     fd = _open_folder(folder)
     try:
@@ -177,7 +178,7 @@ async def directory_lock(folder: Path, clock: Clock) -> AsyncIterator[None]:
                 break
             await clock.sleep_s(_LOCK_PAUSE_S)
         else:
-            raise BadConfig(f"expected the lock of {folder}, got one held by others", object=str(folder), stage="serve")
+            raise BadConfig(f"the lock of {folder} is held by another process", object=str(folder), stage="serve")
         yield
     finally:
         os.close(fd)
@@ -185,7 +186,7 @@ async def directory_lock(folder: Path, clock: Clock) -> AsyncIterator[None]:
 
 @contextmanager
 def socket_umask(mode: int) -> Iterator[None]:
-    """Create sockets with at most ``mode``; they must not be open to others even for a moment."""
+    """Create sockets with at most ``mode``, so that they are never open to others, not even for a moment."""
     former = os.umask(0o777 & ~mode)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Progress on its way to a client that reads at its own speed."""
+"""Streams progress to a client that reads at its own speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FAILURES_PER_MESSAGE = 256
 
 
 class ProgressStream:
-    """Holds the latest progress and the errors not yet sent: what happens between two messages goes into one."""
+    """Holds the latest progress and the unsent errors; all changes between two messages go into one message."""
 
     def __init__(self) -> None:
         self._latest: WarmProgress | None = None
@@ -28,19 +28,19 @@ class ProgressStream:
         self._ended = False
 
     def tell(self, progress: WarmProgress, failure: FeeddError | None) -> None:
-        """Take note."""
+        """Record progress, and an error if there is one."""
         self._latest = progress
         if failure is not None:
             self._failures.append(failure)
         self._news.set()
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Report that nothing more follows."""
         self._ended = True
         self._news.set()
 
     async def send(self, write: Callable[[pb.WarmProgress], Awaitable[object]]) -> None:
-        """Write what is told until the end of it."""
+        """Write progress until the end is reported."""
         while True:
             await self._news.wait()
             self._news.clear()

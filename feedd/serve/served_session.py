@@ -1,4 +1,4 @@
-"""One open session as the server holds it: the backend's session, its state machine, its stream, its lifelines."""
+"""One open session in the server: the backend's session, its state machine, its stream, its lifelines."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 class Lifeline(Protocol):
-    """A client's connection that stays open as long as it maps the arena."""
+    """A client's connection that stays open while the client maps the arena."""
 
     def say_closed(self) -> None:
-        """Tell the client that the session has ended; idempotent. The client alone ends the connection."""
+        """Tell the client that the session has ended; idempotent. Only the client ends the connection."""
 
 
 class HostedSession:
-    """What is known about one session between Open and its end.
+    """State of one session between Open and its end.
 
     Attributes:
-        id: 128 random bits in hex: who knows it may stream.
-        token: 128 random bits: who knows it may map the arena.
+        id: 128 random bits in hex; a client that knows it may stream.
+        token: 128 random bits; a client that knows it may map the arena.
         feed: the backend's session.
-        notices: those that the client has been told.
-        machine: the decisions.
-        call: the Stream call under way.
+        notices: notices that were sent to the client.
+        machine: the state machine.
+        call: the running Stream call.
         lifelines: connections of processes that map the arena.
-        had_lifeline: whether there ever was one.
-        closing: no stream and no lifeline may come any more.
-        closed: set once it has ended.
-        grace: the timer that closes a session nobody uses.
+        had_lifeline: whether there ever was a lifeline.
+        closing: no new stream or lifeline is accepted.
+        closed: set once the session has ended.
+        grace: timer that closes an unused session.
     """
 
     def __init__(self, feed: FeedSession, spec: OpenSpec, recorder: Recorder, clock: Clock) -> None:
@@ -45,9 +45,9 @@ class HostedSession:
 
         Args:
             feed: the backend's session.
-            spec: what was asked for.
-            recorder: where its measurements go.
-            clock: for the time streams wait.
+            spec: the Open request.
+            recorder: takes its measurements.
+            clock: measures how long streams wait.
         """
         self.id = secrets.token_hex(16)
         self.token = secrets.token_bytes(16)
@@ -67,12 +67,12 @@ class HostedSession:
 
     @property
     def reads_on(self) -> bool:
-        """Whether the client may be reading a batch in an arena that others write to."""
+        """Whether the client may be reading a batch in an arena that other sessions write to."""
         held = self.call is not None or self.machine.leases.held_count > 0
         return held and bool(self.lifelines) and self.feed.info.places > 0
 
     def carry_out(self, instructions: list[Instruction]) -> None:
-        """Hand what the machine says to the stream; without one, only slots can have been reclaimed."""
+        """Pass the machine's instructions to the stream; without a stream there are only reclaimed slots."""
         if self.call is not None:
             self.call.apply(instructions)
             return
@@ -81,11 +81,11 @@ class HostedSession:
         self.account()
 
     def count_reclaimed(self, reclaim: Reclaim) -> None:
-        """Count slots taken back from a vanished client."""
+        """Count slots reclaimed from a vanished client."""
         self.recorder.count(metrics.SERVE_RECLAIMED, len(reclaim.slots))
 
     def account(self) -> None:
-        """Bring gauge and counter of the leases up to date."""
+        """Update gauge and counter of the leases."""
         taken = self.machine.taken_count
         if taken != self._counted_leases:
             self.recorder.move(metrics.SERVE_LEASES, taken - self._counted_leases)
@@ -96,7 +96,7 @@ class HostedSession:
             self._counted_stale = stale
 
     def cancel_grace(self) -> None:
-        """Somebody uses the session again, or it ends."""
+        """Cancel the timer, because the session is used again or ends."""
         if self.grace is not None:
             self.grace.cancel()
             self.grace = None

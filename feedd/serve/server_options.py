@@ -1,4 +1,4 @@
-"""What the server can be told, and what it calls back."""
+"""Options of the server, and its callbacks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TlsFiles:
 
     Attributes:
         cert_path: the server's certificate chain.
-        key_path: its private key.
-        client_ca_path: where given, clients must show a certificate signed by this CA.
+        key_path: the server's private key.
+        client_ca_path: if set, clients must show a certificate signed by this CA.
     """
 
     cert_path: Path
@@ -35,25 +35,25 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How to serve.
+    """Options of serving.
 
     Attributes:
-        listen: ``unix:///path`` or ``host:port``; port 0 takes a free one.
-        tls: for TCP listeners; None: plain text.
-        allow_insecure_tcp: whether a TCP listener beyond loopback may do without TLS.
+        listen: ``unix:///path`` or ``host:port``; port 0 takes a free port.
+        tls: files for TCP listeners; None: plain text.
+        allow_insecure_tcp: allow TCP listeners beyond loopback without TLS.
         socket_mode: permission bits of the Unix sockets.
-        allow_uids: users besides our own and root that may map an arena.
+        allow_uids: users, besides the daemon's own and root, that may map an arena.
         session_grace_s: how long a session without stream and lifeline is kept.
         open_timeout_s: bound on one Open, which may fetch a shard.
         close_timeout_s: bound on waiting for cancelled productions to end.
-        linger_s: after the last message, how long to wait for the client's last releases.
-        sessions_max: open sessions at most; also bounds concurrent calls.
+        linger_s: how long to wait for the client's last releases after the last message.
+        sessions_max: upper bound of open sessions; also bounds concurrent calls.
         receive_bytes_max: largest request message.
         chunk_size_bytes: payload of one inline chunk.
-        arena_connections_max: lifelines at most.
-        hello_timeout_s: bound on the 21 bytes a lifeline starts with.
-        daemon_id: changes at each start; empty: a random one.
-        open_limits: what an Open may ask for.
+        arena_connections_max: upper bound of lifelines.
+        hello_timeout_s: bound on the 21 bytes at the start of a lifeline.
+        daemon_id: changes at each start; empty: a random id.
+        open_limits: limits of an Open request.
     """
 
     listen: tuple[str, ...] = ()
@@ -96,14 +96,14 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True)
 class CacheState:
-    """The cache of the moment, for Admin.Stats; sizes are of the disk.
+    """The current state of the cache, for Admin.Stats; sizes are disk bytes.
 
     Attributes:
         directory: absolute path.
-        limit_bytes: most it may hold.
-        free_reserve_bytes: of the file system, never touched.
-        committed_bytes: of whole objects.
-        reserved_bytes: of fills under way.
+        limit_bytes: upper limit of the cache.
+        free_reserve_bytes: free space of the file system that the cache leaves alone.
+        committed_bytes: bytes of whole objects.
+        reserved_bytes: bytes reserved by running fills.
     """
 
     directory: str
@@ -117,15 +117,15 @@ class CacheState:
 
 @dataclass(frozen=True, slots=True)
 class ServeHooks:
-    """What the daemon adds; each may be None where there is nothing to add.
+    """Callbacks of the daemon; each may be None.
 
     Attributes:
-        samples: current value of every metric.
-        cache_entries: committed entries of the cache.
-        cache_state: the cache of the moment.
-        cache_remove: called with a pattern; returns what went, and what stayed because it is in use.
-        warm: brings an assignment into the cache and calls back after every change; cancelled with its client.
-        drain: called with grace_s when an admin asks for it; must return at once.
+        samples: returns the current value of every metric.
+        cache_entries: returns the committed entries of the cache.
+        cache_state: returns the current state of the cache.
+        cache_remove: called with a pattern; returns the removed amount and the amount still in use.
+        warm: fetches an assignment into the cache and calls back after every change; cancelled with its client.
+        drain: called with grace_s when an admin requests it; must return at once.
         on_holders: called with the number of ``HOLD!`` connections whenever it changes.
     """
 

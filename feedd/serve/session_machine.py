@@ -1,6 +1,6 @@
 """The session state machine: events in, instructions out. No I/O, no clock, no tasks.
 
-A session outlives its streams. A stream plans steps in order, each only when a credit and a free slot exist; they may
+A session outlives its streams. A stream plans steps in order, each only if a credit and a free slot exist. Steps may
 finish in any order and are sent in step order. A slot is in exactly one state:
 
     free → making (a production writes into it) → ready (waits for earlier steps) → sending → leased → free
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
     from feedd.serve.instructions import Instruction, Outcome
     from feedd.values import SlotRef
 
-CREDITS_MAX = 1 << 20  # far above any slot count: a client's sum must stay bounded
+CREDITS_MAX = 1 << 20  # far above any slot count, because a client's sum must stay bounded
 
 
 @dataclass(slots=True)
 class _Step:
     """One step of the stream: being made, or made and waiting for its turn."""
 
-    slot: SlotRef | None  # None: nothing is in it, it is free again
+    slot: SlotRef | None  # None: the slot is free again
     outcome: Outcome = None
 
 
 class StreamMachine:
-    """One stream: credits and releases in, productions and sends out.
+    """One stream: turns credits and releases into productions and sends.
 
     Attributes:
-        leasing: whether it hands out leases; inline batches otherwise.
+        leasing: it hands out leases; otherwise it sends inline batches.
     """
 
     def __init__(self, leases: Leases, start: Cursor, stride: int, *, leasing: bool) -> None:
-        """Begin without credits.
+        """Start without credits.
 
         Args:
-            leases: the session's ledger.
+            leases: the session's leases.
             start: first step to produce, with an anchor at or before it.
             stride: distance from one step to the next.
-            leasing: whether the client can be given leases.
+            leasing: the client can be given leases.
         """
         self.leasing = leasing
         self._leases = leases
@@ -62,7 +62,7 @@ class StreamMachine:
         self._making: dict[int, _Step] = {}
         self._sending: dict[int, SlotRef] = {}  # by seq
         self._planned_all = False  # no further Produce
-        self._ended = False  # SendEnd, SendError or Finish was said
+        self._ended = False  # SendEnd, SendError or Finish was returned
         self._half_closed = False  # the client sends nothing more
         self._gone = False
         self._samples = 0
@@ -70,28 +70,28 @@ class StreamMachine:
 
     @property
     def epoch(self) -> int:
-        """The epoch it streams."""
+        """The epoch of the stream."""
         return self._anchor.epoch
 
     @property
     def making_count(self) -> int:
-        """Productions under way, those nobody waits for any more included."""
+        """Number of running productions, including abandoned ones."""
         return len(self._making)
 
     @property
     def taken_count(self) -> int:
-        """Slots making, ready or sending."""
+        """Number of slots making, ready or sending."""
         return len(self._making) + len(self._sending) + len(self._made())
 
     @property
     def awaits(self) -> str:
-        """What the client's next batch needs: "batch" if it is being made, "space", or "" if none is asked for."""
+        """What the client's next batch needs: "batch" if it is being made, "space", or "" if none is requested."""
         if self._ended or self._gone:
             return ""
         return "batch" if self._line else "space" if self._credits else ""
 
     def credits(self, count: int) -> list[Instruction]:
-        """Let the client hold ``count`` batches more."""
+        """Allow the client to hold ``count`` more batches."""
         self._credits = min(self._credits + count, CREDITS_MAX)
         return self._advance()
 
@@ -102,7 +102,7 @@ class StreamMachine:
         return self._advance()
 
     def produced(self, slot: SlotRef, outcome: Outcome) -> list[Instruction]:
-        """Take the result of a ``Produce``; None where it was cancelled."""
+        """Handle the result of a ``Produce``; None: it was cancelled."""
         step = self._making.pop(slot.index)
         assert step.slot == slot, "a production of another generation"
         if self._ended or self._gone:
@@ -111,16 +111,16 @@ class StreamMachine:
         if not isinstance(outcome, BatchReady):
             self._planned_all = True
             step.slot = None
-            self._leases.free(slot)  # whoever waits for the steps before it may use it
+            self._leases.free(slot)  # earlier steps that wait for a slot may use it
         elif outcome.cursor.anchors is self._anchor.anchors or outcome.cursor.window >= self._anchor.window:
             self._anchor = outcome.cursor
-        step.outcome = outcome or FeeddError("expected a batch, got a cancelled production", stage="serve")
+        step.outcome = outcome or FeeddError("the production was cancelled", stage="serve")
         return self._advance()
 
     def sent(self, seq: int, *, held: bool) -> list[Instruction]:
-        """Take note of a ``Send``: with ``held`` just before a lease is written, without after an inline batch was.
+        """Handle a ``Send``: with ``held`` just before a lease is written, otherwise after an inline batch was written.
 
-        A lease counts as held before its write returns, because the client may release it before that.
+        A lease counts as held before its write returns, because the client may release it earlier.
         """
         slot = self._sending.pop(seq)
         if not held:
@@ -130,7 +130,7 @@ class StreamMachine:
         return self._advance()
 
     def half_closed(self) -> list[Instruction]:
-        """The client sends nothing more: serve the credits it gave as far as its slots go, then finish."""
+        """Handle the client's half-close: serve its remaining credits as far as its slots go, then finish."""
         if self._half_closed:
             return []
         self._half_closed = True
@@ -141,7 +141,7 @@ class StreamMachine:
         return self._end(SendError(error))
 
     def gone(self) -> None:
-        """Forget the stream: what it made and did not hand out is free, what is being made is freed when it ends."""
+        """End the stream: finished batches that were not handed out are freed now, running ones when they end."""
         self._gone = True
         self._drop_line()
         for slot in self._sending.values():
@@ -151,7 +151,7 @@ class StreamMachine:
     # ------------------------------------------------------------------ inside
 
     def _drop_line(self) -> None:
-        """Free what is made; what is being made is freed when it ends."""
+        """Free finished batches; running productions are freed when they end."""
         for slot in self._made():
             self._leases.free(slot)
         self._line.clear()
@@ -168,7 +168,7 @@ class StreamMachine:
         return [last, Finish()] if self._half_closed else [last]
 
     def _advance(self) -> list[Instruction]:
-        """Send what is next in line, then plan what credits and slots allow."""
+        """Send the next finished batches in order, then plan steps as credits and slots allow."""
         out: list[Instruction] = []
         if self._ended or self._gone:
             return out
@@ -197,7 +197,7 @@ class StreamMachine:
         return Send(seq, batch, slot)
 
     def _plan(self) -> Produce | None:
-        """Plan the next step; None: there is no slot for it."""
+        """Plan the next step; None if there is no slot for it."""
         anchor = self._anchor
         at = Cursor(anchor.epoch, self._next_step, anchor.anchors)
         slot = self._leases.take(at)
@@ -212,15 +212,15 @@ class StreamMachine:
 
 
 class SessionMachine:
-    """One session: its lifeline, its leases, and the stream of the moment."""
+    """One session: its lifeline, its leases, and the current stream."""
 
     def __init__(self, slots: Slots, consumer_count: int = 1, consumer_index: int = 0) -> None:
         """Start without stream and without lifeline.
 
         Args:
-            slots: the session's arena; the machine is the only one to take and give back.
+            slots: the session's arena; only the machine takes slots and gives them back.
             consumer_count: DataLoader workers that split the rank's steps.
-            consumer_index: the one this session feeds: it gets the steps ``s`` with ``s % count == index``.
+            consumer_index: the worker that this session feeds; it gets the steps ``s`` with ``s % count == index``.
         """
         self._consumer_count = consumer_count
         self._consumer_index = consumer_index
@@ -229,31 +229,31 @@ class SessionMachine:
 
     @property
     def taken_count(self) -> int:
-        """Slots in any state but free."""
+        """Number of slots in any state but free."""
         return self.leases.held_count + (0 if self.stream is None else self.stream.taken_count)
 
     def lifeline_came(self) -> None:
-        """The client mapped the arena: from now on it can be given leases."""
+        """Handle a new lifeline: the client mapped the arena and can be given leases."""
         self.leases.attached = True
 
     def lifeline_gone(self) -> list[Instruction]:
-        """The client process that mapped the arena is gone: what it held is free."""
+        """Handle the end of the lifeline: the client process is gone, and its slots are free."""
         self.leases.attached = False
         out = self._reclaim()
         if self.stream is not None and self.stream.leasing:
-            why = "expected the arena's connection to stay open while leases are streamed, got its end"
+            why = "the arena's connection ended while leases are streamed"
             out += self.stream.fail(BadRequest(why, stage="serve"))
         return out
 
     def start(
         self, cursor: Cursor, *, inline_only: bool = False, held: Iterable[SlotRef] | None = None
     ) -> list[Instruction]:
-        """Begin a stream at the first step of this consumer at or after ``cursor.step``.
+        """Start a stream at the first step of this consumer at or after ``cursor.step``.
 
         Args:
-            cursor: first step wanted, with an anchor at or before it.
-            inline_only: send payloads instead of leases; so it is, too, while there is no lifeline.
-            held: leases the client knows it holds; where given, all others are free.
+            cursor: first requested step, with an anchor at or before it.
+            inline_only: send payloads instead of leases; also the case while there is no lifeline.
+            held: leases that the client knows it holds; if given, all others are freed.
         """
         assert self.stream is None, "the former stream has not been ended"
         out = [] if held is None else self._reclaim(held)
@@ -264,18 +264,18 @@ class SessionMachine:
         return out
 
     def drain(self) -> list[Instruction]:
-        """The daemon goes away: end the stream with an in-band error."""
-        why = Draining("expected a daemon that stays, got one that is draining", hint="reconnect", stage="serve")
+        """End the stream with an in-band error, because the daemon is stopping."""
+        why = Draining("the daemon is draining", hint="reconnect", stage="serve")
         return [] if self.stream is None else self.stream.fail(why)
 
     def stream_ended(self) -> None:
-        """Drop the stream that is ``gone`` and whose productions have all ended."""
+        """Drop the stream after ``gone``, once all its productions have ended."""
         assert self.stream is not None, "no stream to end"
         assert not self.stream.taken_count, "the stream's productions have not ended"
         self.stream = None
 
     def close(self) -> list[Instruction]:
-        """Take everything back: the session ends, its stream has ended before."""
+        """End the session and reclaim all leases; its stream has ended before."""
         assert self.stream is None, "closed with a stream"
         return self._reclaim()
 

@@ -1,4 +1,4 @@
-"""The open sessions: who finds which, and when one that nobody uses any more ends."""
+"""The open sessions: finds them, and ends those that are no longer used."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _log = structlog.get_logger(__name__)
 class Sessions:
     """Sessions by id and by arena token.
 
-    A session ends when the client closes it; when its last lifeline and its stream are gone; where it never had a
-    lifeline, ``session_grace_s`` after its stream went; and when the server stops.
+    A session ends when the client closes it, or when its last lifeline and its stream are gone. A session that never
+    had a lifeline ends ``session_grace_s`` after its stream. All sessions end when the server stops.
     """
 
     def __init__(self, options: ServeOptions, recorder: Recorder, clock: Clock, spawn: Spawn) -> None:
@@ -38,8 +38,8 @@ class Sessions:
 
         Args:
             options: bounds and grace times.
-            recorder: where gauges go.
-            clock: handed to the sessions.
+            recorder: takes the gauges.
+            clock: passed to the sessions.
             spawn: starts a task that the server waits for.
         """
         self._options = options
@@ -56,7 +56,7 @@ class Sessions:
 
     @property
     def count(self) -> int:
-        """Open sessions."""
+        """Number of open sessions."""
         return len(self._by_id)
 
     def all(self) -> list[HostedSession]:
@@ -68,13 +68,13 @@ class Sessions:
         """Hold the right to open one session while it is being opened.
 
         Raises:
-            Draining: no new ones any more.
-            ResourceExhausted: there are too many.
+            Draining: no new sessions are accepted any more.
+            ResourceExhausted: there are too many sessions.
         """
         self.check_draining()
         if self.count + self._opening_count >= self._options.sessions_max:
             raise ResourceExhausted(
-                f"expected at most {self._options.sessions_max} sessions, got one more", stage="serve"
+                f"there are already {self._options.sessions_max} sessions, which is the limit", stage="serve"
             )
         self._opening_count += 1
         try:
@@ -83,16 +83,16 @@ class Sessions:
             self._opening_count -= 1
 
     def check_draining(self) -> None:
-        """Refuse what is new while the daemon goes away.
+        """Refuse new work while the daemon is draining.
 
         Raises:
-            Draining: it does.
+            Draining: the daemon is draining.
         """
         if self.draining:
-            raise Draining("expected a daemon that stays, got one that is draining", hint="reconnect", stage="serve")
+            raise Draining("the daemon is draining", hint="reconnect", stage="serve")
 
     def add(self, feed: FeedSession, spec: OpenSpec) -> HostedSession:
-        """Take in a session the backend opened."""
+        """Add a session that the backend opened."""
         hosted = HostedSession(feed, spec, self._recorder, self._clock)
         self._by_id[hosted.id] = hosted
         self._by_token[hosted.token] = hosted
@@ -104,26 +104,24 @@ class Sessions:
         """Return an open session.
 
         Raises:
-            NotFound: it was closed, or belongs to an earlier start of the daemon; open a new one.
+            NotFound: the session was closed, or belongs to an earlier start of the daemon; open a new one.
         """
         hosted = self._by_id.get(session_id)
         if hosted is None or hosted.closing:
-            raise NotFound(
-                "expected an open session, got an unknown one", object=session_id[:64], hint="open again", stage="serve"
-            )
+            raise NotFound("the session is unknown or closed", object=session_id[:64], hint="open again", stage="serve")
         return hosted
 
     # ------------------------------------------------------------------ streams
 
     async def claim_stream(self, session_id: str) -> HostedSession:
-        """Return the session without a stream; one that still runs gives way: its client has come back.
+        """Return the session without a stream; a running stream is ended, because its client has reconnected.
 
         Raises:
-            NotFound: no such session.
+            NotFound: there is no such session.
             ResourceExhausted: the former stream does not end in time.
         """
         hosted = self.find(session_id)
-        message = "expected the session's former stream to end, got one that does not"
+        message = "the session's former stream does not end"
         async with within(self._options.close_timeout_s, lambda: ResourceExhausted(message, stage="serve")):
             while hosted.call is not None:
                 hosted.call.stop()
@@ -131,13 +129,13 @@ class Sessions:
         return self.find(session_id)
 
     def stream_came(self, hosted: HostedSession) -> None:
-        """A stream begins."""
+        """Record the start of a stream."""
         hosted.cancel_grace()
         self._streaming_count += 1
         self._idle.clear()
 
     def stream_gone(self, hosted: HostedSession) -> None:
-        """A stream has ended, productions included."""
+        """Record the end of a stream, productions included."""
         hosted.call = None
         self._streaming_count -= 1
         if not self._streaming_count:
@@ -165,7 +163,7 @@ class Sessions:
             hosted.had_lifeline = True
             hosted.cancel_grace()
             hosted.machine.lifeline_came()
-            del hosted  # the client may hold the memory long after the session: nothing else may live that long
+            del hosted  # the client may hold the memory long after the session, and nothing else may live that long
             try:
                 yield fd
             finally:
@@ -183,7 +181,7 @@ class Sessions:
     # ------------------------------------------------------------------ the end
 
     def _settle(self, hosted: HostedSession) -> None:
-        """Decide about a session that may have lost its last user."""
+        """Close a session that may have lost its last user, at once or after the grace time."""
         if hosted.closing or hosted.call is not None or hosted.lifelines:
             return
         if hosted.had_lifeline:
@@ -194,9 +192,9 @@ class Sessions:
         hosted.grace = loop.call_later(self._options.session_grace_s, lambda: self._spawn(self.close(hosted)))
 
     async def close(self, hosted: HostedSession) -> None:
-        """End a session: stream and productions, then leases, then the backend's part.
+        """End a session: stream and productions, then leases, then the backend's session.
 
-        The first caller does it, in a task that nobody cancels; others wait for it.
+        The first caller does this in a task that is never cancelled; other callers wait for it.
         """
         if hosted.closing:
             await hosted.closed.wait()
@@ -209,11 +207,11 @@ class Sessions:
                 async with asyncio.timeout(self._options.close_timeout_s):
                     await hosted.call.ended.wait()
             except TimeoutError:
-                # Its workers may still write into the arena: the memory is kept, the session is lost.
-                _log.error("a production does not end; its session is kept", session=hosted.id[:8])
+                # Its workers may still write into the arena, so the memory is kept and the session is lost.
+                _log.error("a production does not end: its session is kept", session=hosted.id[:8])
                 hosted.closing = False
-                hosted.closed.set()  # those who wait
-                hosted.closed = asyncio.Event()  # whoever closes it later has to wait, too
+                hosted.closed.set()  # wakes the waiting callers
+                hosted.closed = asyncio.Event()  # later callers have to wait too
                 return
         await self._finish(hosted)
 

@@ -1,4 +1,4 @@
-"""Drives one Stream call: reads events for the state machine, carries out what it says."""
+"""Drives one Stream call: passes events to the state machine and carries out its instructions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _LEASES_PER_MESSAGE = 64
 
 
 class _Over(Exception):
-    """The stream has run its course."""
+    """The stream has ended."""
 
 
 class StreamCall:
     """One Stream call from its start message to the return of its handler."""
 
     def __init__(self, hosted: HostedSession, machine: StreamMachine, context: Context, options: ServeOptions) -> None:
-        """Bind; nothing runs before ``run``.
+        """Store the dependencies; nothing runs before ``run``.
 
         Args:
             hosted: the session.
             machine: the stream's state machine, already started.
-            context: the call.
+            context: the gRPC call.
             options: lingering time and chunk size.
         """
         self._hosted = hosted
@@ -66,11 +66,11 @@ class StreamCall:
         self.ended = asyncio.Event()
 
     def stop(self) -> None:
-        """End the stream now, whatever is unsent; ``ended`` is set once all productions have ended too."""
+        """End the stream now, even with unsent batches; ``ended`` is set once all productions have ended."""
         self._over.set()
 
     def apply(self, instructions: Iterable[Instruction]) -> None:
-        """Carry out, or hand to the tasks that do."""
+        """Carry out instructions, or pass them to the tasks that do."""
         for instruction in instructions:
             if isinstance(instruction, Produce):
                 self._jobs.append(instruction)
@@ -148,7 +148,7 @@ class StreamCall:
     # ------------------------------------------------------------------ productions
 
     def _ask_help(self) -> None:
-        """Have a task started for the jobs nobody took by then: an immediate ``produce`` needs no task of its own."""
+        """Schedule a task for jobs that no running task takes; an immediate ``produce`` needs no extra task."""
         if self._jobs and not self._help_asked and not self._stopped:
             self._help_asked = True
             asyncio.get_running_loop().call_soon(self._help)
@@ -161,10 +161,10 @@ class StreamCall:
         try:
             self._group.create_task(lane)
         except RuntimeError:
-            lane.close()  # another task failed and the group is on its way out; _leave frees the jobs
+            lane.close()  # another task failed and the group is ending; _leave frees the jobs
 
     async def _lane(self) -> None:
-        """Take jobs until there are none; each lane has as many productions under way as it pays to start at once."""
+        """Take jobs until there are none; each lane takes as many jobs together as the session suggests."""
         at_once = self._hosted.feed.info.at_once
         while self._jobs:
             jobs = [self._jobs.popleft() for _ in range(min(at_once, len(self._jobs)))]
@@ -182,10 +182,10 @@ class StreamCall:
                         for follows in self._machine.produced(job.slot, outcome)
                     ]
                 )
-            await asyncio.sleep(0)  # what is made goes out before the next is planned, which takes milliseconds
+            await asyncio.sleep(0)  # sends the finished batches before the next planning, which takes milliseconds
 
     def _put_back(self, jobs: Sequence[Produce]) -> None:
-        """Have jobs taken again, before those of later steps: another lane may have put back such."""
+        """Return jobs to the queue, ordered by step, because another lane may have returned later steps."""
         if jobs:
             self._jobs = deque(sorted((*jobs, *self._jobs), key=lambda job: job.at.step))
 
@@ -194,7 +194,7 @@ class StreamCall:
             try:
                 return await self._hosted.feed.produce_together([(job.at, job.slot) for job in jobs])
             except FeeddError:
-                pass  # told apart below, where each is asked for alone
+                pass  # each job is then run alone, to see which one fails
             except Exception as error:  # noqa: BLE001 -- as in _produce_one
                 as_feedd_error(error, f"producing {len(jobs)} steps from {jobs[0].at.step} of epoch {jobs[0].at.epoch}")
             return [await self._produce_one(job) for job in jobs]
@@ -205,7 +205,7 @@ class StreamCall:
             return await self._hosted.feed.produce(job.at, job.slot)
         except FeeddError as error:
             return error
-        except Exception as error:  # noqa: BLE001 -- a defect below must not take other sessions down; it is logged
+        except Exception as error:  # noqa: BLE001 -- a defect must not end other sessions; it is logged
             return as_feedd_error(error, f"producing step {job.at.step} of epoch {job.at.epoch}")
 
     # ------------------------------------------------------------------ messages out
@@ -214,7 +214,7 @@ class StreamCall:
         try:
             await self._write_all()
         except grpc.aio.BaseError:
-            self.stop()  # the client is gone; what it may have received stays leased
+            self.stop()  # the client is gone; slots it may have received stay leased
 
     async def _write_all(self) -> None:
         while True:
@@ -233,25 +233,25 @@ class StreamCall:
                 return
             else:
                 await self._write_message(_last_message(item))
-                # Its last releases may still be on their way; a client that half-closes ends the wait.
+                # Its last releases may still be on their way; the client's half-close ends the wait.
                 self._lingering = asyncio.get_running_loop().call_later(self._linger_s, self.stop)
 
     async def _say_steps(self) -> None:
-        """Say how many steps there are, once, as soon as it is known."""
+        """Send the number of steps once, as soon as it is known."""
         if self._steps_said or (steps := self._hosted.feed.steps(self._machine.epoch)) is None:
             return
         self._steps_said = True
         await self._write_message(pb.StreamResponse(known_steps=steps))
 
     async def _say_notices(self) -> None:
-        """Say what is left out of the data, where shards that were read meanwhile tell more than the client knows."""
+        """Send the notices again if shards read meanwhile add to them."""
         notices = self._hosted.feed.info.notices
         if notices != self._hosted.notices:
             self._hosted.notices = notices
             await self._write_message(pb.StreamResponse(notices=notice_messages(notices)))
 
     async def _say_alive(self) -> None:
-        """Tell a client that waits what its batch waits for."""
+        """Tell a waiting client what its batch waits for."""
         self._silence.due = False
         if awaits := self._machine.awaits:
             stage = self._hosted.feed.stage if awaits == "batch" else awaits
@@ -273,7 +273,8 @@ class StreamCall:
                 break
             run.append(following)
             self._outbox.popleft()
-        self._sent(self._slot_transport.name, run, held=True)  # first: the client may release before the write returns
+        # Before the write, because the client may release before the write returns.
+        self._sent(self._slot_transport.name, run, held=True)
         await self._slot_transport.send_many(run)
 
     def _sent(self, transport: str, sends: list[Send], *, held: bool) -> None:

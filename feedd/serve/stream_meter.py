@@ -1,4 +1,4 @@
-"""What one stream measures: batches sent, and whom it waited for while it had nothing to send."""
+"""Measures one stream: batches sent, and what it waited for while it had nothing to send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from feedd import metrics
 if TYPE_CHECKING:
     from feedd.protocols import Clock, Recorder
 
-_FLUSH_S = 0.25  # waits are added up and reported this often: streams move thousands of times per second
+# Waits are summed up and reported this often, because streams change state thousands of times per second.
+_FLUSH_S = 0.25
 
 
 class StreamMeter:
@@ -25,7 +26,7 @@ class StreamMeter:
         self._batch_wait_s = 0.0
 
     def mark(self, *, idle: bool, making: bool) -> None:
-        """Say how things stand from now on.
+        """Set the state from now on.
 
         Args:
             idle: there is nothing to write.
@@ -49,7 +50,7 @@ class StreamMeter:
         self._recorder.count(metrics.SERVE_BATCH_BYTES, size_bytes, transport=transport)
 
     def flush(self) -> None:
-        """Report the waits added up so far."""
+        """Report the waits summed up so far."""
         self._recorder.count(metrics.SERVE_CREDIT_WAIT, self._credit_wait_s)
         self._recorder.count(metrics.SERVE_BATCH_WAIT, self._batch_wait_s)
         self._credit_wait_s = self._batch_wait_s = 0.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SlotTransport:
-    """About a hundred bytes per batch: the client reads the slot itself."""
+    """Sends about a hundred bytes per batch; the client reads the slot itself."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -26,11 +26,11 @@ class SlotTransport:
 
     @property
     def name(self) -> str:
-        """Metric label."""
+        """The metric label, ``slot``."""
         return "slot"
 
     async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
-        """Send one lease; always True: the client now holds the slot."""
+        """Send one lease and return True: the client now holds the slot."""
         message = pb.StreamResponse(batches=[self._writer.message(seq, batch, slot)])
         await self._write(message.SerializeToString())
         return True
@@ -42,15 +42,15 @@ class SlotTransport:
 
 
 class InlineTransport:
-    """The batch's bytes in order, one chunk per message; each is copied once, when its turn comes."""
+    """Sends the batch's bytes in order, one chunk per message; each chunk is copied once, just before it is sent."""
 
     def __init__(self, write: Write, view: Callable[[SlotRef], memoryview], chunk_size_bytes: int = MIB) -> None:
         """Bind to one stream.
 
         Args:
-            write: where messages go.
-            view: the session's slots.
-            chunk_size_bytes: most payload in one message.
+            write: takes the messages.
+            view: returns a slot's bytes.
+            chunk_size_bytes: maximum payload of one message.
         """
         self._write = write
         self._view = view
@@ -59,11 +59,11 @@ class InlineTransport:
 
     @property
     def name(self) -> str:
-        """Metric label."""
+        """The metric label, ``inline``."""
         return "inline"
 
     async def send(self, seq: int, batch: BatchReady, slot: SlotRef) -> bool:
-        """Send head and payload; always False: the slot is free again."""
+        """Send head and payload and return False: the slot is free again."""
         head = pb.StreamResponse(batches=[self._writer.message(seq, batch, None)])
         await self._write(head.SerializeToString())
         data = batch.oversize if batch.oversize is not None else self._view(slot)

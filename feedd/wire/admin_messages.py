@@ -1,4 +1,4 @@
-"""Between the Admin service's messages and the values rooms speak in, both ways: the command line is its client."""
+"""Translates between the Admin service's messages and the rooms' values, for the daemon and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def warm_spec(request: pb.WarmRequest, limits: OpenLimits) -> WarmSpec:
     """Translate a request to warm the cache.
 
     Raises:
-        BadRequest: no URL, too many, or a node that cannot be.
+        BadRequest: there is no URL, there are too many, or the node's rank is not valid.
     """
     nodes = bounded("node_count", request.node_count or 1, 1, limits.world_size_max)
     bounded("urls", len(request.urls), 1, limits.urls_max)
@@ -32,7 +32,7 @@ def warm_spec(request: pb.WarmRequest, limits: OpenLimits) -> WarmSpec:
 
 
 def warm_request(spec: WarmSpec) -> pb.WarmRequest:
-    """Return what a client sends."""
+    """Return the client's request message."""
     return pb.WarmRequest(
         urls=spec.urls,
         node_count=spec.node_count,
@@ -44,17 +44,17 @@ def warm_request(spec: WarmSpec) -> pb.WarmRequest:
 
 
 def amount_message(amount: Amount) -> pb.Amount:
-    """Return an amount as it travels."""
+    """Return the message of an amount."""
     return pb.Amount(objects=amount.object_count, bytes=amount.size_bytes)
 
 
 def amount_from(message: pb.Amount) -> Amount:
-    """Return an amount that came."""
+    """Return the amount of a message."""
     return Amount(message.objects, message.bytes)
 
 
 def progress_message(progress: WarmProgress, failures: Iterable[FeeddError]) -> pb.WarmProgress:
-    """Return progress as it travels, with the errors since the message before."""
+    """Return the message of progress, with the errors since the previous message."""
     return pb.WarmProgress(
         total=amount_message(progress.total),
         present=amount_message(progress.present),
@@ -66,7 +66,7 @@ def progress_message(progress: WarmProgress, failures: Iterable[FeeddError]) -> 
 
 
 def progress_from(message: pb.WarmProgress) -> WarmProgress:
-    """Return progress that came; its errors are read with ``error_from``."""
+    """Return the progress of a message; ``error_from`` reads its errors."""
     return WarmProgress(
         total=amount_from(message.total),
         present=amount_from(message.present),
@@ -77,7 +77,7 @@ def progress_from(message: pb.WarmProgress) -> WarmProgress:
 
 
 def error_from(message: pb.Error) -> FeeddError:
-    """Return the error a daemon sent, of its own class; a kind of a newer daemon is a plain ``FeeddError``."""
+    """Return the error that a daemon sent, by its class; an unknown kind of a newer daemon is a ``FeeddError``."""
     kind = _KINDS.get(message.kind, FeeddError)
     return kind(message.message, object=message.object, hint=message.hint, stage=message.stage)
 

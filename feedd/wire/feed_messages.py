@@ -1,4 +1,4 @@
-"""Between the contract's messages and the values rooms speak in. Every number of a request is judged here."""
+"""Translates between the contract's messages and the rooms' values. Every number of a request is validated here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class OpenLimits:
-    """What an Open may ask for at most; far above any sane use, far below what could hurt the daemon."""
+    """Upper limits of an Open request: far above any sane use, far below anything that could hurt the daemon."""
 
     urls_max: int = 100_000
     url_bytes_max: int = 8 * 1024
@@ -45,7 +45,7 @@ class OpenLimits:
     recipe_bytes_max: int = 64 * 1024
     filters_max: int = 64
     sources_max: int = 256
-    weights_max: int = 1 << 14  # sources x epochs at which one of their weights changes
+    weights_max: int = 1 << 14  # sources x epochs at which a weight changes
     batch_size_max: int = 1 << 20
     window_shards_max: int = 1 << 20
     prefetch_batches_max: int = 1024
@@ -54,10 +54,10 @@ class OpenLimits:
 
 
 def check_version(version: pb.ProtocolVersion) -> None:
-    """Let every client of our major version in, newer minor ones too: they know what we do not have.
+    """Accept every client of the same major version, newer minor versions included, because they know what is missing.
 
     Raises:
-        VersionMismatch: another major version, or none given.
+        VersionMismatch: the major version differs, or none is given.
     """
     if version.major == PROTOCOL_MAJOR:
         return
@@ -75,7 +75,7 @@ def bounded(name: str, value: int, low: int, high: int) -> int:
     """Return ``value``.
 
     Raises:
-        BadRequest: it is not in ``[low, high]``.
+        BadRequest: the value is not in ``[low, high]``.
     """
     if not low <= value <= high:
         raise BadRequest(f"expected {low} <= {name} <= {high}, got {value}", object=name, stage="serve")
@@ -86,7 +86,7 @@ def bounded_texts(name: str, given: Sequence[str], count_max: int, size_max: int
     """Return ``given`` as a tuple.
 
     Raises:
-        BadRequest: more than ``count_max`` of them, or one of more than ``size_max`` bytes.
+        BadRequest: there are more than ``count_max`` texts, or one has more than ``size_max`` characters.
     """
     bounded(f"count of {name}", len(given), 0, count_max)
     for text in given:
@@ -95,12 +95,12 @@ def bounded_texts(name: str, given: Sequence[str], count_max: int, size_max: int
 
 
 def printable(text: str, size_max: int) -> str:
-    """Return the first ``size_max`` characters of a text that is only logged, with ``?`` for what is not printable."""
+    """Return the first ``size_max`` characters of a text for the log, with ``?`` for unprintable ones."""
     return "".join(one if " " <= one <= "~" else "?" for one in text[:size_max])
 
 
 def client_version(request: pb.OpenRequest) -> str:
-    """Return what a client calls its version, as the log may show it."""
+    """Return a client's version text in a form fit for the log."""
     return printable(request.client_version, _VERSION_CHARACTERS)
 
 
@@ -124,10 +124,10 @@ def _topology(request: pb.OpenRequest, limits: OpenLimits) -> Topology:
 
 
 def open_spec(request: pb.OpenRequest, limits: OpenLimits) -> OpenSpec:
-    """Translate an Open; names (of recipes, of sharding) are judged by the backend, numbers and sizes here.
+    """Translate an Open; the backend validates names (of recipes, of sharding), this module numbers and sizes.
 
     Raises:
-        BadRequest: a number or size out of its bounds, or nothing to read.
+        BadRequest: a number or size is out of bounds, or there is nothing to read.
     """
     fields = named_fields(request.recipe.fields, limits)
     sources = _sources(request, fields, limits)
@@ -186,7 +186,7 @@ def named_fields(given: Sequence[pb.Field], limits: OpenLimits) -> tuple[tuple[s
 def _sources(
     request: pb.OpenRequest, fields: tuple[tuple[str, str], ...], limits: OpenLimits
 ) -> tuple[SourceSpec, ...]:
-    """Translate the datasets to be mixed, if there are any; a weight's value is judged by the plan."""
+    """Translate the datasets of a mixture, if there are any; the plan validates the weights' values."""
     given = request.sources
     if not given:
         return ()
@@ -215,7 +215,7 @@ def cursor_from(wire: pb.Cursor) -> Cursor:
     """Translate a resume position.
 
     Raises:
-        BadRequest: a number no position can have.
+        BadRequest: a number is not valid in a position.
     """
     for name in ("epoch", "step"):
         bounded(f"cursor.{name}", getattr(wire, name), 0, _INT64_MAX)
@@ -228,7 +228,7 @@ def cursor_from(wire: pb.Cursor) -> Cursor:
 
 
 def cursor_message(at: Cursor) -> pb.Cursor:
-    """Return a position as it travels."""
+    """Return the message of a position."""
     (window, sample), *more = at.anchors or ((0, 0),)
     wire = pb.Cursor(epoch=at.epoch, step=at.step, anchor_window=window, anchor_sample=sample)
     for other_window, other_sample in more:
@@ -237,12 +237,12 @@ def cursor_message(at: Cursor) -> pb.Cursor:
 
 
 def slots_from(releases: Iterable[pb.Release]) -> list[SlotRef]:
-    """Translate releases; whether such a lease exists is the session's to judge."""
+    """Translate releases; the session checks whether the leases exist."""
     return [SlotRef(release.slot, release.generation) for release in releases]
 
 
 def error_message(error: FeeddError) -> pb.Error:
-    """Return what travels in-band and in the trailer."""
+    """Return the message of an error, for in-band use and the trailer."""
     return pb.Error(
         kind=error.kind,
         message=error.message,
@@ -254,17 +254,17 @@ def error_message(error: FeeddError) -> pb.Error:
 
 
 def said(name: str) -> str:
-    """Return a name as UTF-8 can say it: files may be called what is none."""
+    """Return a name as valid UTF-8, because file names may be anything."""
     return name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def spec_message(spec: TensorSpec) -> pb.TensorSpec:
-    """Return a field's layout as the client reads it."""
+    """Return the message of a field's layout."""
     return pb.TensorSpec(name=spec.name, kind=_KINDS[spec.kind], dtype=spec.dtype, shape=spec.shape, ndim=spec.ndim)
 
 
 def notice_messages(notices: Sequence[Notice]) -> list[pb.Notice]:
-    """Return what a client is told of data that is left out or changed."""
+    """Return the messages about data that is left out or changed."""
     return [
         pb.Notice(
             kind=notice.kind.value,
@@ -300,7 +300,7 @@ def open_response(info: SessionInfo, session_id: str, slot_count: int, daemon_id
 
 
 class BatchWriter:
-    """Makes Batch messages; keeps the last regions and anchors, which are the same objects for most batches."""
+    """Makes Batch messages; reuses the last regions and anchors, which are the same objects for most batches."""
 
     def __init__(self) -> None:
         self._regions: tuple[Region, ...] = ()
@@ -309,7 +309,7 @@ class BatchWriter:
         self._anchors: tuple[tuple[int, int], ...] | None = None
 
     def message(self, seq: int, batch: BatchReady, slot: SlotRef | None) -> pb.Batch:
-        """Return the message: a lease on ``slot``, or the head of an inline batch where it is None."""
+        """Return the message: a lease on ``slot``, or, if it is None, the head of an inline batch."""
         if batch.regions is not self._regions and batch.regions != self._regions:
             self._wire = [
                 pb.FieldRegion(
@@ -339,7 +339,7 @@ class BatchWriter:
         )
 
     def _cursor_of(self, at: Cursor) -> pb.Cursor:
-        """Return a position as it travels; who takes it copies it."""
+        """Return the message of a position; its users copy it."""
         if at.anchors is not self._anchors:
             self._cursor, self._anchors = cursor_message(at), at.anchors
         self._cursor.epoch, self._cursor.step = at.epoch, at.step
@@ -347,9 +347,9 @@ class BatchWriter:
 
 
 def chunk_bytes(seq: int, offset: int, data: memoryview) -> bytes:
-    """Return a serialized StreamResponse that holds one Chunk, having copied ``data`` once.
+    """Return a serialized StreamResponse that holds one Chunk, copying ``data`` once.
 
-    Protobuf fields may be concatenated; the payload goes last, so it needs no copy into a message object first.
+    Protobuf fields may be concatenated. The payload goes last, so it need not be copied into a message object first.
     """
     head = pb.Chunk(seq=seq, offset=offset).SerializeToString() + b"\x1a" + _varint(data.nbytes)
     return b"".join((b"\x12", _varint(len(head) + data.nbytes), head, data))

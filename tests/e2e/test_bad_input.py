@@ -122,7 +122,7 @@ def test_a_store_that_says_nothing(s3: S3Server, own: Daemon, caplog: Any, monke
     monkeypatch.setattr("feedd_client.waiting.FIRST_S", 0.2)
     s3.script("data", "", op="LIST", always=faults.hang())
     caplog.set_level("WARNING", "feedd_client")
-    with pytest.raises(StoreError, match="got no answer while listing s3://data/train/"):
+    with pytest.raises(StoreError, match="no answer while listing s3://data/train/"):
         _read(own, open_timeout_s=3.0)
     waits = [record.getMessage() for record in caplog.records if "still opening" in record.getMessage()]
     assert waits, caplog.text

@@ -215,7 +215,7 @@ async def test_object_of_six_tebibytes(server: S3Server, rig: Rig, way: str) -> 
 REFUSALS = {
     "kms by message": (
         fault.refused(403, "AccessDenied", "User: u is not authorized to perform: kms:Decrypt on resource: key/1"),
-        "grant kms:Decrypt",
+        "kms:Decrypt on the object's key",
     ),
     "kms by code": (fault.refused(400, "KMS.DisabledException", "key/1 is disabled."), "key/1 is disabled"),
     "archived": (fault.refused(403, "InvalidObjectState"), "restore"),

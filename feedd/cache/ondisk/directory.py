@@ -68,7 +68,7 @@ class DirectoryPlace:
         """Lock the directory and read its index.
 
         Raises:
-                CacheUnavailable: another process owns the directory, it cannot be written, the disk has no room for a
+            CacheUnavailable: another process owns the directory, it cannot be written, the disk has no room for a
                 cache, or the disk does not answer.
         """
         self._disk = DiskThread(failed)

@@ -53,9 +53,8 @@ def create(path: Path, size_bytes: int, reserve_bytes: int) -> SinkFile:
         CacheUnavailable: the directory cannot be written.
     """
     try:
-        for folder in reversed(
-            (path.parent, *path.parents[1:3])
-        ):  # all folders of the cache, since another process may have removed them
+        # All folders of the cache, since another process may have removed them.
+        for folder in reversed((path.parent, *path.parents[1:3])):
             folder.mkdir(mode=0o700, exist_ok=True)
         available = free_bytes(path.parent)
         if available - size_bytes < reserve_bytes:
@@ -79,7 +78,7 @@ def publish(file: SinkFile, header: bytes, temp: Path, final: Path) -> None:
     """Write the header of a filled file and rename the file to its final name.
 
     Raises:
-            CacheUnavailable: the file cannot be written or renamed, for example because the directory was removed
+        CacheUnavailable: the file cannot be written or renamed, for example because the directory was removed
             meanwhile.
     """
     try:

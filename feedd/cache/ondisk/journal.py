@@ -2,6 +2,7 @@
 
 ``<directory>/index`` only saves work. A listed file that does not exist is ignored, an unlisted file is examined, and a
 listed file is checked at its first use. The list may be stale, torn or missing.
+
 Format: magic[8], version u32, then chunks: payload_bytes u32, crc32c u32 of the payload, payload (msgpack). Entries
 published later follow as chunks of one entry. A chunk with a wrong checksum ends the list. Blocking: used in the thread
 for changes.

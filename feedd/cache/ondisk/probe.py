@@ -52,9 +52,8 @@ class Prober:
             async with asyncio.timeout(deadline_s):
                 await asyncio.shield(waiting)
         except (OSError, TimeoutError):
-            waiting.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # retrieves a late exception, so that asyncio does not log it
+            # Retrieves a late exception, so that asyncio does not log it.
+            waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
             return False
         return True
 

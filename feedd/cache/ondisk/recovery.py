@@ -62,7 +62,7 @@ def open_directory(options: CacheOptions, lock: DirectoryLock) -> Taken:
     """Lock the directory, remove useless files and enter all listed entries; other files are examined later.
 
     Raises:
-            CacheUnavailable: another process owns the directory, it cannot be written, it lies on a network file
+        CacheUnavailable: another process owns the directory, it cannot be written, it lies on a network file
             system, or the disk has no room.
     """
     if not options.allow_network_fs:

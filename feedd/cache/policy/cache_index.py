@@ -74,9 +74,8 @@ class CacheIndex:
         self.committed_count = 0
         self.pin_count = 0
         self._entries: dict[ObjectRef, Entry] = {}
-        self._next_uses: dict[
-            ObjectRef, float
-        ] = {}  # finite positions only, of entries and of objects not in the cache
+        # Finite positions only, of entries and of objects not in the cache.
+        self._next_uses: dict[ObjectRef, float] = {}
         self._now = 0
 
     @property
@@ -99,7 +98,7 @@ class CacheIndex:
             sizes: objects and their disk bytes.
 
         Returns:
-                The objects not entered: a limit leaves no room for them after the earlier ones, or they are indexed
+            The objects not entered: a limit leaves no room for them after the earlier ones, or they are indexed
                 already.
         """
         adopted: list[Entry] = []

@@ -52,7 +52,7 @@ class HealthOptions:
         probe_interval_s: time between probes of an unstable disk.
         down_after_s: time after which an unstable disk is down.
         down_probe_interval_s: time between probes of a disk that is down.
-            full_pause_s: time without fills after the disk was full; doubles up to ``full_pause_max_s`` while the disk
+        full_pause_s: time without fills after the disk was full; doubles up to ``full_pause_max_s`` while the disk
             stays full.
     """
 

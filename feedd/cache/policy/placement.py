@@ -38,7 +38,7 @@ class Tier(ShardCache, Protocol):
         """Whether the tier holds the object or is filling it."""
 
     def price(self, refs: Sequence[ObjectRef]) -> float:
-        """Return the next use of the first entry that ``refs`` (none held) would evict; see ``Capacity.price``."""
+        """Return the earliest next use among the entries that new ``refs`` would evict; see ``Capacity.price``."""
 
     async def __aenter__(self) -> object:
         """Open the tier."""
@@ -75,8 +75,8 @@ class Routes:
 class Placement:
     """Sends every object to one tier: where it is, where another request has sent it, else where it costs least.
 
-    The cost is the next use of the first entry to evict: a later next use costs less. So both tiers together evict like
-    one cache. Free space is taken in memory first.
+    The cost is the earliest next use among the entries to evict: a later use costs less. So both tiers together
+    evict like one cache. Free space is taken in memory first.
     """
 
     def __init__(self, memory: Tier, disk: Tier, *, standby: bool) -> None:
@@ -165,6 +165,5 @@ class Placement:
             return to_disk
         if fits_disk or fits_memory:
             return fits_disk
-        return (
-            self._disk.limit_bytes >= self._memory.limit_bytes
-        )  # the larger tier will raise the error that says what is too small
+        # The larger tier will raise the error that says what is too small.
+        return self._disk.limit_bytes >= self._memory.limit_bytes

@@ -2,6 +2,7 @@
 
 Plain bodies use ``splice``, which hands the socket's pages to a pipe and copies them into the file's pages. Compared
 with receiving into a mapping, it saves a page fault and the clearing of every fresh page.
+
 Measured on tmpfs (Linux 6.18), file allocation included: 0.51 to 0.60 against 0.84 CPU-seconds per GB, and 0.27 against
 0.54 if the file's pages existed. TLS bodies are decrypted into a buffer that stays in the CPU cache.
 """

@@ -44,7 +44,7 @@ class ClockOffset:
             there = parsedate_to_datetime(date)
         except ValueError:
             return False
-        here = datetime.now(UTC)  # noqa: TID251 - the date is what a signature states
+        here = datetime.now(UTC)  # noqa: TID251 - a signature contains the date
         offset_s = (there.replace(tzinfo=there.tzinfo or UTC) - here).total_seconds()
         if abs(offset_s - used_s) < least_s:
             return False

@@ -197,9 +197,8 @@ class ConnectionPool:
 
     async def _open(self, avoid: Collection[str], due: str | None) -> Connection:
         while True:
-            if (
-                len(self._all) >= self._limits.connections_max
-            ):  # the idle connections lead to addresses that must be avoided
+            # The idle connections lead to addresses that must be avoided.
+            if len(self._all) >= self._limits.connections_max:
                 await self._drop(list(islice(self._idle, 1)))
             try:
                 connection = await self._connect(avoid, due)
@@ -268,9 +267,8 @@ class ConnectionPool:
         except BaseException:
             sock.close()
             raise
-        self._closing.add(
-            sock
-        )  # after a broken-off handshake, the transport closes the socket a turn of the loop or two later
+        # After a broken-off handshake, the transport closes the socket a turn of the loop or two later.
+        self._closing.add(sock)
         connection = Connection(self._limits.read_timeout_s, self._forget, address, self._files)
         tls_transport = endpoint.tls and TlsTransport(endpoint.tls, endpoint.host, connection, self._received)
         try:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from feedd.fetch.fetch_options import S3Options
 
 _log = structlog.get_logger(__name__)
-_MANDATORY_S = (
-    30  # in this time before expiry every request waits for new credentials; earlier, one request refreshes them
-)
+# In this time before expiry every request waits for new credentials; earlier, one request refreshes them.
+_MANDATORY_S = 30
 _ASK_AGAIN_S = 30.0
 
 

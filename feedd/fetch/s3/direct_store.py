@@ -174,12 +174,10 @@ class DirectStore:
         return await self._template(client)
 
     async def _find(self, client: Any, key: str) -> Template:  # noqa: ANN401 - see open_client
-        with contextlib.suppress(
-            ClientError
-        ):  # the GET that follows gives the better error, since an answer to a HEAD has no body
-            await client.head_object(
-                Bucket=self._bucket, Key=key, **self._payer
-            )  # the SDK follows the redirect and remembers it
+        # The GET that follows gives the better error, since an answer to a HEAD has no body.
+        with contextlib.suppress(ClientError):
+            # The SDK follows the redirect and remembers it.
+            await client.head_object(Bucket=self._bucket, Key=key, **self._payer)
         template = await self._caught(client)
         _log.debug("the bucket is in another region", bucket=self._bucket, origin=template.origin)
         return template

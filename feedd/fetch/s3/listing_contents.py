@@ -2,8 +2,7 @@
 
 botocore's parser takes 20 us per object, most of it for fields that are not needed (dates, owners, storage classes).
 Its search for errors behind a 200 then reads everything again. A dataset's first batch waits for all pages, one after
-another. botocore gets the page without its objects, so that the next page can be requested before the objects are
-parsed.
+another. So botocore gets the page without its objects, and the next page is requested before they are parsed.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def warm() -> None:
     for step in (lambda: trusting(trusted_authorities(S3Options())), lambda: asyncio.run(_rehearse())):
         try:
             step()
-        except Exception as error:  # noqa: BLE001 - whoever needs a client meets it again, and says it
+        except Exception as error:  # noqa: BLE001 - the first real client meets the error again and reports it
             _log.debug("the sdk could not be prepared in advance", error=str(error))
 
 

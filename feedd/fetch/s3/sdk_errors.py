@@ -201,9 +201,8 @@ def _answered(error: boto.ClientError, asked: Asked) -> FeeddError:  # noqa: PLR
         return Throttled(f"the store asked to slow down: {said}", retry_after_s=_retry_after_s(headers), **where)
     if code in _TRANSIENT or not 400 <= status < 500:
         return StoreUnavailable(f"the store failed: {said}", **where)
-    hint = (
-        _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""
-    )  # an answer to a HEAD gives no reason
+    # An answer to a HEAD gives no reason.
+    hint = _SSE_C if code == "400" or "Server Side Encryption" in str(error) else ""
     return BadRequest(f"the store refused the request: {said}: {_line(error)}", hint=hint, **where)
 
 

@@ -88,8 +88,8 @@ class _Handler(ResponseHandler):
 class ClosingSession(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """The SDK's session; closing it closes its sockets too.
 
-    aiohttp waits for the connections it still keeps. Connections that it gave up earlier, because the rest of a body
-    was unread, may still be closing their TLS session, and no object tracks them.
+    aiohttp waits for the connections it still keeps. Connections that it gave up because of an unread body may
+    still be closing their TLS session, and no object tracks them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - handed through

@@ -82,10 +82,8 @@ class Pattern:
     def signature(self, path: str) -> str:
         """Return the signature of a GET of ``path``, percent-encoded."""
         digest = sha256(f"GET\n{path}{self.canonical}".encode()).hexdigest()
-        inner, outer = (
-            self.inner.copy(),
-            self.outer.copy(),
-        )  # ``hmac`` releases the interpreter lock and then waits for it
+        # ``hmac`` releases the interpreter lock and then waits for it.
+        inner, outer = self.inner.copy(), self.outer.copy()
         inner.update((self.stated + digest).encode())
         outer.update(inner.digest())
         return outer.hexdigest()

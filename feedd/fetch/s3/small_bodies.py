@@ -43,8 +43,9 @@ class HandedBody:
     """A body received into its own buffer; a thread writes it to the file, together with other small bodies.
 
     For files on a disk. A write may wait for the disk: milliseconds if free pages are short, for ever if the disk
-    hangs. Measured with 100 KB and checksums (two busy cores, receiving included): 88 us of the event loop each on
-    ext4, and 40 to 110 us in the thread. Writing on the loop takes 86 us.
+    hangs. Measured with 100 KB and checksums (ext4, two busy cores, receiving included): 88 us of the event
+    loop, 40 to 110 us in the thread. Writing on the loop takes 86 us.
+
     ``ended(error)`` is called on the loop, as with ``MovedBody``.
     """
 

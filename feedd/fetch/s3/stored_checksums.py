@@ -1,6 +1,7 @@
 """The checksums that S3 stores for whole objects.
 
 A HEAD returns them. GETs cannot: S3 leaves the object's checksum out of an answer to a range.
+
 ETags are not used, though the ETags of many small objects are MD5 sums. The ETag of an SSE-C, SSE-KMS, multipart or
 directory-bucket object is no MD5 sum, and other stores choose theirs freely. No field of an answer tells the kind
 reliably, and a wrong guess would condemn a good object for ever.

@@ -123,7 +123,7 @@ class TlsTransport(asyncio.BufferedProtocol):
         self._flush()
         if not self.shaken.done():  # the waiting task may have been cancelled
             self.shaken.set_result(None)
-            self._above.connection_made(self)  # type: ignore[arg-type]  # what is used of a transport is here
+            self._above.connection_made(self)  # type: ignore[arg-type]  # all used methods of a transport are here
             self._feed()
 
     def _broken(self, error: Exception) -> None:
@@ -147,8 +147,8 @@ class TlsTransport(asyncio.BufferedProtocol):
     def _decrypt(self, buffer: memoryview) -> tuple[int, bool]:
         """Fill the buffer as far as possible: a record has at most 16 KiB, and each step above is a file write.
 
-        If the buffer has room for one record only, the next record is left alone, because after a head it may belong to
-        a body that a thread moves.
+        If the buffer has room for one record only, the next record is left alone. After a head it may belong to a body
+        that a thread moves.
 
         Returns:
             The number of bytes, and whether nothing more can be decrypted.
@@ -160,9 +160,8 @@ class TlsTransport(asyncio.BufferedProtocol):
             except ssl.SSLWantReadError:
                 return count, True
             except ssl.SSLError as error:
-                self._why = ConnectionResetError(
-                    str(error)
-                )  # not the error itself, which refers to this frame and the buffer
+                # Not the error itself, which refers to this frame and the buffer.
+                self._why = ConnectionResetError(str(error))
                 self._end = self.abort
                 return count, True
             if not came:  # the other side has closed its TLS session

@@ -97,9 +97,8 @@ class TransferThread:
             stack.callback(os.close, self._wake_out)
             stack.callback(os.close, self._wake_into)
             self._epoll.register(self._wake_out, select.EPOLLIN)
-            self._release = (
-                stack.pop_all()
-            )  # the thread releases these at its end, because only it knows when it no longer needs them
+            # The thread releases these at its end, because only it knows when it no longer needs them.
+            self._release = stack.pop_all()
         self._thread = threading.Thread(target=self._run, name="feedd-mover", daemon=True)
         try:
             self._thread.start()

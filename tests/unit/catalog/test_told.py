@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from feedd.dataset.listing import Listing
 
-PASSED_OVER = "sample counts beside the data are passed over"
+PASSED_OVER = "sample counts beside the data are skipped"
 
 
 def _write(rig: Feeding, name: str, content: object) -> None:

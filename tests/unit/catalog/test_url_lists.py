@@ -130,7 +130,7 @@ async def test_what_is_passed_over_is_said_once(server: S3Server, sources: Sourc
             await sources.resolve_all(["s3://bucket/w/", "s3://bucket/v/"])
         server.put("bucket", "w/.x", b"x")
         found = await sources.resolve_all(["s3://bucket/w/"])
-    said = [(log["objects"], log["first"]) for log in logs if log["event"] == "objects are passed over"]
+    said = [(log["objects"], log["first"]) for log in logs if log["event"] == "objects are skipped"]
     assert said == [(1, ["w/_SUCCESS"]), (2, ["w/.x", "w/_SUCCESS"])]
     assert found.passed_over == PassedOver(2, ("w/.x", "w/_SUCCESS"))
 

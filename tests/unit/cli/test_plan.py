@@ -181,10 +181,10 @@ def test_counts_that_are_not_used_are_said(feedd: Feedd, data: Path) -> None:
     (data / INDEX_NAME).write_bytes(render([Row("gone.tar", 1, "x", 1)]))
     (said,) = feedd("plan", f"{data}/").err.splitlines()
     assert said.startswith("feedd: warning: sample counts beside the data are not used")
-    assert "gone.tar: is not there" in said
+    assert "gone.tar: does not exist" in said
     (data / INDEX_NAME).write_bytes(b"no json")
     (said,) = feedd("plan", f"{data}/").err.splitlines()
-    assert said.startswith("feedd: warning: files of sample counts beside the data are not used")
+    assert said.startswith("feedd: warning: files with sample counts beside the data are not used")
 
 
 def test_keys_are_lines(feedd: Feedd, data: Path) -> None:

@@ -129,7 +129,7 @@ async def test_an_ephemeral_daemon_nobody_holds_ends() -> None:
     """Whoever starts such a daemon connects in time, or has died."""
     requests, clock = StopRequests(), _StillClock()
     await Holders(requests).expect_first(clock)
-    assert (requests.reason, requests.grace_s, clock.slept_s) == ("nobody came", 0.0, [FIRST_HOLDER_S])
+    assert (requests.reason, requests.grace_s, clock.slept_s) == ("no process connected in time", 0.0, [FIRST_HOLDER_S])
 
 
 async def test_an_ephemeral_daemon_stays_while_it_is_held() -> None:

@@ -157,7 +157,7 @@ def test_counts_that_are_not_used_are_told() -> None:
         1, 0, ("train/shard.00000.mds: counted as 300 bytes, has 301",)
     )
     gone = _unused([one_form[1]], "index.json", MOSAIC)
-    assert gone == Amount(1, 0, ("train/shard.00000.mds: is not there",))
+    assert gone == Amount(1, 0, ("train/shard.00000.mds: does not exist",))
     shards = [{"url": f"{n}.tar", "nsamples": 1, "filesize": 5} for n in range(9)]
     many = _unused([_ref("train/0.tar", 5)], "shardindex.json", WIDS | {"shardlist": shards})
     assert (many.count, len(many.examples)) == (8, EXAMPLES_MAX)
@@ -192,12 +192,12 @@ def test_without_bytes_the_names_must_agree() -> None:
     """Shards that came or went since, or were never there, show that the file is not of these."""
     refs = [_ref("train/a.tar"), _ref("train/b.tar"), _ref("train/sub/else.tar"), _ref("else.tar")]
     assert _believed(refs, "sizes.json", {"b.tar": 4, "a.tar": 3}) == {0: 3, 1: 4}
-    with pytest.raises(ValueError, match=r"none of 1: 'train/b.tar'"):
+    with pytest.raises(ValueError, match=r"none for 1: 'train/b.tar'"):
         _believed(refs, "sizes.json", {"a.tar": 3})
-    with pytest.raises(ValueError, match=r"got 1 that are not: 'train/c.tar'"):
+    with pytest.raises(ValueError, match=r"got 1 that do not exist: 'train/c.tar'"):
         _believed(refs, "sizes.json", {"a.tar": 3, "b.tar": 4, "c.tar": 5})
     assert _believed([*refs, _ref("train/val/c.tar")], "_info.json", TIMM) == {0: 3, 1: 4, 4: 5}
-    with pytest.raises(ValueError, match=r"got 1 that are not: 'train/val/c.tar'"):
+    with pytest.raises(ValueError, match=r"got 1 that do not exist: 'train/val/c.tar'"):
         _believed(refs, "_info.json", TIMM)
 
 

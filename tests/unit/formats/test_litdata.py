@@ -58,7 +58,7 @@ def test_counts_hold_however_bytes_were_counted() -> None:
         around = Surroundings([ObjectRef("s3://b", "p/chunk-0-0.bin", len(data), "tag")])
         file = ObjectRef("s3://b", "p/index.json", 1, "tag")
         if believed is None:
-            with pytest.raises(ValueError, match="objects that are there"):
+            with pytest.raises(ValueError, match="existing objects of the claimed sizes"):
                 around.believed(file, claims)
         else:
             unused = Unused()

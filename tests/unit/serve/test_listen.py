@@ -118,7 +118,7 @@ def test_a_port_in_use_is_named() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen(1)
         port = other.getsockname()[1]
-        with pytest.raises(BadConfig, match=f"127.0.0.1:{port}, got: address already in use"):
+        with pytest.raises(BadConfig, match=f"127.0.0.1:{port}: address already in use"):
             check_tcp_free(TcpAddress("127.0.0.1", port))
 
 
@@ -147,7 +147,7 @@ async def test_a_lock_that_is_never_free_is_an_error(short_dir: Path) -> None:
     """Waiting for the folder is bounded."""
     clock = TimelessClock()
     async with directory_lock(short_dir, clock):
-        with pytest.raises(BadConfig, match="held by others"):
+        with pytest.raises(BadConfig, match="held by another process"):
             async with directory_lock(short_dir, clock):
                 pass
     assert clock.sleeps_s
@@ -156,6 +156,6 @@ async def test_a_lock_that_is_never_free_is_an_error(short_dir: Path) -> None:
 async def test_a_folder_that_cannot_be_made(short_dir: Path) -> None:
     """A file in the way of the folder is bad configuration, not a traceback."""
     (short_dir / "file").write_text("")
-    with pytest.raises(BadConfig, match="folder for sockets"):
+    with pytest.raises(BadConfig, match="for sockets cannot be used"):
         async with directory_lock(short_dir / "file" / "sub", SystemClock()):
             pass

@@ -128,7 +128,7 @@ async def test_no_address_is_bad_configuration() -> None:
 
 async def test_tcp_beyond_loopback_needs_tls_or_consent() -> None:
     """Plain text to other machines is refused unless explicitly allowed."""
-    with pytest.raises(BadConfig, match=r"expected TLS for 0\.0\.0\.0:0"):
+    with pytest.raises(BadConfig, match=r"0\.0\.0\.0:0 can be reached from other machines and needs TLS"):
         await _server("0.0.0.0:0").start()
     async with _server("0.0.0.0:0", allow_insecure_tcp=True) as server:
         assert server.state is Lifecycle.READY

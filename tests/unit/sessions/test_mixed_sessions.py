@@ -301,7 +301,7 @@ async def test_what_cannot_be_mixed_is_refused(tmp_path: Path) -> None:
             (BadRequest, "a step of 20 before source 0", asked(one, one, batch_size=20)),
             (
                 BadRequest,
-                "go round at most 1000 times in a step, got one of 4 samples.*0.5 in a step of 8200.*memory/c/",
+                "repeat at most 1000 times in a step, got one of 4 samples.*0.5 in a step of 8200.*memory/c/",
                 asked(one, source("c"), batch_size=8200, samples_per_epoch=8200),
             ),
         ]
