@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from feedd.metrics import Metric
+    from feedd.range_sink import RangeSink
     from feedd.values import (
         BatchReady,
         ByteRange,
@@ -58,38 +59,6 @@ class Recorder(Protocol):
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""
-
-
-class RangeSink(Protocol):
-    """Where the bytes of a range go: a piece of a cache file, or of memory.
-
-    After a store's ``read_into`` has returned or raised, the store writes no more.
-    """
-
-    @property
-    def size_bytes(self) -> int:
-        """Length of the range."""
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Whether reading or writing may wait for a disk, which the event loop must not do."""
-
-    def part(self, start: int, end: int) -> RangeSink:
-        """Return the sink of some of these bytes."""
-
-    async def write(self, at: int, data: bytes | memoryview) -> None:
-        """Write bytes at an offset of the sink.
-
-        Raises:
-            CacheUnavailable: the cache file cannot be written.
-        """
-
-    def read(self) -> Iterator[memoryview]:
-        """Yield the bytes in pieces, each valid until the next. Blocks if ``waits_for_disk``.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
 
 
 @runtime_checkable
@@ -164,8 +133,7 @@ class ShardFetcher(Protocol):
     async def fetch(self, ref: ObjectRef, sink: RangeSink, watch: FetchWatch | None = None) -> None:
         """Write an object to ``sink``, which is exactly as long, verified against the store's checksum if there is one.
 
-        Raises what ``ObjectStore.read_into`` raises. Raises ``BadResponse`` if the checksum still differs after the
-        object was fetched again.
+        Raises what ``ObjectStore.read_into`` raises; ``BadResponse`` if the checksum differs from a second fetch too.
         """
 
 

@@ -13,7 +13,7 @@ from awscrt.checksums import combine_crc32c, crc32c
 from feedd.cache import entry_layout
 
 if TYPE_CHECKING:
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange
 
 _UNKNOWN: Final = -1

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from feedd.cache.entry_storage import Draft, EntryStorage
     from feedd.flow.range_sinks import Written
-    from feedd.protocols import RangeSink, ShardFetcher
+    from feedd.protocols import ShardFetcher
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectRef
 
 

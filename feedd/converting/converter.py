@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from feedd.converting.conversion_log import ConversionLog
-    from feedd.protocols import FetchWatch, PinnedShards, RangeSink, Recorder, SpanFetcher
+    from feedd.protocols import FetchWatch, PinnedShards, Recorder, SpanFetcher
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
     Make = Callable[[MakeTask], Awaitable[MadeShard | tuple[ByteRange, ...]]]

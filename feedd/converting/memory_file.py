@@ -15,7 +15,7 @@ from feedd.flow.tasks import to_its_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ShardFile
 
     _Work = Callable[[threading.Event], None]

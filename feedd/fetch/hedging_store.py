@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from feedd.fetch.hedge_policy import Hedger
-    from feedd.protocols import ObjectStore, RangeSink, Recorder
+    from feedd.protocols import ObjectStore, Recorder
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef
 
 

@@ -10,7 +10,8 @@ from feedd.fetch.pages import closing_pages
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from feedd.protocols import ObjectStore, RangeSink
+    from feedd.protocols import ObjectStore
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress
 
 

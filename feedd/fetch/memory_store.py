@@ -13,7 +13,7 @@ from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange
 
 _PAGE_COUNT = 1000

@@ -14,7 +14,8 @@ from feedd.values import ReadProgress
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from feedd.protocols import Clock, ObjectStore, RangeSink, Recorder
+    from feedd.protocols import Clock, ObjectStore, Recorder
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 

@@ -21,7 +21,7 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef
 
 _STRIDE_BYTES = 4 * MIB  # bytes digested between two checks for cancellation

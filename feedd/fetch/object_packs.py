@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from feedd.errors import FeeddError
     from feedd.fetch.ranged import RangeFetcher
     from feedd.fetch.scheduler import FetchEntry
-    from feedd.protocols import FetchWatch, RangeSink
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from feedd.flow.budget import ByteBudget
-    from feedd.protocols import FetchWatch, ObjectStore, RangeSink, Recorder
+    from feedd.protocols import FetchWatch, ObjectStore, Recorder
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
 

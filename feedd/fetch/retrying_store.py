@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from feedd.fetch.retry_policy import RetryPolicy
-    from feedd.protocols import Clock, ObjectStore, RangeSink, Recorder
+    from feedd.protocols import Clock, ObjectStore, Recorder
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef
 
 _T = TypeVar("_T")

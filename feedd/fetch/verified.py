@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from feedd.errors import FeeddError
     from feedd.fetch.scheduler import FetchEntry
-    from feedd.protocols import FetchWatch, ObjectStore, RangeSink, Recorder
+    from feedd.protocols import FetchWatch, ObjectStore, Recorder
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectRef
 
 _FETCHES_MAX = 3

@@ -27,7 +27,7 @@ class Written(Protocol):
 
 
 class FileSink:
-    """A ``protocols.RangeSink``: a piece of a file.
+    """A ``range_sink.RangeSink``: a piece of a file.
 
     Args:
         file: the file.
@@ -104,18 +104,20 @@ class FileSink:
 
 
 class MemorySink:
-    """A ``protocols.RangeSink``: a piece of memory.
+    """A ``range_sink.RangeSink``: a piece of memory. Parts hold no view, so that the memory can be released.
 
     Args:
-        memory: writable bytes of the caller.
+        whole: writable bytes of the caller.
+        start: first byte of the piece.
+        end: end of the piece; -1: the end of ``whole``.
     """
 
-    __slots__ = ("memory",)
+    __slots__ = ("_end", "_start", "_whole")
 
     waits_for_disk = False
 
-    def __init__(self, memory: memoryview) -> None:
-        self.memory = memory
+    def __init__(self, whole: memoryview, start: int = 0, end: int = -1) -> None:
+        self._whole, self._start, self._end = whole, start, whole.nbytes if end < 0 else end
 
     def __repr__(self) -> str:
         return f"MemorySink({self.size_bytes} bytes)"
@@ -123,18 +125,23 @@ class MemorySink:
     @property
     def size_bytes(self) -> int:
         """Length of the piece."""
-        return self.memory.nbytes
+        return self._end - self._start
+
+    @property
+    def memory(self) -> memoryview:
+        """A view of the piece."""
+        return self._whole[self._start : self._end]
 
     def part(self, start: int, end: int) -> MemorySink:
         """Return the sink of some of these bytes."""
         assert 0 <= start <= end <= self.size_bytes, f"{start} to {end} is not within {self.size_bytes} bytes"
-        return MemorySink(self.memory[start:end])
+        return MemorySink(self._whole, self._start + start, self._start + end)
 
     async def write(self, at: int, data: bytes | memoryview) -> None:
         """Copy bytes to an offset of the sink."""
-        self.memory[at : at + len(data)] = data
+        self._whole[self._start + at : self._start + at + len(data)] = data
 
     def read(self) -> Iterator[memoryview]:
         """Yield the sink's bytes in pieces."""
-        for at in range(0, self.memory.nbytes, PIECE_BYTES):
-            yield self.memory[at : at + PIECE_BYTES]
+        for at in range(self._start, self._end, PIECE_BYTES):
+            yield self._whole[at : min(at + PIECE_BYTES, self._end)]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.cache.tiers import AnyCache
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef, ReadProgress, SlotRef, TensorSpec
 

@@ -13,7 +13,8 @@ from tests.fakes.sinks import write_to
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.protocols import FetchWatch, RangeSink
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
 
 ROOT = "s3://bucket"
 

@@ -26,7 +26,8 @@ from tests.fakes.sinks import write_to
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from feedd.protocols import FetchWatch, PartialObject, RangeSink, ShardWriter
+    from feedd.protocols import FetchWatch, PartialObject, ShardWriter
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
     from feedd.workers.work import MakeTask
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
 
 
 def into(memory: bytes | bytearray | memoryview) -> MemorySink:
@@ -62,4 +62,5 @@ def write_to(sink: RangeSink, at: int, data: bytes | memoryview) -> None:
         sink.write_now(at, memoryview(data))
     else:
         assert isinstance(sink, MemorySink)
-        sink.memory[at : at + len(data)] = data
+        with sink.memory as memory:
+            memory[at : at + len(data)] = data

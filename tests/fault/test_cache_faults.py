@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
 
 
 @pytest.fixture

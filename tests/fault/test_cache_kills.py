@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.protocols import FetchWatch, RangeSink
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
 OPERATIONS = (

@@ -22,7 +22,7 @@ from tests.fakes.sinks import content, into
 from tests.fault.s3_rig import DATA, PART_BYTES, WAYS, Rig, asked
 
 if TYPE_CHECKING:
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectRef, ShardFile
     from tests.fakes.s3.server import S3Server
 

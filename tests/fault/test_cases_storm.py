@@ -19,7 +19,7 @@ from tests.fakes.virtual_time import run_virtually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ReadProgress
 
 READERS = 100

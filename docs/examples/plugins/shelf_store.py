@@ -8,6 +8,7 @@ from feedd.errors import NotFound, ObjectChanged
 from feedd.values import ObjectRef
 
 PAGE = 1000
+PIECE_BYTES = 4 << 20
 
 
 class ShelfStore:
@@ -34,14 +35,11 @@ class ShelfStore:
         """Return what the store keeps to check a whole object against: nothing."""
         return
 
-    async def read_into(self, ref, span, target, progress=None):
-        """Fill ``target``, which is as long as ``span``, with that range of that version of the object."""
-        reading = asyncio.ensure_future(asyncio.to_thread(self.read, ref, span, target))
-        try:
-            await asyncio.shield(reading)
-        except asyncio.CancelledError:
-            await asyncio.wait([reading])  # until it ends, the thread writes into ``target``, which is only lent
-            raise
+    async def read_into(self, ref, span, sink, progress=None):
+        """Write that range of that version of the object to ``sink``, which is as long as ``span``."""
+        for at in range(0, span.size_bytes, PIECE_BYTES):
+            size = min(PIECE_BYTES, span.size_bytes - at)
+            await sink.write(at, await asyncio.to_thread(self.read, ref, span.start + at, size))
         if progress is not None:
             progress.filled_bytes = span.size_bytes
 
@@ -62,12 +60,13 @@ class ShelfStore:
             raise NotFound(message, object=f"{self.root}/{key}", stage="source") from error
         return ObjectRef(self.root, key, stat.st_size, f"{stat.st_mtime_ns:x}-{stat.st_ino:x}")
 
-    def read(self, ref, span, target):
+    def read(self, ref, start, size):
         etag = self.ref(ref.key).etag
         if etag != ref.etag:
             raise ObjectChanged(f"expected etag {ref.etag}, got {etag}", object=ref.url, stage="source")
         with (self.folder / ref.key).open("rb") as file:
-            file.seek(span.start)
-            got = file.readinto(target)
-        if got != span.size_bytes:
-            raise ObjectChanged(f"expected {span.size_bytes} bytes, got {got}", object=ref.url, stage="source")
+            file.seek(start)
+            data = file.read(size)
+        if len(data) != size:
+            raise ObjectChanged(f"expected {size} bytes, got {len(data)}", object=ref.url, stage="source")
+        return data

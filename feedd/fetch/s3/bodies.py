@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.s3.body_transfer import BodyTransfer
     from feedd.fetch.s3.transfer_threads import TransferThread, TransferThreads
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ReadProgress
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # S3's heads are below 1 KiB
@@ -241,10 +241,11 @@ class Files:
         progress.filled_bytes = 0
         if not isinstance(sink, FileSink):
             assert isinstance(sink, MemorySink), "a sink is a file or memory"
-            sink.memory[: len(first)] = first
+            body = MemoryBody(sink.memory, progress)
             if first:
-                _count(progress, len(first))
-            return MemoryBody(sink.memory, progress)
+                body.buffer()[: len(first)] = first
+                body.received(len(first))
+            return body
         assert self._transfer_threads is not None, "bodies for files need threads"
         small = sink.size_bytes < _WORTH_IT_BYTES
         if small and not sink.waits_for_disk:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from feedd.fetch.s3.bodies import Body
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
 
 _NOTHING = MemorySink(memoryview(bytearray()))
 _NO_FILES = Files(None)
@@ -250,8 +250,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answered(self, outcome: Answer | Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
-            # not set_exception: the loop keeps the future for a while, and the error would refer to frames with the
-            # sink
+            # not set_exception: the loop keeps the future for a while, and the error refers to frames with the sink
             self._outcome = outcome
             self._waiter.set_result(None)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.http_answer import Answer
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
 
 _IDLE_S = 4.0  # S3 closes connections that were idle for about five seconds
 _RESOLVE_EVERY_S = 10.0  # S3 answers with other addresses every few seconds and wants the load spread over them

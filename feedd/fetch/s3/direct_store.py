@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from feedd.fetch.s3.http_answer import Answer
     from feedd.fetch.s3.region import BucketFacts
     from feedd.fetch.s3.sdk_errors import Asked
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum, ObjectRef
 
 _log = structlog.get_logger(__name__)

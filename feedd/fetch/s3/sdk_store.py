@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from feedd.fetch.fetch_options import SourceOptions
     from feedd.fetch.s3.region import BucketFacts
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectChecksum
 
 _log = structlog.get_logger(__name__)

@@ -16,7 +16,8 @@ from tests.bench.boot_scan import ref_of
 
 if TYPE_CHECKING:
     from feedd.metrics import Metric
-    from feedd.protocols import FetchWatch, RangeSink
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.flow.file_writers import Writers
-    from feedd.protocols import FetchWatch, RangeSink
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
 

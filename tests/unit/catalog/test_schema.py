@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.sessions.feed_session import Session
     from feedd.values import ByteRange, ObjectRef, ReadProgress
     from tests.fakes.feeding import Feeding

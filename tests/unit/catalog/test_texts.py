@@ -14,7 +14,8 @@ from feedd.dataset.object_labels import parse_table
 from feedd.values import ObjectRef
 
 if TYPE_CHECKING:
-    from feedd.protocols import FetchWatch, RangeSink
+    from feedd.protocols import FetchWatch
+    from feedd.range_sink import RangeSink
 
 
 class _Fetcher:

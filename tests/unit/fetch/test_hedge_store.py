@@ -25,7 +25,7 @@ from tests.fakes.virtual_time import run_virtually
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef
 
 DATA = random.Random(3).randbytes(300)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from feedd.catalog.sources import Resolved, Sources
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from tests.fakes.s3.server import S3Server
 
 pytestmark = pytest.mark.slow  # over a real server

@@ -17,7 +17,7 @@ from tests.fakes.sinks import into
 from tests.fakes.tally import TallyRecorder
 
 if TYPE_CHECKING:
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ByteRange, ObjectRef, ReadProgress
 
 

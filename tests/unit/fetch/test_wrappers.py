@@ -22,7 +22,7 @@ from tests.fakes.timeless import TimelessClock
 from tests.unit.fetch.test_ranged import GatedStore
 
 if TYPE_CHECKING:
-    from feedd.protocols import RangeSink
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectRef, ReadProgress
 
 

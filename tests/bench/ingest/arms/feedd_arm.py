@@ -23,7 +23,8 @@ from tests.bench.ingest.arms.job import Job, finish, timed
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from feedd.protocols import ObjectStore, RangeSink
+    from feedd.protocols import ObjectStore
+    from feedd.range_sink import RangeSink
     from feedd.values import ObjectChecksum, ObjectRef, ReadProgress
 
 
