@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.codecs.sniff import check_pixels
+from feedd.codecs.image_header import check_pixels
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
