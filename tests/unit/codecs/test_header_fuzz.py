@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.codecs import tiff
-from feedd.codecs.audio_headers import read_header
+from feedd.codecs.audio import read_header
 from feedd.codecs.image_header import Header, header_of, orientation_of
 from feedd.errors import BadSample
 from feedd.recipe.transform_outcomes import PIXELS_MAX
