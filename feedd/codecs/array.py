@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from feedd.codecs.varint import count_varints, unpack_varints
 from feedd.errors import BadSample
 from feedd.formats.npy_header import NpyHeader, read_npy_header
 from feedd.recipe.low_precision import item_bytes, widened
@@ -49,22 +48,22 @@ class RawCodec:
         out[...] = little_endian.reshape(out.shape)
 
 
-class NarrowCodec(RawCodec):
-    """``float``, ``tensor`` and ``array`` over numbers that become float32.
+class LowPrecisionCodec(RawCodec):
+    """``tensor`` and ``array`` over numbers that become float32.
 
     Args:
         params: of the field.
-        narrow: their type, one of ``recipe.low_precision``.
+        dtype: their type, one of ``recipe.low_precision``.
     """
 
-    def __init__(self, params: Params, narrow: str) -> None:
+    def __init__(self, params: Params, dtype: str) -> None:
         super().__init__(params)
-        self._narrow, self._item = narrow, item_bytes(narrow)
+        self._dtype, self._item_bytes = dtype, item_bytes(dtype)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
         """Return the shape the recipe says, or how many numbers there are."""
         spec = self._params.spec("")
-        return spec.shape if spec.kind is FieldKind.DENSE else (len(data) // self._item,)
+        return spec.shape if spec.kind is FieldKind.DENSE else (len(data) // self._item_bytes,)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Write the numbers into ``out``.
@@ -72,10 +71,10 @@ class NarrowCodec(RawCodec):
         Raises:
             BadSample: another length than ``out`` takes.
         """
-        if len(data) != out.size * self._item:
-            expected = f"{out.size * self._item} bytes for {self._narrow}{list(out.shape)}"
+        if len(data) != out.size * self._item_bytes:
+            expected = f"{out.size * self._item_bytes} bytes for {self._dtype}{list(out.shape)}"
             raise BadSample(f"expected {expected}, got {len(data)}")
-        out[...] = widened(np.frombuffer(data, np.uint8), self._narrow).reshape(out.shape)
+        out[...] = widened(np.frombuffer(data, np.uint8), self._dtype).reshape(out.shape)
 
 
 class TokensCodec(RawCodec):
@@ -97,28 +96,6 @@ class TokensCodec(RawCodec):
             return
         out[count:] = self._fill
         super().decode(data, out[:count], seed)
-
-
-class VarintsCodec(RawCodec):
-    """``array``, ``tensor`` and ``tokens`` over numbers as protobuf packs them."""
-
-    def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return how many there are, in one tuple."""
-        return (count_varints(data),)
-
-    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Unpack ``data`` into ``out``.
-
-        Raises:
-            BadSample: another count than ``out`` has, or a number that its dtype cannot hold.
-        """
-        numbers = unpack_varints(data)
-        if len(numbers) != out.size:
-            raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(numbers)}")
-        fitting = numbers.astype(out.dtype)
-        if not np.array_equal(fitting.astype(np.int64), numbers):
-            raise BadSample(f"expected numbers that fit {out.dtype}, got {int(numbers.min())} to {int(numbers.max())}")
-        out[...] = fitting.reshape(out.shape)
 
 
 class NpyCodec:
