@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from feedd.codecs.array import LowPrecisionCodec, NpyCodec, RawCodec, TokensCodec
-from feedd.codecs.keyed import KeyedArrayCodec, KeyedJsonCodec, KeyedStrCodec, KeyedTensorCodec, json_number_reader
+from feedd.codecs.json_values import JsonValueCodec, json_number_reader
 from feedd.codecs.number import (
     NumberCodec,
     binary_reader,
@@ -54,13 +54,6 @@ _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     TokensParams: TokensCodec,
 }
 
-_KEYED: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
-    ArrayParams: KeyedArrayCodec,
-    JsonParams: KeyedJsonCodec,
-    StrParams: KeyedStrCodec,
-    TensorParams: KeyedTensorCodec,
-}
-
 
 def make(recipe: FieldRecipe) -> SampleCodec:
     """Return a codec for ``recipe``. Codecs keep scratch memory: one per process and thread.
@@ -97,7 +90,9 @@ def _extra(params: AudioParams | TokenizeParams) -> SampleCodec:
 
 
 def _plain(params: Params) -> SampleCodec:
-    return (_CODECS if getattr(params, "key", None) is None else _KEYED)[type(params)](params)
+    if isinstance(params, (ArrayParams, JsonParams, StrParams, TensorParams)) and params.key is not None:
+        return JsonValueCodec(params)
+    return _CODECS[type(params)](params)
 
 
 def _number(params: IntParams | FloatParams, stored: Encoding | None) -> NumberCodec:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import tokenizers as library
 
-from feedd.codecs.keyed import JsonPath
+from feedd.codecs.json_values import JsonPath
 from feedd.errors import BadRecipe, BadSample
 from feedd.recipe import tokenizers
 

@@ -18,7 +18,8 @@ import numpy as np
 from feedd.codecs.text import JsonCodec
 from feedd.errors import BadSample
 from feedd.recipe.key_params import key_text
-from feedd.recipe.text_params import JsonParams
+from feedd.recipe.params import ArrayParams, TensorParams
+from feedd.recipe.text_params import JsonParams, StrParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from feedd.recipe.key_params import Key
-    from feedd.recipe.params import ArrayParams, FloatParams, IntParams, TensorParams
-    from feedd.recipe.text_params import StrParams
+    from feedd.recipe.params import FloatParams, IntParams
     from feedd.values import TensorSpec
 
 _INT64: Final = 1 << 63
@@ -173,99 +173,65 @@ def _kind_of(found: object) -> str:
     return "an array"
 
 
-class _Keyed:
-    """What codecs of values of any size have in common: ``produce`` says all, at once."""
+class JsonValueCodec:
+    """``str``, ``json``, ``array`` and ``tensor`` with a ``key``.
 
-    def __init__(self, params: StrParams | JsonParams | ArrayParams) -> None:
-        assert params.key is not None
+    ``produce`` returns the whole value: measuring takes as long as reading it.
+    """
+
+    def __init__(self, params: StrParams | JsonParams | ArrayParams | TensorParams) -> None:
         self._params = params
-        self._path = JsonPath(params.key)
+        self._read = _reader(params)
+        self._shape = params.shape if isinstance(params, TensorParams) else None
 
     def spec(self, name: str) -> TensorSpec:
         """As without a key."""
         return self._params.spec(name)
 
     def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the whole value, of one dimension.
+        """Return the value: bytes of text or JSON, or numbers.
 
         Raises:
             BadSample: no JSON, no such key, or a value of another type.
         """
-        raise NotImplementedError
+        return self._read(data)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return how long the value is, which takes as long as reading it.
+        """Return the shape the recipe says, or how long the value is.
 
         Raises:
             BadSample: as ``produce``.
         """
-        return (len(self.produce(data)),)
+        return self._shape if self._shape is not None else (len(self._read(data)),)
 
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Write the value into ``out``.
 
         Raises:
-            BadSample: as ``produce``; another length than ``out`` has.
+            BadSample: as ``produce``; another shape than ``out`` has.
         """
-        found = self.produce(data)
+        found = self._read(data)
         if found.shape != out.shape:
-            raise BadSample(f"expected {list(out.shape)} values, got {len(found)}")
-        out[:] = found
+            raise BadSample(f"expected values of shape {list(out.shape)}, got {list(found.shape)}")
+        out[...] = found
 
 
-class KeyedStrCodec(_Keyed):
-    """``str``."""
+def _reader(params: StrParams | JsonParams | ArrayParams | TensorParams) -> Callable[[memoryview], NDArray[Any]]:
+    assert params.key is not None
+    path = JsonPath(params.key)
+    if isinstance(params, StrParams):
+        return lambda data: np.frombuffer(path.encoded(path.text(data)), np.uint8)
+    if isinstance(params, JsonParams):
+        return lambda data: np.frombuffer(path.json(data), np.uint8)
+    dtype, flat = np.dtype(params.spec("").dtype), isinstance(params, ArrayParams)
 
-    def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the text's bytes."""
-        return np.frombuffer(self._path.encoded(self._path.text(data)), np.uint8)
-
-
-class KeyedJsonCodec(_Keyed):
-    """``json``."""
-
-    def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the value's JSON."""
-        return np.frombuffer(self._path.json(data), np.uint8)
-
-
-class KeyedArrayCodec(_Keyed):
-    """``array``."""
-
-    def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the numbers."""
-        found = _numbers(self._path, data, np.dtype(self._params.spec("").dtype))
-        if found.ndim != 1:
-            raise self._path.another("an array of numbers", list(found.shape))
+    def numbers(data: memoryview) -> NDArray[Any]:
+        found = _numbers(path, data, dtype)
+        if flat and found.ndim != 1:
+            raise path.another("an array of numbers", list(found.shape))
         return found
 
-
-class KeyedTensorCodec:
-    """``tensor``: nested arrays of numbers."""
-
-    def __init__(self, params: TensorParams) -> None:
-        assert params.key is not None
-        self._params = params
-        self._path = JsonPath(params.key)
-
-    def spec(self, name: str) -> TensorSpec:
-        """DENSE."""
-        return self._params.spec(name)
-
-    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
-        """Return the shape the recipe says."""
-        return self._params.shape
-
-    def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the numbers into ``out``.
-
-        Raises:
-            BadSample: no JSON, no such key, or other numbers than those of that shape.
-        """
-        found = _numbers(self._path, data, out.dtype)
-        if found.shape != out.shape:
-            raise BadSample(f"expected numbers of shape {list(out.shape)}, got {list(found.shape)}")
-        out[...] = found
+    return numbers
 
 
 def json_number_reader(params: IntParams | FloatParams) -> Callable[[memoryview], float]:
