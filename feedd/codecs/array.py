@@ -1,8 +1,8 @@
-"""``npy``, ``tensor`` and ``tokens``: arrays of numbers. Nothing is ever unpickled."""
+"""``npy``, ``array``, ``tensor`` and ``tokens``: arrays of numbers. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,33 +48,68 @@ class RawCodec:
         out[...] = little_endian.reshape(out.shape)
 
 
-class LowPrecisionCodec(RawCodec):
-    """``tensor`` and ``array`` over numbers that become float32.
+class ValuesCodec:
+    """``array``, ``tensor`` and ``tokens`` over numbers that are stored in another way than NumPy has them in memory.
 
     Args:
         params: of the field.
-        dtype: their type, one of ``recipe.low_precision``.
+        read: returns the numbers of a sample, of one dimension, or raises BadSample.
+        count: returns how many numbers ``read`` returns, where that is cheaper to know.
     """
 
-    def __init__(self, params: Params, dtype: str) -> None:
-        super().__init__(params)
-        self._dtype, self._item_bytes = dtype, item_bytes(dtype)
+    def __init__(
+        self,
+        params: Params,
+        read: Callable[[memoryview], NDArray[Any]],
+        count: Callable[[memoryview], int] | None = None,
+    ) -> None:
+        self._params, self._read = params, read
+        self._count = count or (lambda data: len(read(data)))
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE, or RAGGED for ``array``."""
+        return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return the shape the recipe says, or how many numbers there are."""
+        """Return the shape the recipe says, or how many numbers there are.
+
+        Raises:
+            BadSample: the numbers cannot be read.
+        """
         spec = self._params.spec("")
-        return spec.shape if spec.kind is FieldKind.DENSE else (len(data) // self._item_bytes,)
+        return spec.shape if spec.kind is FieldKind.DENSE else (self._count(data),)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Write the numbers into ``out``.
 
         Raises:
-            BadSample: another length than ``out`` takes.
+            BadSample: they cannot be read, are not as many as ``out`` has, or do not fit its dtype.
         """
-        if len(data) != out.size * self._item_bytes:
-            expected = f"{out.size * self._item_bytes} bytes for {self._dtype}{list(out.shape)}"
-            raise BadSample(f"expected {expected}, got {len(data)}")
-        out[...] = widened(np.frombuffer(data, np.uint8), self._dtype).reshape(out.shape)
+        values = self._read(data)
+        if len(values) != out.size:
+            raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(values)}")
+        if values.dtype != out.dtype:
+            with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is told below
+                fitting = values.astype(out.dtype)
+            if not np.array_equal(fitting.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
+                raise BadSample(f"expected numbers that fit {out.dtype}, got {values.min()} to {values.max()}")
+            values = fitting
+        out[...] = values.reshape(out.shape)
+
+
+def low_precision_reader(name: str) -> Callable[[memoryview], NDArray[np.float32]]:
+    """Return a function that returns numbers of a type of ``recipe.low_precision`` as float32, of one dimension.
+
+    That raises BadSample if the bytes are no whole numbers of that type.
+    """
+    size_bytes = item_bytes(name)
+
+    def read(data: memoryview) -> NDArray[np.float32]:
+        if len(data) % size_bytes:
+            raise BadSample(f"expected {name} numbers of {size_bytes} bytes, got {len(data)} bytes")
+        return widened(np.frombuffer(data, np.uint8), name)
+
+    return read
 
 
 class TokensCodec(RawCodec):

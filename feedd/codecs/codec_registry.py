@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from feedd.codecs.array import LowPrecisionCodec, NpyCodec, RawCodec, TokensCodec
+from feedd.codecs.array import NpyCodec, RawCodec, TokensCodec, ValuesCodec, low_precision_reader
 from feedd.codecs.json_values import JsonValueCodec, json_number_reader
 from feedd.codecs.number import (
     NumberCodec,
     binary_reader,
     class_reader,
-    low_precision_reader,
+    only_number,
     read_float,
     read_int,
 )
 from feedd.codecs.pil import PilCodec
-from feedd.codecs.protobuf_values import ProtobufValuesCodec, count_varints, read_varint, read_varints, steps_reader
+from feedd.codecs.protobuf_values import count_varints, read_varints, steps_reader
 from feedd.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.errors import Internal
 from feedd.formats.inline_headers import header_reader
@@ -64,11 +64,11 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     params = params_of(recipe)
     if isinstance(params, InstalledParams):  # whatever it is given, as it lies there
         return plugins.codec(params.name, params.options)
-    stored = parse_stored(recipe.stored)
+    encoding = parse_stored(recipe.stored)
     if isinstance(params, (IntParams, FloatParams)):
-        return _number(params, stored)
-    if stored is not None:
-        return _over(params, stored)
+        return _number(params, encoding)
+    if encoding is not None:
+        return _over(params, encoding)
     if isinstance(params, ImageParams):
         return _stored_image(params, recipe.stored)
     if isinstance(params, NpyParams):
@@ -95,28 +95,28 @@ def _plain(params: Params) -> SampleCodec:
     return _CODECS[type(params)](params)
 
 
-def _number(params: IntParams | FloatParams, stored: Encoding | None) -> NumberCodec:
+def _number(params: IntParams | FloatParams, encoding: Encoding | None) -> NumberCodec:
     if params.key is not None:
         return NumberCodec(params, json_number_reader(params))
-    if stored is None:
+    if encoding is None:
         if isinstance(params, FloatParams):
             return NumberCodec(params, read_float)
         return NumberCodec(params, class_reader(params.classes) if params.classes else read_int)
-    if stored.narrow:
-        return NumberCodec(params, low_precision_reader(stored.narrow))
-    return NumberCodec(params, read_varint if stored.varint else binary_reader(params, stored))
+    if encoding.narrow:
+        return NumberCodec(params, only_number(low_precision_reader(encoding.narrow)))
+    return NumberCodec(params, only_number(read_varints) if encoding.varint else binary_reader(params, encoding))
 
 
-def _over(params: Params, stored: Encoding) -> SampleCodec:
+def _over(params: Params, encoding: Encoding) -> SampleCodec:
     """Return the codec that reads numbers which are stored as numbers."""
     if isinstance(params, BytesParams):
         return BytesCodec(params)
-    if stored.steps:
-        return ProtobufValuesCodec(params, steps_reader(stored.steps))
-    if stored.varint:
-        return ProtobufValuesCodec(params, read_varints, count_varints)
-    if stored.narrow and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == stored.dtype:
-        return LowPrecisionCodec(params, stored.narrow)
+    if encoding.steps:
+        return ValuesCodec(params, steps_reader(encoding.steps))
+    if encoding.varint:
+        return ValuesCodec(params, read_varints, count_varints)
+    if encoding.narrow and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == encoding.dtype:
+        return ValuesCodec(params, low_precision_reader(encoding.narrow))
     return _CODECS[type(params)](params)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from feedd.codecs.transforms.numbers import of_number
 from feedd.errors import BadSample
-from feedd.recipe.low_precision import item_bytes, widened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,17 +142,17 @@ def binary_reader(params: IntParams | FloatParams, encoding: Encoding) -> Callab
     return read
 
 
-def low_precision_reader(name: str) -> Callable[[memoryview], np.generic]:
-    """Return a function that returns as float32 a number of a type of ``recipe.low_precision``.
+def only_number(read: Callable[[memoryview], NDArray[Any]]) -> Callable[[memoryview], np.generic]:
+    """Return a function that returns the number of samples of which ``read`` returns all numbers.
 
-    That raises BadSample if the length is another than the type's.
+    That raises BadSample if there is none, if there is more than one, or as ``read`` does.
     """
-    expected = item_bytes(name)
 
-    def read(data: memoryview) -> np.generic:
-        if len(data) != expected:
-            raise BadSample(f"expected {expected} bytes for {name}[], got {len(data)}")
-        value: np.generic = widened(np.frombuffer(data, np.uint8), name)[0]
-        return value
+    def read_one(data: memoryview) -> np.generic:
+        numbers = read(data)
+        if len(numbers) != 1:
+            raise BadSample(f"expected one number, got {len(numbers)}")
+        number: np.generic = numbers[0]
+        return number
 
-    return read
+    return read_one

@@ -18,57 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from feedd.recipe.params import Params
-    from feedd.values import TensorSpec
-
 _VARINT_BYTES_MAX: Final = 10  # of one number: 64 bits, seven at a time
 _KINDS: Final = {1: "bytes", 2: "float32", 3: "varint"}
-
-
-class ProtobufValuesCodec:
-    """``array``, ``tensor`` and ``tokens`` over lists of numbers.
-
-    Args:
-        params: of the field.
-        read: returns the numbers of a sample, of one dimension, or raises BadSample.
-        count: returns how many numbers ``read`` returns, where that is cheaper to know.
-    """
-
-    def __init__(
-        self,
-        params: Params,
-        read: Callable[[memoryview], NDArray[Any]],
-        count: Callable[[memoryview], int] | None = None,
-    ) -> None:
-        self._params, self._read = params, read
-        self._count = count or (lambda data: len(read(data)))
-
-    def spec(self, name: str) -> TensorSpec:
-        """RAGGED, or what the recipe says."""
-        return self._params.spec(name)
-
-    def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return how many numbers there are, in one tuple.
-
-        Raises:
-            BadSample: the numbers of a feature list cannot be read.
-        """
-        return (self._count(data),)
-
-    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the numbers into ``out``.
-
-        Raises:
-            BadSample: they cannot be read, are not as many as ``out`` has, or do not fit its dtype.
-        """
-        values = self._read(data)
-        if len(values) != out.size:
-            raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(values)}")
-        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is told below
-            fitting = values.astype(out.dtype)
-        if not np.array_equal(fitting.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
-            raise BadSample(f"expected numbers that fit {out.dtype}, got {values.min()} to {values.max()}")
-        out[...] = fitting.reshape(out.shape)
 
 
 def count_varints(data: memoryview) -> int:
@@ -97,19 +48,6 @@ def read_varints(data: memoryview) -> NDArray[np.int64]:
         there = lengths > place
         numbers[there] |= (raw[first[there] + place] & np.uint64(0x7F)).astype(np.uint64) << np.uint64(7 * place)
     return numbers.view(np.int64)
-
-
-def read_varint(data: memoryview) -> np.int64:
-    """Return the only number.
-
-    Raises:
-        BadSample: none, more than one, or as ``read_varints``.
-    """
-    numbers = read_varints(data)
-    if len(numbers) != 1:
-        raise BadSample(f"expected one number, got {len(numbers)}")
-    number: np.int64 = numbers[0]
-    return number
 
 
 def steps_reader(wanted: str) -> Callable[[memoryview], NDArray[Any]]:
