@@ -1,12 +1,11 @@
-"""``npy``, ``tensor`` and ``tokens``: arrays of numbers. Nothing is ever unpickled."""
+"""``npy``, ``array``, ``tensor`` and ``tokens``: arrays of numbers. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feedd.codecs.varint import count_varints, unpack_varints
 from feedd.errors import BadSample
 from feedd.formats.npy_header import NpyHeader, read_npy_header
 from feedd.recipe.low_precision import item_bytes, widened
@@ -49,33 +48,68 @@ class RawCodec:
         out[...] = little_endian.reshape(out.shape)
 
 
-class NarrowCodec(RawCodec):
-    """``float``, ``tensor`` and ``array`` over numbers that become float32.
+class ValuesCodec:
+    """``array``, ``tensor`` and ``tokens`` over numbers that are stored in another way than NumPy has them in memory.
 
     Args:
         params: of the field.
-        narrow: their type, one of ``recipe.low_precision``.
+        read: returns the numbers of a sample, of one dimension, or raises BadSample.
+        count: returns how many numbers ``read`` returns, where that is cheaper to know.
     """
 
-    def __init__(self, params: Params, narrow: str) -> None:
-        super().__init__(params)
-        self._narrow, self._item = narrow, item_bytes(narrow)
+    def __init__(
+        self,
+        params: Params,
+        read: Callable[[memoryview], NDArray[Any]],
+        count: Callable[[memoryview], int] | None = None,
+    ) -> None:
+        self._params, self._read = params, read
+        self._count = count or (lambda data: len(read(data)))
+
+    def spec(self, name: str) -> TensorSpec:
+        """DENSE, or RAGGED for ``array``."""
+        return self._params.spec(name)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return the shape the recipe says, or how many numbers there are."""
+        """Return the shape the recipe says, or how many numbers there are.
+
+        Raises:
+            BadSample: the numbers cannot be read.
+        """
         spec = self._params.spec("")
-        return spec.shape if spec.kind is FieldKind.DENSE else (len(data) // self._item,)
+        return spec.shape if spec.kind is FieldKind.DENSE else (self._count(data),)
 
     def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Write the numbers into ``out``.
 
         Raises:
-            BadSample: another length than ``out`` takes.
+            BadSample: they cannot be read, are not as many as ``out`` has, or do not fit its dtype.
         """
-        if len(data) != out.size * self._item:
-            expected = f"{out.size * self._item} bytes for {self._narrow}{list(out.shape)}"
-            raise BadSample(f"expected {expected}, got {len(data)}")
-        out[...] = widened(np.frombuffer(data, np.uint8), self._narrow).reshape(out.shape)
+        values = self._read(data)
+        if len(values) != out.size:
+            raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(values)}")
+        if values.dtype != out.dtype:
+            with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is told below
+                fitting = values.astype(out.dtype)
+            if not np.array_equal(fitting.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"):
+                raise BadSample(f"expected numbers that fit {out.dtype}, got {values.min()} to {values.max()}")
+            values = fitting
+        out[...] = values.reshape(out.shape)
+
+
+def low_precision_reader(name: str) -> Callable[[memoryview], NDArray[np.float32]]:
+    """Return a function that returns numbers of a type of ``recipe.low_precision`` as float32, of one dimension.
+
+    That raises BadSample if the bytes are no whole numbers of that type.
+    """
+    size_bytes = item_bytes(name)
+
+    def read(data: memoryview) -> NDArray[np.float32]:
+        if len(data) % size_bytes:
+            raise BadSample(f"expected {name} numbers of {size_bytes} bytes, got {len(data)} bytes")
+        return widened(np.frombuffer(data, np.uint8), name)
+
+    return read
 
 
 class TokensCodec(RawCodec):
@@ -97,28 +131,6 @@ class TokensCodec(RawCodec):
             return
         out[count:] = self._fill
         super().decode(data, out[:count], seed)
-
-
-class VarintsCodec(RawCodec):
-    """``array``, ``tensor`` and ``tokens`` over numbers as protobuf packs them."""
-
-    def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return how many there are, in one tuple."""
-        return (count_varints(data),)
-
-    def decode(self, data: memoryview, out: NDArray[np.generic], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Unpack ``data`` into ``out``.
-
-        Raises:
-            BadSample: another count than ``out`` has, or a number that its dtype cannot hold.
-        """
-        numbers = unpack_varints(data)
-        if len(numbers) != out.size:
-            raise BadSample(f"expected {out.size} numbers for {out.dtype}{list(out.shape)}, got {len(numbers)}")
-        fitting = numbers.astype(out.dtype)
-        if not np.array_equal(fitting.astype(np.int64), numbers):
-            raise BadSample(f"expected numbers that fit {out.dtype}, got {int(numbers.min())} to {int(numbers.max())}")
-        out[...] = fitting.reshape(out.shape)
 
 
 class NpyCodec:

@@ -1,20 +1,25 @@
-"""``audio``: WAV, FLAC, MP3 and Ogg by libsndfile, resampled by libsoxr. Only what is wanted is decoded."""
+"""``audio``: WAV, FLAC, MP3 and Ogg by libsndfile, resampled by libsoxr. Only what is wanted is decoded.
+
+The length of a WAV or FLAC is read from the header here. ``docs/decisions/0038`` says why libsndfile is not asked.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any, Final
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import soundfile
 import soxr
 
-from feedd.codecs.audio_headers import Sound, checked, read_header
 from feedd.codecs.transforms.crop import uniform
 from feedd.errors import BadSample
-from feedd.recipe.audio_params import BYTES_MAX
+from feedd.recipe.audio_params import BYTES_MAX, CHANNELS_MAX, RATE_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from feedd.recipe.audio_params import AudioParams
@@ -23,6 +28,27 @@ if TYPE_CHECKING:
 _MISSING_MAX: Final = 4 * 1152
 """Frames that MP3 and Ogg may lack: their encoders' delay and padding are not always told."""
 _FORMATS: Final = frozenset({"WAV", "WAVEX", "RF64", "W64", "FLAC", "MP3", "OGG", "AIFF", "AU", "CAF"})
+_FIXED_WIDTH: Final = frozenset({1, 3, 6, 7, 0xFFFE})
+"""WAV codings whose frames have a fixed size: PCM, float, A-law, mu-law, and the tag that names them elsewhere."""
+_STREAM_SIZES: Final = frozenset({0, 0xFFFFFFFF})
+"""Data sizes that programs write if they do not know how long the stream will be."""
+_CHUNKS_MAX: Final = 4096
+
+
+class Sound(NamedTuple):
+    """What a sound file says of itself.
+
+    Attributes:
+        frames: samples of each channel.
+        rate: of them in a second.
+        channels: how many.
+        exact: whether decoding must give exactly so many frames; MP3 and Ogg may miss a few at the ends.
+    """
+
+    frames: int
+    rate: int
+    channels: int
+    exact: bool = True
 
 
 class AudioCodec:
@@ -69,7 +95,7 @@ class AudioCodec:
         rows[:, there:] = 0
 
     def _sound(self, data: memoryview) -> Sound:
-        sound = read_header(data) or _asked(data)
+        sound = read_header(data) or _library_header(data)
         if self._params.channels not in {None, sound.channels}:
             raise BadSample(f"expected {self._params.channels} channels, got {sound.channels}")
         return sound
@@ -97,12 +123,76 @@ class AudioCodec:
         return (int(uniform(seed, 0) * (free + 1)) if self._params.random else 0), count
 
 
-def _asked(data: memoryview) -> Sound:
+def _checked(sound: Sound) -> Sound:
+    """Return ``sound`` if it makes sense.
+
+    Raises:
+        BadSample: no rate, no channels, or too many.
+    """
+    if not (1 <= sound.rate <= RATE_MAX and 1 <= sound.channels <= CHANNELS_MAX and sound.frames >= 0):
+        raise BadSample(
+            f"expected 1 to {CHANNELS_MAX} channels at 1 to {RATE_MAX} Hz, got {sound.channels} at {sound.rate}"
+        )
+    return sound
+
+
+def read_header(data: memoryview) -> Sound | None:
+    """Return what the header of a WAV or FLAC says, or None if only a decoder can tell.
+
+    Raises:
+        BadSample: the header is cut short or makes no sense.
+    """
+    head = bytes(data[:12])
+    if head[:4] == b"RIFF" and head[8:] == b"WAVE":
+        return _wav(data)
+    if head[:4] == b"fLaC":
+        return _flac(data)
+    return None
+
+
+def _wav(data: memoryview) -> Sound | None:
+    form: tuple[int, int, int, int] | None = None
+    for kind, at, size in _chunks(data):
+        if kind == b"fmt " and size >= 16 and at + 16 <= len(data):
+            tag, channels, rate, _, block = struct.unpack_from("<HHIIH", data, at)
+            form = tag, channels, rate, block
+        elif kind == b"data":
+            if form is None or form[0] not in _FIXED_WIDTH or not form[3]:
+                return None
+            there = len(data) - at
+            if size not in _STREAM_SIZES and size > there:
+                raise BadSample(f"expected {size} bytes of sound, got {there}")
+            _, channels, rate, block = form
+            return _checked(Sound((there if size in _STREAM_SIZES else size) // block, rate, channels))
+    raise BadSample(f"expected sound in a WAV, got {len(data)} bytes without")
+
+
+def _chunks(data: memoryview) -> Iterator[tuple[bytes, int, int]]:
+    at = 12
+    for _ in range(_CHUNKS_MAX):
+        if at + 8 > len(data):
+            return
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        yield bytes(data[at : at + 4]), at + 8, size
+        at += 8 + size + size % 2
+
+
+def _flac(data: memoryview) -> Sound | None:
+    if len(data) < 26 or data[4] & 0x7F:
+        raise BadSample(f"expected a FLAC with stream information, got {len(data)} bytes")
+    packed = int.from_bytes(data[18:26], "big")  # rate 20 bits, channels 3, bits 5, frames 36
+    frames = packed & 0xFFFFFFFFF
+    if not frames:
+        return None
+    return _checked(Sound(frames, packed >> 44, (packed >> 41 & 7) + 1))
+
+
+def _library_header(data: memoryview) -> Sound:
     """Return what libsndfile says: it looks for the end of an Ogg and at every frame of an MP3."""
     with _opened(data) as file:
         if file.format not in _FORMATS:
             raise BadSample(f"expected WAV, FLAC, MP3 or Ogg, got {file.format}")
-        return checked(Sound(file.frames, file.samplerate, file.channels, file.format not in {"MP3", "OGG"}))
+        return _checked(Sound(file.frames, file.samplerate, file.channels, file.format not in {"MP3", "OGG"}))
 
 
 class _Bytes(io.BytesIO):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from feedd.codecs.array import NarrowCodec, NpyCodec, RawCodec, TokensCodec, VarintsCodec
-from feedd.codecs.keyed import (
-    KeyedArrayCodec,
-    KeyedJsonCodec,
-    KeyedNumberCodec,
-    KeyedStrCodec,
-    KeyedTensorCodec,
+from feedd.codecs.array import NpyCodec, RawCodec, TokensCodec, ValuesCodec, low_precision_reader
+from feedd.codecs.json_values import JsonValueCodec, json_number_reader
+from feedd.codecs.number import (
+    NumberCodec,
+    binary_reader,
+    class_reader,
+    only_number,
+    read_float,
+    read_int,
 )
-from feedd.codecs.number import FloatCodec, StoredNumberCodec, TransformedNumberCodec, VarintCodec, int_codec
-from feedd.codecs.pil import PixelsCodec
-from feedd.codecs.sequence_steps import StepsCodec
+from feedd.codecs.pil import PilCodec
+from feedd.codecs.protobuf_values import count_varints, read_varints, steps_reader
 from feedd.codecs.text import BytesCodec, JsonCodec, StrCodec
 from feedd.errors import Internal
 from feedd.formats.inline_headers import header_reader
@@ -47,21 +48,10 @@ if TYPE_CHECKING:
 _CODECS: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
     ArrayParams: RawCodec,
     BytesParams: BytesCodec,
-    FloatParams: FloatCodec,
-    IntParams: int_codec,
     JsonParams: JsonCodec,
     StrParams: StrCodec,
     TensorParams: RawCodec,
     TokensParams: TokensCodec,
-}
-
-_KEYED: Final[dict[type[Params], Callable[[Any], SampleCodec]]] = {
-    ArrayParams: KeyedArrayCodec,
-    FloatParams: KeyedNumberCodec,
-    IntParams: KeyedNumberCodec,
-    JsonParams: KeyedJsonCodec,
-    StrParams: KeyedStrCodec,
-    TensorParams: KeyedTensorCodec,
 }
 
 
@@ -74,13 +64,13 @@ def make(recipe: FieldRecipe) -> SampleCodec:
     params = params_of(recipe)
     if isinstance(params, InstalledParams):  # whatever it is given, as it lies there
         return plugins.codec(params.name, params.options)
-    stored = parse_stored(recipe.stored)
-    if stored is not None:
-        return _over(params, stored)
+    encoding = parse_stored(recipe.stored)
+    if isinstance(params, (IntParams, FloatParams)):
+        return _number(params, encoding)
+    if encoding is not None:
+        return _over(params, encoding)
     if isinstance(params, ImageParams):
-        if recipe.stored == PIXELS:
-            return _ready(params)
-        return PixelsCodec(_image(params)) if recipe.stored == "pil" else _image(params)
+        return _stored_image(params, recipe.stored)
     if isinstance(params, NpyParams):
         return NpyCodec(params, header_reader(recipe.stored))
     return _extra(params) if isinstance(params, (AudioParams, TokenizeParams)) else _plain(params)
@@ -100,33 +90,38 @@ def _extra(params: AudioParams | TokenizeParams) -> SampleCodec:
 
 
 def _plain(params: Params) -> SampleCodec:
-    if getattr(params, "key", None) is not None:
-        return _KEYED[type(params)](params)
-    codec = _CODECS[type(params)](params)
-    if isinstance(params, (IntParams, FloatParams)) and params.transforms:
-        return TransformedNumberCodec(params, codec)
-    return codec
+    if isinstance(params, (ArrayParams, JsonParams, StrParams, TensorParams)) and params.key is not None:
+        return JsonValueCodec(params)
+    return _CODECS[type(params)](params)
 
 
-def _over(params: Params, stored: Encoding) -> SampleCodec:
+def _number(params: IntParams | FloatParams, encoding: Encoding | None) -> NumberCodec:
+    if params.key is not None:
+        return NumberCodec(params, json_number_reader(params))
+    if encoding is None:
+        if isinstance(params, FloatParams):
+            return NumberCodec(params, read_float)
+        return NumberCodec(params, class_reader(params.classes) if params.classes else read_int)
+    if encoding.narrow:
+        return NumberCodec(params, only_number(low_precision_reader(encoding.narrow)))
+    return NumberCodec(params, only_number(read_varints) if encoding.varint else binary_reader(params, encoding))
+
+
+def _over(params: Params, encoding: Encoding) -> SampleCodec:
     """Return the codec that reads numbers which are stored as numbers."""
-    if isinstance(params, (IntParams, FloatParams)):
-        if stored.narrow:
-            codec: SampleCodec = NarrowCodec(params, stored.narrow)
-        else:
-            codec = VarintCodec(params) if stored.varint else StoredNumberCodec(params, stored)
-        return TransformedNumberCodec(params, codec) if params.transforms else codec
-    if stored.steps and not isinstance(params, BytesParams):
-        return StepsCodec(params, stored)
-    if stored.narrow and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == stored.dtype:
-        return NarrowCodec(params, stored.narrow)
-    if stored.varint and not isinstance(params, BytesParams):
-        return VarintsCodec(params)
+    if isinstance(params, BytesParams):
+        return BytesCodec(params)
+    if encoding.steps:
+        return ValuesCodec(params, steps_reader(encoding.steps))
+    if encoding.varint:
+        return ValuesCodec(params, read_varints, count_varints)
+    if encoding.narrow and isinstance(params, (ArrayParams, TensorParams)) and params.dtype == encoding.dtype:
+        return ValuesCodec(params, low_precision_reader(encoding.narrow))
     return _CODECS[type(params)](params)
 
 
 def make_prefix(params: ImageParams) -> SampleCodec:
-    """Return the codec that makes ready rows for a recipe of images (see ``recipe.predecoded``).
+    """Return the codec that makes predecoded rows for a recipe of images (see ``recipe.predecoded``).
 
     Raises:
         Internal: there is nothing to do ahead.
@@ -141,13 +136,17 @@ def make_prefix(params: ImageParams) -> SampleCodec:
     return PictureCodec(prefix.params)  # what decodes the whole recipe must decode its first part, too
 
 
-def _ready(params: ImageParams) -> SampleCodec:
-    from feedd.codecs.predecoded_rows import ReadyRowsCodec  # noqa: PLC0415 - see below
+def _stored_image(params: ImageParams, encoding: str) -> SampleCodec:
+    if encoding == "pil":
+        return PilCodec(_image(params))
+    if encoding != PIXELS:
+        return _image(params)
+    from feedd.codecs.predecoded_rows import PredecodedRowsCodec  # noqa: PLC0415 - see below
 
     prefix = prefix_of(params)
     if prefix is None:
-        raise Internal(f"expected a recipe that ready rows can be of, got {params}", stage="decode")
-    return ReadyRowsCodec(params, prefix, _image(params))
+        raise Internal(f"expected a recipe that predecoded rows can be of, got {params}", stage="decode")
+    return PredecodedRowsCodec(params, prefix, _image(params))
 
 
 def _image(params: ImageParams) -> SampleCodec:

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from feedd.codecs import jpeg, pixels
-from feedd.codecs.sniff import header_of, is_jpeg, size_of
+from feedd.codecs.image_header import header_of, is_jpeg
 from feedd.codecs.transforms.crop import Box, centred, flipped, random_resized, shrunk
 from feedd.errors import BadSample
 from feedd.recipe.params import ImageParams
@@ -42,7 +42,7 @@ class WholeImageCodec:
         Raises:
             BadSample: not an image, or too large a one.
         """
-        height, width = jpeg.header(data)[:2] if is_jpeg(data) else size_of(data)
+        height, width = jpeg.header(data)[:2] if is_jpeg(data) else header_of(data)[:2]
         return (height, width, 3)
 
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name

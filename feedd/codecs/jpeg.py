@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import simplejpeg
 
-from feedd.codecs.sniff import check_pixels
+from feedd.codecs.image_header import check_pixels
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:

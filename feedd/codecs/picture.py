@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cv2
 import numpy as np
 
-from feedd.codecs import jpeg, orient, pixels
-from feedd.codecs.sniff import header_of, is_jpeg
+from feedd.codecs import jpeg, pixels
+from feedd.codecs.image_header import header_of, is_jpeg, orientation_of
 from feedd.codecs.transforms import geometry
 from feedd.codecs.transforms.chain import Chain
 from feedd.codecs.transforms.crop import Box, centred, flipped, random_resized, shrunk
@@ -24,7 +24,7 @@ from feedd.recipe.transform_params import RandomResizedCrop, Resize
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from feedd.codecs.boxes import Header
+    from feedd.codecs.image_header import Header
     from feedd.recipe.params import ImageParams
     from feedd.recipe.transform_params import Interpolation
     from feedd.values import TensorSpec
@@ -72,7 +72,7 @@ class PictureCodec:
         """
         source = self._source(data)
         params = self._params
-        height, width = params.size or orient.turned(source.height, source.width, source.tag)
+        height, width = params.size or geometry.oriented_size(source.height, source.width, source.tag)
         shape = self._outcome(Picture(height, width, source.channels, params.dtype)).shape
         assert shape is not None
         return shape
@@ -84,7 +84,7 @@ class PictureCodec:
             BadSample: corrupt, not an image, too large a one, or not of that shape.
         """
         source = self._source(data)
-        height, width = orient.turned(source.height, source.width, source.tag)
+        height, width = geometry.oriented_size(source.height, source.width, source.tag)
         part = self._part(height, width, source.channels, seed)
         image = self._decoded(data, source, part)
         if part is not None and self._params.size is not None and "flip" in self._params.augment and flipped(seed):
@@ -105,7 +105,7 @@ class PictureCodec:
             raise BadSample(f"{error}, got an image {picture.height}x{picture.width}") from error
 
     def _source(self, data: memoryview) -> _Source:
-        tag = orient.orientation(data) if self._params.orient else 1
+        tag = orientation_of(data) if self._params.orient else 1
         header, colours = None, ""
         if is_jpeg(data):
             height, width, colours = jpeg.header(data)
@@ -146,11 +146,13 @@ class PictureCodec:
         else:
             image = self._other(data, source.header, source.channels)
         if part is None:
-            return orient.applied(image, source.tag)
+            return geometry.oriented(image, source.tag)
         # Cut before it is turned: at a scale, only there do the edges lie where they should.
-        box = orient.stored(part.box, *orient.turned(source.height, source.width, source.tag), source.tag)
+        box = geometry.stored_box(
+            part.box, *geometry.oriented_size(source.height, source.width, source.tag), source.tag
+        )
         box = box if scale == 1 else shrunk(box, scale, *image.shape[:2])
-        image = orient.applied(image[box.top : box.top + box.height, box.left : box.left + box.width], source.tag)
+        image = geometry.oriented(image[box.top : box.top + box.height, box.left : box.left + box.width], source.tag)
         return geometry.resize(image, part.height, part.width, part.how)
 
     def _jpeg(self, data: memoryview, source: _Source, scale: int, *, fast: bool) -> NDArray[Any]:

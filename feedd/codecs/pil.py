@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from feedd.codecs.sniff import check_pixels
+from feedd.codecs.image_header import check_pixels
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _CHANNELS: Final = {b"L": 1, b"RGB": 3, b"RGBA": 4}
 _MODE_BYTES_MAX: Final = 16
 
 
-class PixelsCodec:
+class PilCodec:
     """Hands the pixels on as a BMP, which every codec of images reads.
 
     Args:

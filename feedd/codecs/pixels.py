@@ -8,13 +8,13 @@ import cv2
 import numpy as np
 
 from feedd.codecs import tiff
-from feedd.codecs.sniff import check_chunks, is_png
+from feedd.codecs.image_header import check_png_chunks, is_png
 from feedd.errors import BadSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from feedd.codecs.boxes import Header
+    from feedd.codecs.image_header import Header
 
 _GREY: Final = cv2.IMREAD_GRAYSCALE | cv2.IMREAD_IGNORE_ORIENTATION
 _COLOUR: Final = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
@@ -39,7 +39,7 @@ def decode(data: memoryview, header: Header, channels: int = 3, *, deep: bool = 
         BadSample: not intact, of another size than its header says, or of floats.
     """
     if is_png(data):
-        check_chunks(data)
+        check_png_chunks(data)
     raw = np.frombuffer(tiff.as_stored(data) if tiff.is_tiff(data) else data, np.uint8)
     flags = cv2.IMREAD_UNCHANGED if channels == 4 else _GREY if channels == 1 else _COLOUR
     try:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from feedd.values import TensorSpec
 
 
-class ReadyRowsCodec:
-    """Ready rows, and samples that were kept as they came.
+class PredecodedRowsCodec:
+    """Predecoded rows, and samples that were kept as they came.
 
     Args:
         params: of the whole recipe.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import tokenizers as library
 
-from feedd.codecs.keyed import Way
+from feedd.codecs.json_values import JsonPath
 from feedd.errors import BadRecipe, BadSample
 from feedd.recipe import tokenizers
 
@@ -29,7 +29,7 @@ class TokenizeCodec:
 
     def __init__(self, params: TokenizeParams) -> None:
         self._params = params
-        self._way = Way(params.key) if params.key else None  # the empty way: documents as they lie there
+        self._path = JsonPath(params.key) if params.key else None  # the empty path: documents as they lie there
         data = tokenizers.read(params.tokenizer)
         if params.digest and tokenizers.digest_of(data) != params.digest:
             raise BadRecipe(
@@ -86,7 +86,7 @@ class TokenizeCodec:
     def _ids(self, data: memoryview) -> NDArray[np.uint32]:
         if len(data) > _TEXT_BYTES_MAX:
             raise BadSample(f"expected at most {_TEXT_BYTES_MAX} bytes of text, got {len(data)}")
-        text = _utf8(data) if self._way is None else self._way.text(data)
+        text = _utf8(data) if self._path is None else self._path.text(data)
         try:
             # Nobody asks where in the text a token stands: a sixth less work.
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=self._params.special)

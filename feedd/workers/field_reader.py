@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from feedd.codecs.number import FloatCodec, IntCodec
+from feedd.codecs.number import NumberCodec, read_int
 from feedd.errors import BadSample, Internal
 from feedd.recipe.label_recipes import NUMBER_BYTES, are_numbers, number_of
 from feedd.recipe.padding import Padding, parse_pad
@@ -94,8 +94,8 @@ class Field:
         Raises:
             CacheUnavailable: a shard cannot be read.
         """
-        codec = self._codec
-        if not isinstance(codec, (IntCodec, FloatCodec)) or self._told:
+        read = self._codec.read_text if isinstance(self._codec, NumberCodec) else None
+        if read is None or self._told:
             return None
         item_bytes = self._dtype.itemsize
         out_at = np.array(self._out_at, np.int64) + slot_at
@@ -105,10 +105,10 @@ class Field:
         for row, size in enumerate(self._size):
             if inside[row] and 0 < size <= _SHORT_BYTES:
                 with suppress(BadSample):
-                    values.append(codec.value(shards[self._file_no[row]].text(self._start[row], size)))
+                    values.append(read(shards[self._file_no[row]].text(self._start[row], size)))
                     done[row] = True
         with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
-            numbers = np.array(values, "int64" if isinstance(codec, IntCodec) else "float64").astype(self._dtype)
+            numbers = np.array(values, "int64" if read is read_int else "float64").astype(self._dtype)
         windows(out, item_bytes)[out_at[done]] = numbers.view(f"V{item_bytes}")
         return done
 

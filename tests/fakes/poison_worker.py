@@ -18,7 +18,7 @@ import numpy as np
 from feedd.codecs import codec_registry as codecs
 from feedd.codecs.array import pin_npy as _pin_npy
 from feedd.codecs.codec_registry import make
-from feedd.codecs.sniff import is_jpeg
+from feedd.codecs.image_header import is_jpeg
 from feedd.codecs.text import BytesCodec
 from feedd.convert import conversion_registry as forms
 from feedd.convert.whole_object import WholeObject

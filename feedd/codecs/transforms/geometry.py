@@ -30,6 +30,9 @@ _HOW: Final = {
     "cubic": cv2.INTER_CUBIC,
     "area": cv2.INTER_AREA,
 }
+# EXIF orientations, after rows and columns have changed places, which 5 to 8 begin with.
+_UPSIDE_DOWN: Final = frozenset({3, 4, 7, 8})
+_MIRRORED: Final = frozenset({2, 3, 6, 7})
 
 
 def solid(image: NDArray[Any]) -> NDArray[Any]:
@@ -57,6 +60,27 @@ def box_of(one: params.Transform, height: int, width: int, draws: Draws) -> Box 
     if isinstance(one, params.RandomResizedCrop):
         return random_resized(height, width, draws.seed, window(one.scale, one.ratio))
     return None
+
+
+def oriented_size(height: int, width: int, tag: int) -> tuple[int, int]:
+    """Return height and width once an EXIF orientation, 1 to 8, is applied."""
+    return (width, height) if tag >= 5 else (height, width)
+
+
+def stored_box(box: Box, height: int, width: int, tag: int) -> Box:
+    """Return where a part of the upright image, of ``height`` x ``width``, lies in the pixels as they are stored."""
+    top = height - box.top - box.height if tag in _UPSIDE_DOWN else box.top
+    left = width - box.left - box.width if tag in _MIRRORED else box.left
+    return Box(left, top, box.width, box.height) if tag >= 5 else Box(top, left, box.height, box.width)
+
+
+def oriented(image: NDArray[Any], tag: int) -> NDArray[Any]:
+    """Return a view of stored pixels (rows, columns, ...) as they are meant to be looked at."""
+    if tag >= 5:
+        image = image.swapaxes(0, 1)
+    if tag in _UPSIDE_DOWN:
+        image = image[::-1]
+    return image[:, ::-1] if tag in _MIRRORED else image
 
 
 def random_resized_crop(image: NDArray[Any], one: params.RandomResizedCrop, draws: Draws) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from feedd.codecs.audio_headers import Sound, read_header
+from feedd.codecs.audio import Sound, read_header
 from feedd.codecs.codec_registry import make
 from feedd.codecs.transforms.crop import uniform
 from feedd.errors import BadRecipe, BadSample, Unsupported

@@ -1,7 +1,7 @@
 """Codecs of values inside JSON documents (``key``): text, JSON, numbers, and arrays of numbers.
 
-A document is read only as far as the way to the value goes; what lies beside it is skipped, not built. Where a document
-is such that only Python's own parser takes it (NaN), that reads all of it.
+A document is read only along the path to the value; other members are skipped, not built. A document that only
+Python's own parser takes (one with NaN) is read whole by that parser.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import msgspec
 import numpy as np
 
 from feedd.codecs.text import JsonCodec
-from feedd.codecs.transforms.numbers import of_number
 from feedd.errors import BadSample
 from feedd.recipe.key_params import key_text
-from feedd.recipe.text_params import JsonParams
+from feedd.recipe.params import ArrayParams, TensorParams
+from feedd.recipe.text_params import JsonParams, StrParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from feedd.recipe.key_params import Key
-    from feedd.recipe.params import ArrayParams, FloatParams, IntParams, TensorParams
-    from feedd.recipe.text_params import StrParams
+    from feedd.recipe.params import FloatParams, IntParams
     from feedd.values import TensorSpec
 
 _INT64: Final = 1 << 63
@@ -42,8 +43,8 @@ class _Document(Protocol):
     value: msgspec.Raw
 
 
-class Way:
-    """The way to a value in a JSON document."""
+class JsonPath:
+    """The path to a value in a JSON document."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -101,7 +102,7 @@ class Way:
 
     def another(self, expected: str, found: object) -> BadSample:
         """Return what to say of a value of another type."""
-        return BadSample(f"expected {expected} at the key {self._text}, got {_what(found)}")
+        return BadSample(f"expected {expected} at the key {self._text}, got {_kind_of(found)}")
 
     def _raw(self, data: memoryview) -> msgspec.Raw:
         """Return where the value lies; ``_MISSING``, which is no JSON: nowhere."""
@@ -121,11 +122,11 @@ class Way:
         for step in self._key:
             if isinstance(step, str):
                 if not isinstance(found, dict):
-                    raise BadSample(f"expected an object that has the key {self._text}, got {_what(found)}")
+                    raise BadSample(f"expected an object that has the key {self._text}, got {_kind_of(found)}")
                 if step not in found:
                     raise BadSample(f"expected the key {self._text}, got an object with {_names(found)}")
             elif not isinstance(found, list) or step >= len(found):
-                got = f"an array of {len(found)}" if isinstance(found, list) else _what(found)
+                got = f"an array of {len(found)}" if isinstance(found, list) else _kind_of(found)
                 raise BadSample(f"expected an array that has the key {self._text}, got {got}")
             found = found[step]
         return found
@@ -156,7 +157,7 @@ def _names(found: dict[str, object]) -> str:
     return f"the keys {', '.join(names)}{more}" if names else "no keys"
 
 
-def _what(found: object) -> str:
+def _kind_of(found: object) -> str:
     """Return what JSON calls a value."""
     match found:
         case None:
@@ -172,144 +173,91 @@ def _what(found: object) -> str:
     return "an array"
 
 
-class _Keyed:
-    """What codecs of values of any size have in common: ``produce`` says all, at once."""
+class JsonValueCodec:
+    """``str``, ``json``, ``array`` and ``tensor`` with a ``key``.
 
-    def __init__(self, params: StrParams | JsonParams | ArrayParams) -> None:
-        assert params.key is not None
+    ``produce`` returns the whole value: measuring takes as long as reading it.
+    """
+
+    def __init__(self, params: StrParams | JsonParams | ArrayParams | TensorParams) -> None:
         self._params = params
-        self._way = Way(params.key)
+        self._read = _reader(params)
+        self._shape = params.shape if isinstance(params, TensorParams) else None
 
     def spec(self, name: str) -> TensorSpec:
         """As without a key."""
         return self._params.spec(name)
 
     def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the whole value, of one dimension.
+        """Return the value: bytes of text or JSON, or numbers.
 
         Raises:
             BadSample: no JSON, no such key, or a value of another type.
         """
-        raise NotImplementedError
+        return self._read(data)
 
     def measure(self, data: memoryview) -> tuple[int, ...]:
-        """Return how long the value is, which takes as long as reading it.
+        """Return the shape the recipe says, or how long the value is.
 
         Raises:
             BadSample: as ``produce``.
         """
-        return (len(self.produce(data)),)
+        return self._shape if self._shape is not None else (len(self._read(data)),)
 
     def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
         """Write the value into ``out``.
 
         Raises:
-            BadSample: as ``produce``; another length than ``out`` has.
+            BadSample: as ``produce``; another shape than ``out`` has.
         """
-        found = self.produce(data)
+        found = self._read(data)
         if found.shape != out.shape:
-            raise BadSample(f"expected {list(out.shape)} values, got {len(found)}")
-        out[:] = found
-
-
-class KeyedStrCodec(_Keyed):
-    """``str``."""
-
-    def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the text's bytes."""
-        return np.frombuffer(self._way.encoded(self._way.text(data)), np.uint8)
-
-
-class KeyedJsonCodec(_Keyed):
-    """``json``."""
-
-    def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the value's JSON."""
-        return np.frombuffer(self._way.json(data), np.uint8)
-
-
-class KeyedArrayCodec(_Keyed):
-    """``array``."""
-
-    def produce(self, data: memoryview) -> NDArray[Any]:
-        """Return the numbers."""
-        found = _numbers(self._way, data, np.dtype(self._params.spec("").dtype))
-        if found.ndim != 1:
-            raise self._way.another("an array of numbers", list(found.shape))
-        return found
-
-
-class KeyedTensorCodec:
-    """``tensor``: nested arrays of numbers."""
-
-    def __init__(self, params: TensorParams) -> None:
-        assert params.key is not None
-        self._params = params
-        self._way = Way(params.key)
-
-    def spec(self, name: str) -> TensorSpec:
-        """DENSE."""
-        return self._params.spec(name)
-
-    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
-        """Return the shape the recipe says."""
-        return self._params.shape
-
-    def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the numbers into ``out``.
-
-        Raises:
-            BadSample: no JSON, no such key, or other numbers than those of that shape.
-        """
-        found = _numbers(self._way, data, out.dtype)
-        if found.shape != out.shape:
-            raise BadSample(f"expected numbers of shape {list(out.shape)}, got {list(found.shape)}")
+            raise BadSample(f"expected values of shape {list(out.shape)}, got {list(found.shape)}")
         out[...] = found
 
 
-class KeyedNumberCodec:
-    """``int``, of text by its ``classes``, and ``float``, with their transforms."""
+def _reader(params: StrParams | JsonParams | ArrayParams | TensorParams) -> Callable[[memoryview], NDArray[Any]]:
+    assert params.key is not None
+    path = JsonPath(params.key)
+    if isinstance(params, StrParams):
+        return lambda data: np.frombuffer(path.encoded(path.text(data)), np.uint8)
+    if isinstance(params, JsonParams):
+        return lambda data: np.frombuffer(path.json(data), np.uint8)
+    dtype, flat = np.dtype(params.spec("").dtype), isinstance(params, ArrayParams)
 
-    def __init__(self, params: IntParams | FloatParams) -> None:
-        assert params.key is not None
-        self._params = params
-        self._way = Way(params.key)
-        self._whole = params.own_dtype == "int64"
-        self._places = {name: place for place, name in enumerate(getattr(params, "classes", ()))}
+    def numbers(data: memoryview) -> NDArray[Any]:
+        found = _numbers(path, data, dtype)
+        if flat and found.ndim != 1:
+            raise path.another("an array of numbers", list(found.shape))
+        return found
 
-    def spec(self, name: str) -> TensorSpec:
-        """DENSE."""
-        return self._params.spec(name)
+    return numbers
 
-    def measure(self, data: memoryview) -> tuple[int, ...]:  # noqa: ARG002 - the seam's name
-        """Return the shape the recipe says."""
-        return self._params.spec("").shape
 
-    def decode(self, data: memoryview, out: NDArray[Any], seed: int) -> None:  # noqa: ARG002 - the seam's name
-        """Write the number, or what becomes of it, into ``out``; true is 1 and false is 0.
+def json_number_reader(params: IntParams | FloatParams) -> Callable[[memoryview], float]:
+    """Return a function that returns the number at the key, true being 1 and false 0, or a text's place in ``classes``.
 
-        Raises:
-            BadSample: no JSON, no such key, no number, or an integer beyond 64 bits.
-        """
-        found = self._place(data) if self._places else self._way.value(data)
-        if not isinstance(found, int) and (self._whole or not isinstance(found, float)):
-            raise self._way.another("an integer" if self._whole else "a number", found)
-        if self._whole and not -_INT64 <= found < _INT64:
+    That raises BadSample if there is no JSON, no such key, no number, or an integer beyond int64.
+    """
+    assert params.key is not None
+    path, whole = JsonPath(params.key), params.own_dtype == "int64"
+    places = {name: place for place, name in enumerate(getattr(params, "classes", ()))}
+
+    def read(data: memoryview) -> float:
+        if places:
+            name = path.text(data)
+            place = places.get(name.strip())
+            if place is None:
+                raise BadSample(f"expected one of the {len(places)} classes, got {name[:64]!r}")
+            return place
+        found = path.value(data)
+        if not isinstance(found, int) and (whole or not isinstance(found, float)):
+            raise path.another("an integer" if whole else "a number", found)
+        if whole and not -_INT64 <= found < _INT64:
             raise BadSample(f"expected an integer of 64 bits, got {str(found)[:24]}")
-        with np.errstate(over="ignore"):  # beyond float32 it is infinity, as IEEE rounds
-            if not self._params.transforms:
-                out[()] = found if self._whole else _float(found)
-                return
-            number = np.array(found if self._whole else _float(found)).astype(self._params.own_dtype)
-        out[...] = of_number(number, self._params.transforms)
+        return found if whole else _float(found)
 
-    def _place(self, data: memoryview) -> int:
-        """Return the place of the text there among the recipe's classes."""
-        name = self._way.text(data)
-        place = self._places.get(name.strip())
-        if place is None:
-            raise BadSample(f"expected one of the {len(self._places)} classes, got {name[:64]!r}")
-        return place
+    return read
 
 
 def _float(found: float) -> float:
@@ -319,15 +267,15 @@ def _float(found: float) -> float:
         return math.copysign(math.inf, found)
 
 
-def _numbers(way: Way, data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the numbers at the end of the way.
+def _numbers(path: JsonPath, data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return the numbers at the end of the path.
 
     Raises:
         BadSample: there are others than the type has, or other things.
     """
-    value = way.value(data)
+    value = path.value(data)
     if not isinstance(value, list):
-        raise way.another("an array of numbers", value)
+        raise path.another("an array of numbers", value)
     try:
         found: NDArray[Any] = np.array(value)
     except (ValueError, OverflowError) as error:  # rows of different lengths
@@ -335,7 +283,7 @@ def _numbers(way: Way, data: memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
     if not found.size:
         return found.astype(dtype)
     if found.dtype.kind not in ("b" if dtype.kind == "b" else "biuf" if dtype.kind == "f" else "biu"):
-        raise way.another(f"an array of {dtype.name}", value)
+        raise path.another(f"an array of {dtype.name}", value)
     with np.errstate(over="ignore", invalid="ignore"):
         fitting = found.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(fitting, found):

@@ -73,6 +73,14 @@ def test_steps_of_another_kind_are_bad_samples() -> None:
         read(tfrecord(sequence(b"", x=feature_list([1.5], [1]))), "tfrecord", {"x": "array"})
 
 
+def test_steps_of_numbers_that_do_not_fit_are_bad_samples() -> None:
+    """Floats that the recipe's integers cannot hold are told as such, without a warning of NumPy."""
+    codec = make(FieldRecipe("x", ("x",), "array", '{"dtype":"int64"}', "float32[][]"))
+    for number in (1e30, float("nan"), 0.5):
+        with pytest.raises(BadSample, match="numbers that fit int64"):
+            codec.decode(memoryview(feature_list([number])), np.zeros(1, np.int64), 0)
+
+
 def test_recipes_that_do_not_fit() -> None:
     """One number is not what a list of steps is; a tensor of so many values may be."""
     for codec in ("int", "float", "image", "str"):
