@@ -27,17 +27,18 @@ from feedd.formats.suffixes import (
 from feedd.recipe.predecoded import RowsParams, rows_text
 
 if TYPE_CHECKING:
-    from feedd.convert.chained import Unpacker
+    from feedd.convert.compression import CompressedConverter
     from feedd.protocols import ShardConverter
 
+_COMPRESSION: Final = "feedd.convert.compression"
 _FORMS: Final = {
-    GUNZIP: ("feedd.convert.streams", "GUNZIP_FORM"),
-    BUNZIP2: ("feedd.convert.streams", "BUNZIP2_FORM"),
-    UNXZ: ("feedd.convert.streams", "UNXZ_FORM"),
-    INFLATE: ("feedd.convert.streams", "INFLATE_FORM"),
-    UNZSTD: ("feedd.convert.zstd", "UNZSTD_FORM"),
-    UNBROTLI: ("feedd.convert.br", "UNBROTLI_FORM"),
-    UNSNAPPY: ("feedd.convert.snappy", "UNSNAPPY_FORM"),
+    GUNZIP: (_COMPRESSION, "GUNZIP_CONVERTER"),
+    BUNZIP2: (_COMPRESSION, "BUNZIP2_CONVERTER"),
+    UNXZ: (_COMPRESSION, "UNXZ_CONVERTER"),
+    INFLATE: (_COMPRESSION, "INFLATE_CONVERTER"),
+    UNZSTD: (_COMPRESSION, "UNZSTD_CONVERTER"),
+    UNBROTLI: (_COMPRESSION, "UNBROTLI_CONVERTER"),
+    UNSNAPPY: (_COMPRESSION, "UNSNAPPY_CONVERTER"),
     "join": ("feedd.convert.recordio_join", "JOIN_FORM"),
     "litdata-arrow": ("feedd.convert.litdata_arrow", "LITDATA_ARROW_FORM"),
     "arrow": ("feedd.convert.arrow", "ARROW_FORM"),
@@ -252,9 +253,9 @@ def get(name: str) -> ShardConverter:
     """
     packed, then, inner = name.partition(THEN)
     if then and packed in _PACKED:
-        from feedd.convert.chained import PackedForm  # noqa: PLC0415 - loaded where such data is met
+        from feedd.convert.compression import ChainedConverter  # noqa: PLC0415 - loaded where such data is met
 
-        return PackedForm(cast("Unpacker", get(packed)), get(inner))
+        return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
     try:
         module, attribute = _FORMS.get(name) or _OWN[name]
     except KeyError:
