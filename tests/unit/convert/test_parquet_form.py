@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import faulthandler
 import io
+import os
+import resource
+import signal
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 
 from feedd.convert.columnar import params_of, strict_params
 from feedd.convert.parquet import PARQUET_FORM
+from feedd.convert.parquet_file import dictionary_value_bytes
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from tests.budget import budget
 from tests.fakes.making import make
@@ -226,10 +231,29 @@ def test_an_encrypted_file_is_refused() -> None:
 SEEDS = [parquet(TABLE, **options) for options in OPTIONS]
 
 
+def check_harmless(data: bytes) -> None:
+    """Convert in a child process: it writes a table, refuses the file, or pyarrow aborts; nothing else may end it."""
+    child = os.fork()
+    if not child:
+        faulthandler.disable()  # pytest's would print a stack for each abort
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        signal.alarm(60)
+        try:
+            make(PARQUET_FORM, data)
+        except (BadShard, Unsupported):
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the parent is told by the status
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in {0, -signal.SIGABRT}
+
+
 @settings(max_examples=budget(200), deadline=None)
 @given(data=st.data())
 def test_no_bytes_do_harm(data: st.DataObject) -> None:
-    """A file damaged anywhere is a table within its bytes, or refused as a bad shard."""
+    """A file damaged anywhere is a table within its bytes, or refused as a bad shard, or ends its worker at once."""
     whole = bytearray(data.draw(st.sampled_from(SEEDS)))
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     for _ in range(data.draw(st.integers(1, 4))):
@@ -237,7 +261,17 @@ def test_no_bytes_do_harm(data: st.DataObject) -> None:
         at = len(whole) - 1 - data.draw(st.integers(0, min(reach, len(whole)) - 1))
         whole[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, 40))
-    try:
-        make(PARQUET_FORM, bytes(whole[cut:] if cut % 2 else whole))
-    except (BadShard, Unsupported):
-        return
+    check_harmless(bytes(whole[cut:] if cut % 2 else whole))
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_values_of_a_dictionary_are_measured(compression: str) -> None:
+    """Rows may repeat a few large values: the mean size of those is known before rows are read."""
+    words = pa.array(["x" * 1000, "y" * 3000, "x" * 1000])
+    data = parquet(pa.table({"w": words, "n": pa.array([1, 2, 3])}), compression=compression, use_dictionary=["w"])
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    assert dictionary_value_bytes(memoryview(data), group.column(0)) == 2004  # and 4 bytes of length each
+    assert dictionary_value_bytes(memoryview(data), group.column(1)) == 0
+    for length in range(group.column(0).dictionary_page_offset + 9):
+        assert dictionary_value_bytes(memoryview(data)[:length], group.column(0)) in {0, 2004}
+    assert dictionary_value_bytes(memoryview(bytes(len(data))), group.column(0)) == 0
