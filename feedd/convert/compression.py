@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeAlias, cast
 from feedd.convert.columnar import loaded, needs
 from feedd.convert.conversion_io import FileOut, HeldObject
 from feedd.convert.memory_limits import check_room
-from feedd.convert.whole_object import WholeObject
+from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard
 from feedd.formats.format_registry import format_for
 from feedd.formats.suffixes import BUNZIP2, GUNZIP, INFLATE, UNBROTLI, UNSNAPPY, UNXZ, UNZSTD, uncompressed

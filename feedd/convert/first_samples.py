@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LF: Final = 10
 
 
-class HeadForm:
+class HeadConverter:
     """``protocols.ShardConverter`` of the first samples of shards that lie one after another; stateless.
 
     Its parameters are the format's name, its own parameters included.
@@ -102,4 +102,4 @@ _CUTS: Final[dict[str, Callable[[memoryview], Parts]]] = {
     "npy": _rows(strided.first_rows),
 }
 
-HEAD_FORM: Final = HeadForm()
+HEAD_CONVERTER: Final = HeadConverter()
