@@ -1,4 +1,4 @@
-"""Which form an object needs, and who makes it."""
+"""Which form an object needs, by its name or its first bytes, and what makes it."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ from feedd.formats.suffixes import (
     UNXZ,
     UNZSTD,
     endings,
+    head_says,
     uncompressed,
 )
 from feedd.recipe.predecoded import RowsParams, rows_text
 
 if TYPE_CHECKING:
-    from feedd.convert.chained import Unpacker
+    from feedd.convert.compression import CompressedConverter
     from feedd.protocols import ShardConverter
 
+_COMPRESSION: Final = "feedd.convert.compression"
+_TABLES: Final = "feedd.convert.table_converters"
 _FORMS: Final = {
-    GUNZIP: ("feedd.convert.streams", "GUNZIP_FORM"),
-    BUNZIP2: ("feedd.convert.streams", "BUNZIP2_FORM"),
-    UNXZ: ("feedd.convert.streams", "UNXZ_FORM"),
-    INFLATE: ("feedd.convert.streams", "INFLATE_FORM"),
-    UNZSTD: ("feedd.convert.zstd", "UNZSTD_FORM"),
-    UNBROTLI: ("feedd.convert.br", "UNBROTLI_FORM"),
-    UNSNAPPY: ("feedd.convert.snappy", "UNSNAPPY_FORM"),
-    "join": ("feedd.convert.recordio_join", "JOIN_FORM"),
-    "litdata-arrow": ("feedd.convert.litdata_arrow", "LITDATA_ARROW_FORM"),
-    "arrow": ("feedd.convert.arrow", "ARROW_FORM"),
-    "csv": ("feedd.convert.arrow", "CSV_FORM"),
-    "csv-pipe": ("feedd.convert.arrow", "PIPE_FORM"),
-    "csv-semicolon": ("feedd.convert.arrow", "SEMICOLON_FORM"),
-    "hdf5": ("feedd.convert.arrays", "HDF5_FORM"),
-    "libsvm": ("feedd.convert.libsvm", "LIBSVM_FORM"),
-    "npz": ("feedd.convert.arrays", "NPZ_FORM"),
-    "parquet": ("feedd.convert.parquet", "PARQUET_FORM"),
-    "tsv": ("feedd.convert.arrow", "TSV_FORM"),
+    GUNZIP: (_COMPRESSION, "GUNZIP_CONVERTER"),
+    BUNZIP2: (_COMPRESSION, "BUNZIP2_CONVERTER"),
+    UNXZ: (_COMPRESSION, "UNXZ_CONVERTER"),
+    INFLATE: (_COMPRESSION, "INFLATE_CONVERTER"),
+    UNZSTD: (_COMPRESSION, "UNZSTD_CONVERTER"),
+    UNBROTLI: (_COMPRESSION, "UNBROTLI_CONVERTER"),
+    UNSNAPPY: (_COMPRESSION, "UNSNAPPY_CONVERTER"),
+    "join": ("feedd.convert.recordio_join", "JOIN_CONVERTER"),
+    "litdata-arrow": (_TABLES, "LITDATA_ARROW_CONVERTER"),
+    "arrow": (_TABLES, "ARROW_CONVERTER"),
+    "csv": (_TABLES, "CSV_CONVERTER"),
+    "csv-pipe": (_TABLES, "PIPE_CONVERTER"),
+    "csv-semicolon": (_TABLES, "SEMICOLON_CONVERTER"),
+    "hdf5": (_TABLES, "HDF5_CONVERTER"),
+    "libsvm": ("feedd.convert.libsvm", "LIBSVM_CONVERTER"),
+    "npz": (_TABLES, "NPZ_CONVERTER"),
+    "parquet": (_TABLES, "PARQUET_CONVERTER"),
+    "tsv": (_TABLES, "TSV_CONVERTER"),
 }
 """Module and name of each form; loaded where it is first met."""
 
@@ -62,7 +65,10 @@ HEAD_BYTES: Final = (4 << 20, 32 << 20)
 """How much of an object they are looked for in: the second where the first holds none. What is no longer than the first
 has no need of it."""
 
-_OWN: Final = {READY: ("feedd.convert.predecode", "ROWS_FORM"), HEAD: ("feedd.convert.first_samples", "HEAD_FORM")}
+_OWN: Final = {
+    READY: ("feedd.convert.predecode", "ROWS_CONVERTER"),
+    HEAD: ("feedd.convert.first_samples", "HEAD_CONVERTER"),
+}
 _PARAMS_BYTES_MAX: Final = 4096
 
 _BY_FORMAT: Final = {
@@ -87,6 +93,14 @@ _ARRAYS: Final = frozenset(("hdf5", "npz"))
 
 DELIMITED: Final = frozenset((*_TEXT, *(f"{packed}{THEN}{name}" for packed in _PACKED for name in _TEXT)))
 """Those whose parameters may say the types of columns, too, see ``convert.columnar.typed_params``: text does not."""
+
+DETECT_BYTES: Final = 512
+"""How much of an object tells its conversion where its name does not."""
+
+_MAGIC: Final = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "arrow", b"\x89HDF\r\n\x1a\n": "hdf5"}
+_ZIP, _ZIP_NAME_AT, _ZIP_HEAD_BYTES = b"PK\x03\x04", 26, 30
+_STREAM: Final = b"\xff\xff\xff\xff"
+_ARROW_ALIGN: Final = 8
 
 _PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # as in formats.registry
 _EXTENSIONS: Final = tuple(MADE)
@@ -159,6 +173,33 @@ def says_no_format(url: str) -> bool:
         return format_for(url) == formats.AUTO
     except Unsupported:
         return False
+
+
+def is_unsaid(url: str) -> bool:
+    """Whether an object's name says neither format nor form, so that its first bytes must."""
+    return not form_for(url) and says_no_format(url)
+
+
+def form_by_head(head: bytes, size_bytes: int) -> str:
+    """Return the form that an object needs; empty: it can be read as it lies, or nothing tells.
+
+    Args:
+        head: its first bytes, ``DETECT_BYTES`` where it has as many.
+        size_bytes: of the object.
+    """
+    for magic, form in _MAGIC.items():
+        if head.startswith(magic):
+            return form
+    if head.startswith(_ZIP) and len(head) > _ZIP_HEAD_BYTES:
+        name_bytes = int.from_bytes(head[_ZIP_NAME_AT : _ZIP_NAME_AT + 2], "little")
+        name = head[_ZIP_HEAD_BYTES : _ZIP_HEAD_BYTES + name_bytes]
+        return "npz" if name.endswith(b".npy") else ""  # NumPy's zips hold nothing else, and no others begin so
+    if head.startswith(_STREAM):
+        message_bytes = int.from_bytes(head[4:8], "little")
+        told = 0 < message_bytes < size_bytes and not message_bytes % _ARROW_ALIGN
+        return "arrow" if told else ""
+    packed = head_says(head)
+    return packed if packed != INFLATE else ""  # of which two bytes say too little
 
 
 def check_named(name: str) -> None:
@@ -256,9 +297,9 @@ def get(name: str) -> ShardConverter:
     """
     packed, then, inner = name.partition(THEN)
     if then and packed in _PACKED:
-        from feedd.convert.chained import PackedForm  # noqa: PLC0415 - loaded where such data is met
+        from feedd.convert.compression import ChainedConverter  # noqa: PLC0415 - loaded where such data is met
 
-        return PackedForm(cast("Unpacker", get(packed)), get(inner))
+        return ChainedConverter(cast("CompressedConverter", get(packed)), get(inner))
     try:
         module, attribute = _FORMS.get(name) or _OWN[name]
     except KeyError:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from feedd.convert.arrow import DELIMITER
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import kept
 from feedd.convert.bad_rows import marked
 from feedd.convert.columnar import Typed, chosen, refusing, typed_by
 from feedd.convert.delimited_text import DelimitedText
+from feedd.convert.table_converters import DELIMITER
 from feedd.convert.table_writer import TableWriter
 from feedd.errors import BadShard
 

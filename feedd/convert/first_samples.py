@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from feedd.protocols import PartialObject, ShardWriter
 
 
-class HeadForm:
+class HeadConverter:
     """``protocols.ShardConverter`` of the first samples of shards that lie one after another; stateless.
 
     Its parameters are the format's name, its own parameters included.
@@ -59,4 +59,4 @@ def _start(data: memoryview, format_name: str) -> tuple[str, Parts]:
     return f"{kind}{colon}{params}", () if cut is None else cut(data)
 
 
-HEAD_FORM: Final = HeadForm()
+HEAD_CONVERTER: Final = HeadConverter()

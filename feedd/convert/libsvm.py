@@ -17,7 +17,7 @@ import numpy as np
 from feedd.convert.bad_rows import are_most
 from feedd.convert.memory_limits import check_room
 from feedd.convert.table_writer import Piece, TableWriter
-from feedd.convert.whole_object import WholeObject
+from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard
 from feedd.formats.missing_reasons import HAS, Why, marks_of
 from feedd.formats.table import NOTE_CHARS_MAX, NOTES_MAX
@@ -40,7 +40,7 @@ _BLANKS: Final = np.isin(np.arange(256), np.frombuffer(b" \t\r\n\v\f", np.uint8)
 _NUMERIC: Final = np.isin(np.arange(256), np.frombuffer(b" \t\r\n\v\f0123456789+-.eE:naifNAIFty", np.uint8))
 
 
-class LibsvmForm(WholeObject):
+class LibsvmConverter(WholeObject):
     """``protocols.ShardConverter`` of libsvm's text; stateless."""
 
     @property
@@ -326,4 +326,4 @@ def _prepared(text: bytes) -> tuple[bytes, bool]:
     return (text.replace(_QID, b" ") if tagged else text), tagged
 
 
-LIBSVM_FORM: Final = LibsvmForm()
+LIBSVM_CONVERTER: Final = LibsvmConverter()

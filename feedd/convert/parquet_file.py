@@ -1,4 +1,8 @@
-"""What pyarrow tells of Parquet files, and their columns as pieces of a table."""
+"""What pyarrow tells of Parquet files, and their columns as pieces of a table.
+
+pyarrow ends the process over some footers that contradict themselves. Only workers read footers, and the second worker
+that ends makes such a file a BadShard (see ``docs/decisions/0037``).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ import pyarrow.parquet as pq
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import file_of, kept, leaf_count, plain, unscaled
 from feedd.convert.columnar import chosen, is_head, refusing, unread
-from feedd.convert.parquet_footer import read_dictionary, read_footer
 from feedd.convert.table_writer import ColumnEncoding, TableWriter, write_outline
 from feedd.errors import BadShard
 from feedd.values import ByteRange
@@ -19,12 +22,14 @@ from feedd.values import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from feedd.convert.parquet_footer import Group
     from feedd.convert.table_writer import Piece
     from feedd.protocols import ShardWriter
 
 _WHAT: Final = "a Parquet file"
-_END_BYTES: Final = 8
+_PAGE_HEAD_BYTES_MAX: Final = 256  # a dictionary's says nothing of its values
+_PAGE_RAW_BYTES, _PAGE_DICTIONARY = 2, 7  # numbers of fields: bytes once decompressed; what only dictionaries have
+_THRIFT_I32, _THRIFT_STRUCT = 5, 12
+_FIRST_IS_I32: Final = 0x15  # field 1, an i32
 _BATCH_BYTES: Final = 32 << 20
 _BATCH_ROWS_MAX: Final = 64 << 10
 _SKEW: Final = 4
@@ -69,9 +74,9 @@ def write(data: memoryview, url: str, params: str, out: ShardWriter, footer: Byt
         others = {**unread(params, file.others), **file.unscaled}
         if is_head(params):
             outline = ((column.name, column.how) for column in columns)
-            return write_outline(outline, others, rows=file.footer.rows > 0, out=out, url=url)
-        list(file.places(columns))  # where one is wrong, pyarrow would read anything, or end the process
-        writer = TableWriter(out, file.footer.rows, url)
+            return write_outline(outline, others, rows=file.rows > 0, out=out, url=url)
+        list(file.places(columns))  # where one is wrong, pyarrow would read anything
+        writer = TableWriter(out, file.rows, url)
         writer.leave_out(others)
         for column in columns:
             reader = ColumnReader(column.name, column.how, url)
@@ -88,6 +93,7 @@ class _File:
         url: named in errors.
 
     Attributes:
+        rows: of the file.
         others: types of the columns that no field can have, by name; once ``columns`` was called.
         unscaled: likewise, of the wanted columns whose numbers are kept without their point.
     """
@@ -96,11 +102,13 @@ class _File:
         self._data = data
         self._end = footer.start
         self._url = url
-        self.footer = read_footer(data[footer.start : footer.end - _END_BYTES])
         source = pa.BufferReader(pa.py_buffer(data))
         self.others: dict[str, str] = {}
         self.unscaled: dict[str, str] = {}
         self._file = pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+        metadata = self._file.metadata
+        self.rows: int = metadata.num_rows
+        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
     def columns(self, params: str) -> list[_Column]:
         """Return the wanted ones."""
@@ -114,7 +122,7 @@ class _File:
             else:
                 usable[field.name] = _Column(field.name, how, _leaves(plain(field.type), at, count))
             at += count
-        wrong = next((len(group.chunks) for group in self.footer.groups if len(group.chunks) != at), at)
+        wrong = next((group.num_columns for group in self._groups if group.num_columns != at), at)
         if wrong != at or len(self._file.schema) != at:
             raise self._bad(f"{at} columns of values", f"{wrong} in a row group and {len(self._file.schema)} in all")
         names = chosen(params, usable, self.others, self._url)
@@ -124,23 +132,26 @@ class _File:
 
     def places(self, columns: list[_Column]) -> Iterator[ByteRange]:
         """Yield where the values of columns lie."""
-        padded = _PADDED_BYTES if b"parquet-mr" in self.footer.created_by else 0
-        for group in self.footer.groups:
+        padded = _PADDED_BYTES if "parquet-mr" in (self._file.metadata.created_by or "") else 0
+        for group in self._groups:
             for column in columns:
                 for leaf in column.leaves:
-                    chunk = group.chunks[leaf]
-                    stop = chunk.start + chunk.size
-                    if chunk.elsewhere or min(chunk.start, chunk.size, chunk.raw_size) < 0 or stop > self._end:
-                        got = f"{chunk.size} bytes at {chunk.start}"
+                    chunk = group.column(leaf)
+                    start, size = _start(chunk), chunk.total_compressed_size
+                    stop = start + size
+                    if chunk.file_path or min(start, size, chunk.total_uncompressed_size) < 0 or stop > self._end:
+                        got = f"{size} bytes at {start}"
                         raise self._bad(f"values of column {column.name!r} before byte {self._end}", got)
-                    yield ByteRange(chunk.start, min(self._end, stop + padded))
+                    yield ByteRange(start, min(self._end, stop + padded))
 
     def pieces(self, column: _Column, reader: ColumnReader, room_bytes: int) -> Iterator[Piece]:
         """Yield a column, some rows at a time."""
         paths = [self._file.schema.column(leaf).path for leaf in column.leaves]
-        for number, group in enumerate(self.footer.groups):
-            size = sum(group.chunks[leaf].raw_size for leaf in column.leaves)
-            row_bytes = max(size / max(1, group.rows), self._repeated_bytes(column, group))
+        for number, group in enumerate(self._groups):
+            chunks = [group.column(leaf) for leaf in column.leaves]
+            size = sum(chunk.total_uncompressed_size for chunk in chunks)
+            repeated = sum(dictionary_value_bytes(self._data, chunk) for chunk in chunks) * _SKEW
+            row_bytes = max(size / max(1, group.num_rows), repeated)
             rows = max(1, min(_BATCH_ROWS_MAX, int(_BATCH_BYTES / max(row_bytes, 1e-9))))
             for batch in self._file.iter_batches(rows, row_groups=[number], columns=paths, use_threads=False):
                 place = batch.schema.get_field_index(column.name)
@@ -148,16 +159,52 @@ class _File:
                     raise self._bad(f"column {column.name!r}", f"{batch.schema.names}")
                 yield from reader.pieces(batch.column(place), room_bytes)
 
-    def _repeated_bytes(self, column: _Column, group: Group) -> float:
-        """Return what a row takes if all are like a dictionary's values: those count once where they lie."""
-        found = 0.0
-        for leaf in column.leaves:
-            count, size = read_dictionary(self._data, group.chunks[leaf])
-            found += size / count if count > 0 and size > 0 else 0.0
-        return found * _SKEW
-
     def _bad(self, expected: str, got: str) -> BadShard:
         return BadShard(f"expected {expected} of a Parquet file, got {got}", object=self._url, stage="decode")
+
+
+def _start(chunk: pq.ColumnChunkMetaData) -> int:
+    """Return where the first page of a chunk begins: the dictionary, where there is one."""
+    dictionary = chunk.dictionary_page_offset or 0
+    start: int = chunk.data_page_offset
+    return dictionary if 0 < dictionary < start else start
+
+
+def dictionary_value_bytes(data: memoryview, chunk: pq.ColumnChunkMetaData) -> float:
+    """Return the mean size of a dictionary's values, which count once where they lie; 0: there is none, or it is empty.
+
+    pyarrow does not tell it. A page begins with a struct of Thrift's compact protocol [apache/parquet-format,
+    parquet.thrift]: a byte of each number's distance to the number before, and type, then the value. Before the number
+    of values, there are only numbers.
+    """
+    start = _start(chunk)
+    if start == chunk.data_page_offset:
+        return 0.0
+    head = iter(bytes(data[start : start + _PAGE_HEAD_BYTES_MAX]))
+    number = 0
+    found: dict[int, int] = {}
+    try:
+        while (byte := next(head)) >> 4:
+            number += byte >> 4
+            if byte & 15 == _THRIFT_STRUCT and number == _PAGE_DICTIONARY and next(head) == _FIRST_IS_I32:
+                count = _thrift_number(head)
+                return max(0.0, found.get(_PAGE_RAW_BYTES, 0) / count) if count > 0 else 0.0
+            if byte & 15 != _THRIFT_I32:
+                break
+            found[number] = _thrift_number(head)
+    except StopIteration:
+        pass
+    return 0.0  # the page of something else: the library says what is wrong with it
+
+
+def _thrift_number(data: Iterator[int]) -> int:
+    """Return an integer of 32 bits, as Thrift's compact protocol writes it."""
+    value = shift = 0
+    while (byte := next(data)) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    value |= byte << shift
+    return (value >> 1) ^ -(value & 1)
 
 
 def _leaves(type_: pa.DataType, at: int, count: int) -> range:

@@ -13,7 +13,7 @@ import numpy as np
 from feedd.codecs.codec_registry import make_prefix
 from feedd.convert.conversion_registry import READY
 from feedd.convert.table_writer import Piece, TableWriter
-from feedd.convert.whole_object import WholeObject
+from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import Internal
 from feedd.formats import format_registry as formats
 from feedd.formats.missing_reasons import HAS, mark_of
@@ -37,7 +37,7 @@ _CELL_BYTES: Final = 9  # of an end and a mark
 _FOOT_BYTES: Final = 64 << 10
 
 
-class RowsForm(WholeObject):
+class RowsConverter(WholeObject):
     """``protocols.ShardConverter`` of ready rows; stateless."""
 
     @property
@@ -160,4 +160,4 @@ def _piece(parts: Cell, sizes: Sequence[int], marks: bytes | bytearray) -> Piece
     return Piece(values, np.array(sizes, np.int64), np.frombuffer(marks, np.uint8))
 
 
-ROWS_FORM: Final = RowsForm()
+ROWS_CONVERTER: Final = RowsConverter()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from feedd.convert.whole_object import WholeObject
+from feedd.convert.wanted_ranges import WholeObject
 from feedd.errors import BadShard, Unsupported
 from feedd.formats.format_registry import format_for
 from feedd.formats.protobuf import MessageReader, NotAMessage
@@ -30,7 +30,7 @@ _STRIDE_BYTES: Final = 1 << 20
 _FIELD_NUMBERS_MAX: Final = 5  # of aialgs.data.Record
 
 
-class JoinForm(WholeObject):
+class JoinConverter(WholeObject):
     """``protocols.ShardConverter`` of RecordIO with split records; stateless."""
 
     name = JOIN
@@ -91,4 +91,4 @@ def _is_record(payload: bytes) -> bool:
         return False
 
 
-JOIN_FORM: Final = JoinForm()
+JOIN_CONVERTER: Final = JoinConverter()

@@ -1,4 +1,4 @@
-"""Ranges of an object worth a request each."""
+"""Which ranges of an object a conversion needs, in few requests."""
 
 from __future__ import annotations
 
@@ -58,6 +58,15 @@ def lacking(held: PartialObject, span: ByteRange) -> tuple[ByteRange, ...]:
 def everything(held: PartialObject) -> tuple[ByteRange, ...]:
     """Return what is not here of the whole object."""
     return lacking(held, ByteRange(0, held.size_bytes))
+
+
+class WholeObject:
+    """The part of ``protocols.ShardConverter`` that says what is wanted: all of the object."""
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object."""
+        del params
+        return everything(held)
 
 
 def _touching(ranges: Iterable[ByteRange]) -> list[ByteRange]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from feedd.convert import conversion_registry as registry
-from feedd.convert.arrow import TYPES
 from feedd.convert.conversion_io import HeldObject
+from feedd.convert.table_converters import TYPES
 from feedd.converting.conversion_log import MadeFact
 from feedd.converting.memory_file import MemoryFile, copy_into, copy_spans, note_all_written
 from feedd.errors import BadShard, CacheUnavailable, FeeddError, ResourceExhausted, StoreUnavailable

@@ -7,7 +7,7 @@ tuple, both joined by dots; an item that is one leaf is the field ``data``.
 
 Integers, floats and arrays of one dimension are fields stored as such, text, JSON and encoded images as files, arrays
 that carry their shape are read by ``npy``, pixels by ``image``. What LitData pickles comes as ``bytes`` where it is
-asked for. A chunk of dicts of plain values only holds Arrow instead (see ``convert.litdata_arrow``).
+asked for. A chunk of dicts of plain values only holds Arrow instead (see ``convert.table_converters``).
 """
 
 from __future__ import annotations

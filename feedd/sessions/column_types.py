@@ -15,10 +15,10 @@ import msgspec
 
 from feedd.cache.pinned_reads import with_pinned
 from feedd.catalog.wanted_columns import asked_for
-from feedd.convert.arrow import DELIMITER, TYPES
 from feedd.convert.columnar import typed_params
 from feedd.convert.conversion_registry import DELIMITED, split
 from feedd.convert.long_params import PARAMS_BYTES_MAX, is_long
+from feedd.convert.table_converters import DELIMITER, TYPES
 from feedd.dataset.listing import view_of
 from feedd.errors import BadRecipe, CacheUnavailable
 from feedd.flow.pools import CACHE_DISK, CPU

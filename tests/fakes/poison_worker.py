@@ -21,7 +21,7 @@ from feedd.codecs.codec_registry import make
 from feedd.codecs.image_header import is_jpeg
 from feedd.codecs.text import BytesCodec
 from feedd.convert import conversion_registry as forms
-from feedd.convert.whole_object import WholeObject
+from feedd.convert.wanted_ranges import WholeObject
 from feedd.formats import format_registry as registry
 from feedd.recipe.text_params import BytesParams
 from feedd.workers import executor as execute
@@ -81,7 +81,7 @@ class PoisonCodec(BytesCodec):
         super().decode(data, out, seed)
 
 
-class PoisonForm(WholeObject):
+class PoisonConverter(WholeObject):
     """Reacts to what an object says, half-way through writing it out."""
 
     name = "poison"
@@ -96,7 +96,7 @@ class PoisonForm(WholeObject):
         return "tar"
 
 
-POISON = PoisonForm()
+POISON = PoisonConverter()
 
 
 class PoisonFormat:

@@ -34,7 +34,7 @@ from tests.fakes.tfrecords import example, tfrecord
 from tests.fuzz.judge import URL, make_shard, read_shard
 from tests.unit.convert.test_arrays_form import ARRAYS, hdf5, npz
 from tests.unit.convert.test_arrow_form import MORE, arrow
-from tests.unit.convert.test_parquet_form import TABLE, parquet
+from tests.unit.convert.test_parquet_form import TABLE, check_harmless, parquet
 from tests.unit.formats import test_tokens_format as tokens
 from tests.unit.formats.test_files import pack
 from tests.unit.formats.test_litdata import chunk, index_json, reader
@@ -207,7 +207,7 @@ TARGETS: Final[dict[str, Target]] = {
     "libsvm": _form("libsvm", b"+1 1:0.5 7:-2e3\n# x\n-1 3:nan\n0\n", b"1 qid:7 1:2\n0 qid:8\n"),
     "npz": _form("npz", npz(SMALL), npz(SMALL, compressed=True)),
     "hdf5": _form("hdf5", hdf5(SMALL), hdf5({"x": ARRAYS["x"]}, chunks=True, compression="gzip")),
-    "parquet": _made("parquet", _parquet),
+    "parquet": Target(check_harmless, _parquet),
     "rows": _form(_rows(), TAR),
     "head": _form("head:tar", TAR, TAR[:-700]),
     "head-auto": _form("head:auto", TAR, recordio(b"abc"), tfrecord(_EXAMPLE), b'{"a": 1}\n'),

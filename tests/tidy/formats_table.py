@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -142,15 +141,9 @@ def _fetched(form: str) -> str:
 
 
 def _extra(form: str) -> str:
-    """Return what is to be installed, as the form's own errors say."""
-    own = getattr(forms.get(form), "_extra", "")  # where one class reads with several libraries
-    source = inspect.getsource(importlib.import_module(forms._FORMS[form][0]))
-    if own == "formats":
-        return ""  # numpy reads it
-    if own:
-        source = f'needs("{own}"'
-    found = re.findall(r"(?:needs\(|loaded\(\"[\w.]+\", )\"(\w+)\"|feedd\[(\w+)\]", source)
-    return " ".join(dict.fromkeys(f"`feedd[{one or other}]`" for one, other in found))
+    """Return what is to be installed; numpy, which reads what the extra ``formats`` names, always is."""
+    extra = getattr(forms.get(form), "_extra", "")
+    return f"`feedd[{extra}]`" if extra not in {"", "formats"} else ""
 
 
 def table() -> str:

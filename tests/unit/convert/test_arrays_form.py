@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.convert import hdf5_file
-from feedd.convert.arrays import HDF5_FORM, NPZ_FORM
 from feedd.convert.columnar import params_of, strict_params
+from feedd.convert.table_converters import HDF5_CONVERTER, NPZ_CONVERTER
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from tests.budget import budget
 from tests.fakes.making import make
@@ -69,7 +69,7 @@ def expected(array: Any) -> list[Any]:
 @pytest.mark.parametrize("compressed", [False, True])
 def test_every_type_of_npz(compressed: bool) -> None:
     """Stored or deflated, in any order of bytes and dimensions."""
-    made = make(NPZ_FORM, npz(ARRAYS, compressed=compressed))
+    made = make(NPZ_CONVERTER, npz(ARRAYS, compressed=compressed))
     assert made.index.fields == tuple(name.lower() for name in ARRAYS)
     for name, array in ARRAYS.items():
         assert made.values(name.lower()) == expected(array), name
@@ -80,7 +80,7 @@ def test_every_type_of_npz(compressed: bool) -> None:
 @pytest.mark.parametrize("options", [{}, {"chunks": True}, {"chunks": True, "compression": "gzip", "shuffle": True}])
 def test_every_type_of_hdf5(options: dict[str, Any]) -> None:
     """Contiguous, chunked and compressed."""
-    made = make(HDF5_FORM, hdf5(ARRAYS, **options))
+    made = make(HDF5_CONVERTER, hdf5(ARRAYS, **options))
     wanted = {name for name in ARRAYS if name != "day"}
     assert set(made.index.fields) == {name.lower() for name in wanted}
     for name in wanted:
@@ -98,7 +98,7 @@ def test_groups_and_rows_of_any_length() -> None:
         file["train2"] = file["Train"]  # the same group again
         file["Train/self"] = file["Train"]
         file.create_dataset("many", data=np.arange(300_000).reshape(3, -1), chunks=(1, 1000))
-    made = make(HDF5_FORM, sink.getvalue())
+    made = make(HDF5_CONVERTER, sink.getvalue())
     assert set(made.index.fields) == {"train/ids", "many"}
     assert made.values("train/ids") == rows
     assert made.index.stored_as(made.index.fields.index("train/ids")) == "int32[]"
@@ -108,14 +108,14 @@ def test_groups_and_rows_of_any_length() -> None:
 def test_arrays_that_do_not_go_together_are_named() -> None:
     """All are columns of one table, or those that are wanted; scalars and objects are none."""
     arrays = {"x": np.zeros((4, 2)), "classes": np.arange(3), "n": np.int64(3)}
-    for form, data in ((NPZ_FORM, npz(arrays)), (HDF5_FORM, hdf5({**arrays, "n": np.asarray(3)}))):
+    for form, data in ((NPZ_CONVERTER, npz(arrays)), (HDF5_CONVERTER, hdf5({**arrays, "n": np.asarray(3)}))):
         with pytest.raises(BadRecipe, match="x of 4"):
             make(form, data)
         assert make(form, data, params_of([["x"]])).values("x") == [[0.0, 0.0]] * 4
         with pytest.raises(Unsupported, match="got n"):
             make(form, data, strict_params(params_of([["n"]])))
     objects = npz({"o": np.array([{"a": 1}], object), "x": np.zeros(1)})
-    assert make(NPZ_FORM, objects).index.fields == ("x",)
+    assert make(NPZ_CONVERTER, objects).index.fields == ("x",)
 
 
 def test_nothing_outside_of_the_file_is_read(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_nothing_outside_of_the_file_is_read(tmp_path: Path) -> None:
         layout = h5py.VirtualLayout((2,), np.int64)
         layout[:] = h5py.VirtualSource(str(tmp_path / "other.h5"), "x", (2,))
         file.create_virtual_dataset("virtual", layout)
-    assert make(HDF5_FORM, (tmp_path / "a.h5").read_bytes()).index.fields == ("x",)
+    assert make(HDF5_CONVERTER, (tmp_path / "a.h5").read_bytes()).index.fields == ("x",)
 
 
 def test_what_lies_in_other_files_is_refused_with_that(tmp_path: Path) -> None:
@@ -151,33 +151,33 @@ def test_what_lies_in_other_files_is_refused_with_that(tmp_path: Path) -> None:
         (params_of([["deep/link", "nothing"]]), "got deep/link, a link by name "),
     ):
         with pytest.raises(Unsupported, match="in the file itself") as caught:
-            make(HDF5_FORM, sink.getvalue(), asked)
+            make(HDF5_CONVERTER, sink.getvalue(), asked)
         assert why in str(caught.value)
     with pytest.raises(BadRecipe, match="there are none"):
-        make(HDF5_FORM, sink.getvalue(), params_of([["x"]]))
+        make(HDF5_CONVERTER, sink.getvalue(), params_of([["x"]]))
     with h5py.File(sink, "a") as file:
         file["here"] = np.arange(2)
-    assert make(HDF5_FORM, sink.getvalue()).index.fields == ("here",)
-    assert make(HDF5_FORM, sink.getvalue(), params_of([["virtual", "here"]])).values("here") == [0, 1]
+    assert make(HDF5_CONVERTER, sink.getvalue()).index.fields == ("here",)
+    assert make(HDF5_CONVERTER, sink.getvalue(), params_of([["virtual", "here"]])).values("here") == [0, 1]
     with pytest.raises(Unsupported, match="Virtual"):
-        make(HDF5_FORM, sink.getvalue(), params_of([["here"], ["virtual"]]))
+        make(HDF5_CONVERTER, sink.getvalue(), params_of([["here"], ["virtual"]]))
 
 
 def test_more_than_there_is_room_for_is_refused() -> None:
     """Zeros compress well, and a dataset need not have been written at all."""
     with pytest.raises(BadShard):
-        make(NPZ_FORM, npz({"x": np.zeros((4, 1 << 20))}, compressed=True), limit_bytes=1 << 20)
+        make(NPZ_CONVERTER, npz({"x": np.zeros((4, 1 << 20))}, compressed=True), limit_bytes=1 << 20)
     sink = io.BytesIO()
     with h5py.File(sink, "w") as file:
         file.create_dataset("x", (1 << 30, 1 << 20), np.float64, chunks=(1, 1 << 20))
     with pytest.raises(BadShard):
-        make(HDF5_FORM, sink.getvalue())
+        make(HDF5_CONVERTER, sink.getvalue())
 
 
 def test_empty_ones() -> None:
     """Arrays of no rows, and files of no arrays."""
     none = {"x": np.zeros((0, 3), np.float32)}
-    for form, write in ((NPZ_FORM, npz), (HDF5_FORM, hdf5)):
+    for form, write in ((NPZ_CONVERTER, npz), (HDF5_CONVERTER, hdf5)):
         assert make(form, write(none)).index.sample_count == 0
         made = make(form, write({}))
         assert (made.index.sample_count, made.index.fields) == (0, ())
@@ -188,13 +188,13 @@ def test_a_wrong_checksum_is_refused() -> None:
     data = bytearray(npz({"x": np.arange(1000)}))
     data[2000] ^= 1
     with pytest.raises(BadShard, match="CRC"):
-        make(NPZ_FORM, bytes(data))
+        make(NPZ_CONVERTER, bytes(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\3\4", b"\x89HDF\r\n\x1a\n", b"x" * 3000])
 def test_other_files_are_refused(data: bytes) -> None:
     """What is neither is a BadShard."""
-    for form in (NPZ_FORM, HDF5_FORM):
+    for form in (NPZ_CONVERTER, HDF5_CONVERTER):
         with pytest.raises(BadShard):
             make(form, data)
 
@@ -210,7 +210,7 @@ def test_no_bytes_do_harm(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        make(NPZ_FORM, bytes(whole))
+        make(NPZ_CONVERTER, bytes(whole))
     except (BadShard, BadRecipe):
         return
 
@@ -221,12 +221,12 @@ def test_members_that_are_no_arrays_are_left_out() -> None:
     with zipfile.ZipFile(sink, "a") as archive:
         archive.writestr("README", "hello")
         archive.writestr("bad.npy", "hello")
-    assert make(NPZ_FORM, sink.getvalue()).index.fields == ("x",)
+    assert make(NPZ_CONVERTER, sink.getvalue()).index.fields == ("x",)
 
 
 _DAMAGED = """
 import random
-from tests.unit.convert.test_arrays_form import ARRAYS, BadRecipe, BadShard, HDF5_FORM, hdf5, make
+from tests.unit.convert.test_arrays_form import ARRAYS, BadRecipe, BadShard, HDF5_CONVERTER, hdf5, make
 source = random.Random({seed})
 numbers = {{name: array for name, array in ARRAYS.items() if array.dtype.kind != "U"}}
 whole = [hdf5(numbers), hdf5(numbers, chunks=True, compression="gzip")]
@@ -235,7 +235,7 @@ for _ in range({count}):
     for _ in range(source.randint(1, 4)):
         data[source.randrange(len(data))] = source.randrange(256)
     try:
-        make(HDF5_FORM, bytes(data))
+        make(HDF5_CONVERTER, bytes(data))
     except (BadShard, BadRecipe):
         pass
 """
@@ -259,8 +259,8 @@ def test_a_name_that_is_no_text_is_spelled_out() -> None:
     with h5py.File(sink, "w") as file:
         h5py.Group(h5py.h5g.create(file.id, b"caf\xe9"))["x"] = np.arange(3)
         file["y"] = np.arange(3)
-    assert make(HDF5_FORM, sink.getvalue()).index.fields == ("y", "caf\\xe9/x")
-    assert make(HDF5_FORM, sink.getvalue(), params_of([["caf\\xe9/x"]])).values("caf\\xe9/x") == [0, 1, 2]
+    assert make(HDF5_CONVERTER, sink.getvalue()).index.fields == ("y", "caf\\xe9/x")
+    assert make(HDF5_CONVERTER, sink.getvalue(), params_of([["caf\\xe9/x"]])).values("caf\\xe9/x") == [0, 1, 2]
 
 
 def test_what_is_no_string_among_strings_is_refused() -> None:

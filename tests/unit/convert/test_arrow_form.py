@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from feedd.convert.arrow import ARROW_FORM
 from feedd.convert.columnar import params_of, strict_params
+from feedd.convert.table_converters import ARROW_CONVERTER
 from feedd.errors import BadRecipe, BadShard, ResourceExhausted
 from tests.budget import budget
 from tests.fakes.making import make
@@ -42,7 +42,7 @@ WAYS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_type_is_what_was_written(way: dict[str, Any]) -> None:
     """In files and streams, compressed or not, in any batches."""
-    made = make(ARROW_FORM, arrow(MORE, **way))
+    made = make(ARROW_CONVERTER, arrow(MORE, **way))
     assert made.index.fields == tuple(MORE.column_names)
     for name in TABLE.column_names:
         assert made.values(name) == expected(name), name
@@ -53,7 +53,7 @@ def test_every_type_is_what_was_written(way: dict[str, Any]) -> None:
 def test_a_slice_is_written_as_such() -> None:
     """Offsets into buffers are kept."""
     part = MORE.slice(1, 3)
-    made = make(ARROW_FORM, arrow(part, stream=True))
+    made = make(ARROW_CONVERTER, arrow(part, stream=True))
     for name in COLUMNS:
         assert made.values(name) == expected(name)[1:4], name
 
@@ -61,15 +61,15 @@ def test_a_slice_is_written_as_such() -> None:
 def test_only_wanted_columns_become_a_table() -> None:
     """Others are not there; those that are missing are named."""
     data = arrow(MORE, stream=True)
-    assert make(ARROW_FORM, data, params_of([["text"], ["i8"]])).index.fields == ("i8", "text")
+    assert make(ARROW_CONVERTER, data, params_of([["text"], ["i8"]])).index.fields == ("i8", "text")
     with pytest.raises(BadRecipe, match=r"got nope.*there are flag, i8"):
-        make(ARROW_FORM, data, strict_params(params_of([["nope"]])))
+        make(ARROW_CONVERTER, data, strict_params(params_of([["nope"]])))
 
 
 def test_nothing_is_a_table_of_no_rows() -> None:
     """No batch at all, or empty ones."""
     for stream in (True, False):
-        made = make(ARROW_FORM, arrow(TABLE.schema.empty_table(), stream=stream))
+        made = make(ARROW_CONVERTER, arrow(TABLE.schema.empty_table(), stream=stream))
         assert (made.index.sample_count, len(made.index.fields)) == (0, len(COLUMNS))
 
 
@@ -77,14 +77,14 @@ def test_a_dictionary_that_stands_for_too_much_is_refused() -> None:
     """Before it is taken apart."""
     words = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), pa.array(["x" * 100_000]))
     with pytest.raises(BadShard):
-        make(ARROW_FORM, arrow(pa.table({"w": words}), stream=True, batch_rows=100_000), limit_bytes=32 << 20)
+        make(ARROW_CONVERTER, arrow(pa.table({"w": words}), stream=True, batch_rows=100_000), limit_bytes=32 << 20)
 
 
 @pytest.mark.parametrize("data", [b"", b"ARROW1", b"ARROW1\0\0" + bytes(40), b"\xff\xff\xff\xff", b"x" * 99, b"FEA1"])
 def test_other_files_are_refused(data: bytes) -> None:
     """What is no Arrow IPC is a BadShard."""
     with pytest.raises(BadShard):
-        make(ARROW_FORM, data)
+        make(ARROW_CONVERTER, data)
 
 
 def test_a_packed_buffer_that_says_it_is_vast() -> None:
@@ -93,7 +93,7 @@ def test_a_packed_buffer_that_says_it_is_vast() -> None:
     at = data.index(bytes([8, 0, 0, 0, 0, 0, 0, 0]) + b'\x04"M\x18')  # its size unpacked, and LZ4's magic
     data[at + 6] = 1
     with pytest.raises(ResourceExhausted, match="expected memory to make a shard") as told:
-        make(ARROW_FORM, bytes(data))
+        make(ARROW_CONVERTER, bytes(data))
     assert "it is damaged" in told.value.hint
 
 
@@ -108,6 +108,6 @@ def test_no_bytes_do_harm(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        make(ARROW_FORM, bytes(whole[: data.draw(st.integers(0, 2 * len(whole)))]))
+        make(ARROW_CONVERTER, bytes(whole[: data.draw(st.integers(0, 2 * len(whole)))]))
     except (BadShard, ResourceExhausted):
         return

@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedd.convert.arrow import CSV_FORM, DELIMITER, PIPE_FORM, SEMICOLON_FORM, TSV_FORM, TYPES, DelimitedForm
 from feedd.convert.arrow_types import kept
 from feedd.convert.columnar import params_of, stored_of, strict_params, typed_params
 from feedd.convert.delimited_text import _TYPES
+from feedd.convert.table_converters import (
+    CSV_CONVERTER,
+    DELIMITER,
+    PIPE_CONVERTER,
+    SEMICOLON_CONVERTER,
+    TSV_CONVERTER,
+    TYPES,
+    DelimitedConverter,
+)
 from feedd.errors import BadRecipe, BadShard
 from feedd.formats.missing_reasons import why_absent
 from feedd.values import ByteRange
@@ -27,7 +35,7 @@ pyarrow.csv.read_csv(io.BytesIO(b"a\n1\n"))  # the library opens a pipe for good
 def test_columns_are_typed_by_all_their_values() -> None:
     """Numbers, truth, text; a hole where there is nothing, empty text in text."""
     text = b'Name,n,x,ok,"two, words"\na,1,0.5,true,\n"b\n""c""",,2,false,z\n'
-    made = make(CSV_FORM, text)
+    made = make(CSV_CONVERTER, text)
     assert made.index.fields == ("name", "n", "x", "ok", "two, words")
     assert made.index.stored == ("text", "int64", "float64", "bool", "text")
     assert made.values("name") == ["a", 'b\n"c"']
@@ -36,24 +44,24 @@ def test_columns_are_typed_by_all_their_values() -> None:
     assert made.values("ok") == [1, 0]
     assert made.values("two, words") == ["", "z"]
     late = b"n\n" + b"1\n" * 400_000 + b"1.5\n"
-    assert make(CSV_FORM, late).index.stored == ("float64",)
+    assert make(CSV_CONVERTER, late).index.stored == ("float64",)
 
 
 def test_rows_without_a_header() -> None:
     """A first row that holds a number is a sample, its columns are numbered; so if they are asked for by number."""
-    made = make(CSV_FORM, b"1,0.5,a\r\n0,0.25,b\r\n")
+    made = make(CSV_CONVERTER, b"1,0.5,a\r\n0,0.25,b\r\n")
     assert made.index.fields == ("0", "1", "2")
     assert (made.values("0"), made.values("1"), made.values("2")) == ([1, 0], [0.5, 0.25], ["a", "b"])
-    assert make(CSV_FORM, b"a,b\nc,d\n", params_of([["1"]])).values("1") == ["b", "d"]
-    assert make(CSV_FORM, b"a,b\nc,d\n").values("b") == ["d"]
+    assert make(CSV_CONVERTER, b"a,b\nc,d\n", params_of([["1"]])).values("1") == ["b", "d"]
+    assert make(CSV_CONVERTER, b"a,b\nc,d\n").values("b") == ["d"]
 
 
 def test_tabs_and_wanted_columns() -> None:
     """TSV is CSV by another sign; only what is wanted is kept."""
-    made = make(TSV_FORM, b"\xef\xbb\xbfA\tb,c\n1\tx\n2\ty\n", params_of([["a"]]))
+    made = make(TSV_CONVERTER, b"\xef\xbb\xbfA\tb,c\n1\tx\n2\ty\n", params_of([["a"]]))
     assert (made.index.fields, made.values("a")) == (("a",), [1, 2])
     with pytest.raises(BadRecipe, match=r"got z.*there are A, b,c"):
-        make(TSV_FORM, b"A\tb,c\n1\tx\n", strict_params(params_of([["z"]])))
+        make(TSV_CONVERTER, b"A\tb,c\n1\tx\n", strict_params(params_of([["z"]])))
 
 
 def test_types_tell_how_columns_are_stored() -> None:
@@ -68,17 +76,17 @@ def test_types_tell_how_columns_are_stored() -> None:
 def test_the_sign_between_values_is_found(sign: str) -> None:
     """As spreadsheets write them; what the types say names it, and no other shard is then judged by itself."""
     text = b'A;b\n1;"x;, y"\n2;z, w\n'.replace(b";", sign.encode())
-    made = make(CSV_FORM, text)
+    made = make(CSV_CONVERTER, text)
     assert (made.index.fields, made.values("a")) == (("a", "b"), [1, 2])
     assert made.values("b") == [f"x{sign}, y", "z, w"]
     out = OutBytes()
     held = HeldBytes(len(text), (ByteRange(0, len(text)),), memoryview(text))
-    CSV_FORM.make(held, "s3://b/a.csv", TYPES, out)
+    CSV_CONVERTER.make(held, "s3://b/a.csv", TYPES, out)
     assert json.loads(bytes(out.written)) == {"a": "int64", "b": "string", DELIMITER: sign}
     told = typed_params([["a"]], {"a": "int64"}, delimiter=sign)
-    assert make(CSV_FORM, f"a{sign}b\n1{sign}2\n".encode(), told).values("a") == [1]
+    assert make(CSV_CONVERTER, f"a{sign}b\n1{sign}2\n".encode(), told).values("a") == [1]
     with pytest.raises(BadRecipe, match="got a"):
-        make(CSV_FORM, f"a{sign}b\n1{sign}2\n".encode(), strict_params(typed_params([["a"]], {"a": "int64"})))
+        make(CSV_CONVERTER, f"a{sign}b\n1{sign}2\n".encode(), strict_params(typed_params([["a"]], {"a": "int64"})))
 
 
 @pytest.mark.parametrize(
@@ -95,15 +103,15 @@ def test_the_sign_between_values_is_found(sign: str) -> None:
 )
 def test_a_comma_goes_before_other_signs(text: bytes, fields: tuple[str, ...]) -> None:
     """Another sign is taken only where it cuts all of the first rows alike, and a comma none."""
-    assert make(CSV_FORM, text).index.fields == fields
-    assert make(TSV_FORM, b"a;b\n1;2\n").index.fields == ("a;b",)
+    assert make(CSV_CONVERTER, text).index.fields == fields
+    assert make(TSV_CONVERTER, b"a;b\n1;2\n").index.fields == ("a;b",)
 
 
 def test_the_sign_between_values_is_named() -> None:
     """Then nothing is guessed."""
-    assert make(SEMICOLON_FORM, b"1,5;2,5\n").index.fields == ("0", "1")
-    assert make(SEMICOLON_FORM, b"a,b\n1,2\n").index.fields == ("a,b",)
-    assert make(PIPE_FORM, b"a|b;c\n1|2\n").index.fields == ("a", "b;c")
+    assert make(SEMICOLON_CONVERTER, b"1,5;2,5\n").index.fields == ("0", "1")
+    assert make(SEMICOLON_CONVERTER, b"a,b\n1,2\n").index.fields == ("a,b",)
+    assert make(PIPE_CONVERTER, b"a|b;c\n1|2\n").index.fields == ("a", "b;c")
 
 
 @given(st.text('a1,;|\t\n"', max_size=60))
@@ -111,16 +119,16 @@ def test_any_text_has_one_sign(text: str) -> None:
     """Rows, or BadShard; the same for the same text."""
     data = text.encode()
     try:
-        made = make(CSV_FORM, data)
+        made = make(CSV_CONVERTER, data)
     except BadShard:
         return
-    assert make(CSV_FORM, data).index.fields == made.index.fields
+    assert make(CSV_CONVERTER, data).index.fields == made.index.fields
 
 
 def test_nothing_is_no_rows() -> None:
     """Empty files, blank ones, and a header alone."""
     for text in (b"", b"\n\n", b"a,b\n", b"a,b"):
-        assert make(CSV_FORM, text).index.sample_count == 0
+        assert make(CSV_CONVERTER, text).index.sample_count == 0
 
 
 def why(made: Made, name: str) -> list[str]:
@@ -133,19 +141,19 @@ def why(made: Made, name: str) -> list[str]:
 def test_rows_of_other_lengths_are_bad() -> None:
     """They are no samples, but have their places; whichever columns are wanted, with a header and without."""
     text = 'a,b\n1,x\n3\n\n4,"y\nz"\n5,6,7\n8,\né\n'.encode()
-    for made in (make(CSV_FORM, text), make(CSV_FORM, text, params_of([["b"]]))):
+    for made in (make(CSV_CONVERTER, text), make(CSV_CONVERTER, text, params_of([["b"]]))):
         assert made.values("b") == ["x", None, "y\nz", None, "", None]
         assert ["as many values" in one for one in why(made, "b")] == [False, True, False, True, False, True]
         assert [one.rpartition("got ")[2] for one in why(made, "b") if one] == ["1 for 2", "3 for 2", "1 for 2"]
-    bare = make(CSV_FORM, b"1,2\n3\n4,5\n")
+    bare = make(CSV_CONVERTER, b"1,2\n3\n4,5\n")
     assert (bare.values("0"), bare.values("1")) == ([1, None, 4], [2, None, 5])
     damaged = "ä,b\n1,ö\n2,x\n3,ü\n".encode().replace(b",x", b"\xacx").replace("ü".encode(), b"\xfc")
-    made = make(CSV_FORM, damaged, typed_params([], {"ä": "int64", "b": "string"}))  # one bit of a comma
+    made = make(CSV_CONVERTER, damaged, typed_params([], {"ä": "int64", "b": "string"}))  # one bit of a comma
     assert (made.values("ä"), made.values("b")) == ([1, None, 3], ["ö", None, None])
-    last = make(CSV_FORM, b"a,b\n1,2\n3")
+    last = make(CSV_CONVERTER, b"a,b\n1,2\n3")
     assert last.values("a") == [1, None]
     with pytest.raises(BadShard, match=r"as many values, got 3 for 2 in sample 0, and others in 39 more"):
-        make(CSV_FORM, b"a,b\n" + b"1,2,3\n" * 40)
+        make(CSV_CONVERTER, b"a,b\n" + b"1,2,3\n" * 40)
 
 
 def test_values_of_other_types_are_bad() -> None:
@@ -154,7 +162,7 @@ def test_values_of_other_types_are_bad() -> None:
     text = (
         b"n,t,d,x\n1,a,2020-01-01,1\nx,b,2020-01-02,\n,\xff,soon,2\n99999999999999999999,c,2020-01-03,NaN\n 7,d,,1e3\n"
     )
-    made = make(CSV_FORM, text, typed)
+    made = make(CSV_CONVERTER, text, typed)
     assert made.values("n") == [1, None, None, None, 7]
     assert made.values("t") == ["a", "b", None, "c", "d"]
     assert made.values("d") == [18262, 18263, None, 18264, None]
@@ -169,14 +177,14 @@ def test_values_of_other_types_are_bad() -> None:
         "invalid value '99999999999999999999'",
     ]
     assert r"invalid value '\\xff'" in why(made, "t")[2]
-    both = make(CSV_FORM, b"n,t\n1,a\nx\nx,b\n2,c\n", typed)
+    both = make(CSV_CONVERTER, b"n,t\n1,a\nx\nx,b\n2,c\n", typed)
     assert (both.values("n"), both.values("t")) == ([1, None, None, 2], ["a", None, "b", "c"])
     assert ["int64" in one for one in why(both, "n")] == [False, False, True, False]
     assert "'x'" in why(both, "n")[2]
-    many = make(CSV_FORM, b"n,t\n" + b"1,x\n" * 60 + b"no,x\n" * 40, typed)
+    many = make(CSV_CONVERTER, b"n,t\n" + b"1,x\n" * 60 + b"no,x\n" * 40, typed)
     assert ["invalid value 'no'" in one for one in why(many, "n")] == [60 <= row < 76 for row in range(100)]
     with pytest.raises(BadShard, match=r"expected int64 in column 'n'.*got invalid value 'x' in row 2"):
-        make(CSV_FORM, b"n\n" + b"x\n" * 40, typed)
+        make(CSV_CONVERTER, b"n\n" + b"x\n" * 40, typed)
 
 
 _CELLS = st.sampled_from(
@@ -198,14 +206,14 @@ def test_bad_rows_change_no_others(cells: list[tuple[str, str]], kinds: tuple[st
     typed = typed_params([], dict(zip("ab", kinds, strict=True)))
     lines = [",".join(pair) if row not in short else pair[0] or "1" for row, pair in enumerate(cells)]
     try:
-        made = make(CSV_FORM, "\n".join(["a,b", *lines, ""]).encode(), typed)
+        made = make(CSV_CONVERTER, "\n".join(["a,b", *lines, ""]).encode(), typed)
     except BadShard:
         assert len(lines) > 16
         return
     assert made.index.sample_count == len(lines)
     told = {name: why(made, name) for name in "ab"}
     for row, line in enumerate(lines):
-        alone = make(CSV_FORM, f"a,b\n{line}\n".encode(), typed)
+        alone = make(CSV_CONVERTER, f"a,b\n{line}\n".encode(), typed)
         for name in "ab":
             column = made.index.fields.index(name)
             assert told[name][row].partition(", got")[0] == why(alone, name)[0].partition(", got")[0]
@@ -220,7 +228,7 @@ def test_what_pyarrow_writes_is_read() -> None:
     """Whatever it quotes."""
     sink = io.BytesIO()
     pyarrow.csv.write_csv(pa.table(TABLE), sink)
-    made = make(CSV_FORM, sink.getvalue())
+    made = make(CSV_CONVERTER, sink.getvalue())
     assert {name: made.values(name) for name in made.index.fields} == TABLE
 
 
@@ -228,7 +236,7 @@ def test_what_pyarrow_writes_is_read() -> None:
 @given(st.one_of(st.binary(max_size=200), st.text('a1,"\n\r.-\t x', max_size=80).map(str.encode)))
 def test_no_bytes_do_harm(text: bytes) -> None:
     """Any text is a table, or refused as a bad shard."""
-    for form in (CSV_FORM, TSV_FORM):
+    for form in (CSV_CONVERTER, TSV_CONVERTER):
         for params in ("", typed_params([], {}, "int64")):
             try:
                 make(form, text, params)
@@ -240,7 +248,7 @@ def test_no_bytes_do_harm(text: bytes) -> None:
             continue
 
 
-def types(text: bytes, form: DelimitedForm = CSV_FORM) -> tuple[dict[str, str], int]:
+def types(text: bytes, form: DelimitedConverter = CSV_CONVERTER) -> tuple[dict[str, str], int]:
     """Return what an object tells of its columns, and how much of it was fetched for that."""
     held = b""
     while True:
@@ -264,17 +272,17 @@ def test_types_are_told_by_the_start_of_a_large_object() -> None:
     assert types(b"a,b\n" + rows) == ({"a": "string", "b": "int64"}, 8 << 20)
     long = b'a,b\n"' + b"x\n" * (5 << 20) + b'",0.5\n'
     assert types(long) == ({"a": "string", "b": "double"}, len(long))
-    assert types(b"1\tx\n", TSV_FORM)[0] == {"0": "int64", "1": "string"}
+    assert types(b"1\tx\n", TSV_CONVERTER)[0] == {"0": "int64", "1": "string"}
     assert types(b"\n") == ({}, 1)
 
 
 def test_columns_are_read_with_the_types_they_are_said_to_have() -> None:
     """Whatever their values look like; a hole stays one, of text too where it is read as numbers."""
     params = typed_params([["n"], ["t"]], {"n": "float", "t": "string"})
-    made = make(CSV_FORM, b"N,t,u\n1,7,2\n,08,x\n", params)
+    made = make(CSV_CONVERTER, b"N,t,u\n1,7,2\n,08,x\n", params)
     assert (made.index.fields, made.index.stored) == (("n", "t"), ("float32", "text"))
     assert (made.values("n"), made.values("t")) == ([1.0, None], ["7", "08"])
-    every = make(CSV_FORM, b"a,b\n1,2\n", typed_params([], {"a": "int8"}, "double"))
+    every = make(CSV_CONVERTER, b"a,b\n1,2\n", typed_params([], {"a": "int8"}, "double"))
     assert every.index.stored == ("int8", "float64")
 
 
@@ -290,9 +298,12 @@ def test_columns_are_read_with_the_types_they_are_said_to_have() -> None:
 def test_a_value_that_is_not_of_its_type_is_named(text: bytes, got: str) -> None:
     """Column, value and row, where most are of another."""
     with pytest.raises(BadShard, match=got):
-        make(CSV_FORM, text, typed_params([], {"a": "string", "n": "int8"}))
+        make(CSV_CONVERTER, text, typed_params([], {"a": "string", "n": "int8"}))
 
 
 def test_a_dataset_without_names_has_none_in_any_shard() -> None:
     """Though a first row may look like names."""
-    assert make(CSV_FORM, b"a,b\nc,d\n", typed_params([], {"0": "string", "1": "string"})).values("1") == ["b", "d"]
+    assert make(CSV_CONVERTER, b"a,b\nc,d\n", typed_params([], {"0": "string", "1": "string"})).values("1") == [
+        "b",
+        "d",
+    ]

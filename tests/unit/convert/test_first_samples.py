@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.convert import conversion_registry as registry
-from feedd.convert.first_samples import HEAD_FORM
+from feedd.convert.first_samples import HEAD_CONVERTER
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
 from tests.budget import budget
@@ -71,10 +71,10 @@ def test_first_samples_are_the_shards_own(kind: str) -> None:
     name, data = shard(kind, 12, 1 << 20)
     for asked in (name,) if kind in {"litdata", "text", "npy"} else (name, "auto"):
         assert registry.head_form("", asked) == f"head:{asked}"
-        made = make(HEAD_FORM, data, asked, limit_bytes=64 << 20) if asked == name else None
+        made = make(HEAD_CONVERTER, data, asked, limit_bytes=64 << 20) if asked == name else None
         assert made is None or made.fetched_bytes == 4 << 20
         if made is None:
-            made = make(HEAD_FORM, data, asked, limit_bytes=64 << 20)
+            made = make(HEAD_CONVERTER, data, asked, limit_bytes=64 << 20)
         whole, head = index_of(name, data), made.index
         assert 2 <= head.sample_count <= 4
         assert (head.fields, head.stored) == (whole.fields, whole.stored)
@@ -87,10 +87,10 @@ def test_first_samples_are_the_shards_own(kind: str) -> None:
 def test_larger_samples_take_more_bytes(kind: str) -> None:
     """32 MiB where 4 hold no whole sample; where those hold none, nothing: the shard itself must tell."""
     name, data = shard(kind, 3, 9 << 20)
-    made = make(HEAD_FORM, data, name, limit_bytes=64 << 20)
+    made = make(HEAD_CONVERTER, data, name, limit_bytes=64 << 20)
     assert made.index.sample_count >= 2
     name, data = shard(kind, 2, 33 << 20)
-    made = make(HEAD_FORM, data, name, limit_bytes=64 << 20)
+    made = make(HEAD_CONVERTER, data, name, limit_bytes=64 << 20)
     assert (made.index.sample_count, made.index.fields) == (0, ())
     assert made.fetched_bytes == 32 << 20
 
@@ -105,10 +105,10 @@ def test_what_has_no_head() -> None:
 def test_a_sample_of_a_tar_is_whole_where_the_next_begins() -> None:
     """Members that may still come are no missing fields; a last sample is whole where the archive ends."""
     first = tar_bytes([("a", {"x": b"1", "y": b"2"}), ("b", {"x": bytes(5 << 20)})])
-    made = make(HEAD_FORM, first, "tar", limit_bytes=64 << 20)
+    made = make(HEAD_CONVERTER, first, "tar", limit_bytes=64 << 20)
     assert (made.index.sample_count, made.index.fields) == (1, ("x", "y"))
-    assert make(HEAD_FORM, tar_bytes([("a", {"x": b"1"})]), "tar").index.sample_count == 1
-    assert make(HEAD_FORM, bytes(1024), "tar").index.sample_count == 0
+    assert make(HEAD_CONVERTER, tar_bytes([("a", {"x": b"1"})]), "tar").index.sample_count == 1
+    assert make(HEAD_CONVERTER, bytes(1024), "tar").index.sample_count == 0
 
 
 SMALL = {kind: shard(kind, 3, 40) for kind in KINDS}
@@ -128,7 +128,7 @@ def test_no_first_bytes_do_harm(kind: str, cut: int, edits: list[tuple[int, int]
         if at < len(changed):
             changed[at] = value
     try:
-        made = make(HEAD_FORM, bytes(changed), name)
+        made = make(HEAD_CONVERTER, bytes(changed), name)
     except (BadShard, Unsupported):
         return
     assert made.index.sample_count <= 3 + len(edits)

@@ -13,8 +13,8 @@ import pyarrow.csv
 import pytest
 
 from feedd.cache.entry_layout import FORMS_VERSION
-from feedd.convert.arrow import TYPES
 from feedd.convert.conversion_registry import get, split
+from feedd.convert.table_converters import TYPES
 from tests.fakes.making import HeldBytes, OutBytes, make
 from tests.fakes.recordio import dmlc
 from tests.fakes.tars import tar_bytes

@@ -14,10 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from feedd.convert.arrays import HDF5_FORM, NPZ_FORM
-from feedd.convert.arrow import ARROW_FORM, CSV_FORM, TSV_FORM
 from feedd.convert.columnar import head_params, params_of, strict_params
-from feedd.convert.parquet import PARQUET_FORM
+from feedd.convert.table_converters import (
+    ARROW_CONVERTER,
+    CSV_CONVERTER,
+    HDF5_CONVERTER,
+    NPZ_CONVERTER,
+    PARQUET_CONVERTER,
+    TSV_CONVERTER,
+)
 from feedd.errors import BadRecipe, BadShard, ResourceExhausted
 from tests.budget import budget
 from tests.fakes.making import make
@@ -48,11 +53,11 @@ def written(table: Any, way: str) -> tuple[ShardConverter, bytes]:
     sink = io.BytesIO()
     if way == "parquet":
         pq.write_table(table, sink)
-        return PARQUET_FORM, sink.getvalue()
+        return PARQUET_CONVERTER, sink.getvalue()
     options = ipc.IpcWriteOptions(compression="zstd" if way == "compressed" else None)
     with (ipc.new_stream if way == "stream" else ipc.new_file)(sink, table.schema, options=options) as writer:
         writer.write_table(table)
-    return ARROW_FORM, sink.getvalue()
+    return ARROW_CONVERTER, sink.getvalue()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -74,14 +79,14 @@ def test_a_head_tells_columns_and_that_there_are_rows(way: str) -> None:
 def test_the_head_of_text_is_its_first_rows() -> None:
     """Whole ones, a line feed within quotes is none of their ends; where no row ends in it, all of the object."""
     rows = b'x,"a\nb"\n' * (2 << 20)
-    made = make(CSV_FORM, b"n,t\n" + rows, head_params(params_of([["t"]])))
+    made = make(CSV_CONVERTER, b"n,t\n" + rows, head_params(params_of([["t"]])))
     assert made.fetched_bytes == 8 << 20 < len(rows)
     assert made.index.fields == ("t",)
     assert set(made.values("t")) == {"a\nb"}
     long = b"n\tt\n1\t" + b"y" * (9 << 20) + b"\n"
-    made = make(TSV_FORM, long, head_params(""))
+    made = make(TSV_CONVERTER, long, head_params(""))
     assert (made.fetched_bytes, made.index.sample_count) == (len(long), 1)
-    assert make(CSV_FORM, b"n,t\n", head_params("")).index.sample_count == 0
+    assert make(CSV_CONVERTER, b"n,t\n", head_params("")).index.sample_count == 0
 
 
 @pytest.mark.parametrize("way", [*WAYS, "csv", "npz", "hdf5"])
@@ -90,10 +95,10 @@ def test_rows_without_a_wanted_column_keep_their_places(way: str) -> None:
     few = LARGE.slice(0, 3)
     form: ShardConverter
     if way == "csv":
-        form, data = CSV_FORM, b"n,x\n0,0.5\n1,0.5\n2,0.5\n"
+        form, data = CSV_CONVERTER, b"n,x\n0,0.5\n1,0.5\n2,0.5\n"
     elif way in {"npz", "hdf5"}:
         arrays = {"n": np.arange(3), "x": np.zeros((3, 2))}
-        form, data = (NPZ_FORM, npz(arrays)) if way == "npz" else (HDF5_FORM, hdf5(arrays))
+        form, data = (NPZ_CONVERTER, npz(arrays)) if way == "npz" else (HDF5_CONVERTER, hdf5(arrays))
     else:
         form, data = written(few, way)
     for asked, fields in (([["n"], ["other"]], ("n",)), ([["other"]], ())):
@@ -108,7 +113,7 @@ def test_rows_without_a_wanted_column_keep_their_places(way: str) -> None:
 
 def test_arrays_of_which_nothing_tells_how_many_samples_they_are() -> None:
     """Where none of those that are there is wanted, and they do not go together."""
-    for form, data in ((NPZ_FORM, npz), (HDF5_FORM, hdf5)):
+    for form, data in ((NPZ_CONVERTER, npz), (HDF5_CONVERTER, hdf5)):
         with pytest.raises(BadRecipe, match="n of 3, x of 2"):
             make(form, data({"n": np.arange(3), "x": np.zeros(2)}), params_of([["other"]]))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.convert import libsvm
-from feedd.convert.libsvm import LIBSVM_FORM
+from feedd.convert.libsvm import LIBSVM_CONVERTER
 from feedd.errors import BadShard
 from feedd.formats.missing_reasons import why_absent
 from tests.budget import budget
@@ -17,7 +17,7 @@ from tests.fakes.making import make
 
 def test_rows_are_labels_and_pairs() -> None:
     """With comments, blank lines, any blanks, rows without pairs and numbers of any spelling."""
-    made = make(LIBSVM_FORM, b"+1 1:0.5 7:-2e3\n\n# nothing\r\n-1\t3:nan # bad\r\n0\n2.5  10:1")
+    made = make(LIBSVM_CONVERTER, b"+1 1:0.5 7:-2e3\n\n# nothing\r\n-1\t3:nan # bad\r\n0\n2.5  10:1")
     assert made.index.fields == ("label", "indices", "values")
     assert made.values("label") == [1.0, -1.0, 0.0, 2.5]
     assert made.values("indices") == [[1, 7], [3], [], [10]]
@@ -27,21 +27,21 @@ def test_rows_are_labels_and_pairs() -> None:
 
 def test_rows_may_have_a_query() -> None:
     """As ranking has it: all or none."""
-    made = make(LIBSVM_FORM, b"1 qid:7 1:2\n0 qid:8\n")
+    made = make(LIBSVM_CONVERTER, b"1 qid:7 1:2\n0 qid:8\n")
     assert (made.values("qid"), made.values("indices"), made.values("values")) == ([7, 8], [[1], []], [[2.0], []])
     for text, at in (
         (b"1 qid:7 1:2\n0 1:2\n", 1),
         (b"0 1:2\n3\n1 qid:7 1:2\n", 2),
         (b"0 qid:1 1:1\n3\n1 qid:7 1:2\n", 1),
     ):
-        labels = make(LIBSVM_FORM, text).values("label")
+        labels = make(LIBSVM_CONVERTER, text).values("label")
         assert [row for row, label in enumerate(labels) if label is None] == [at]  # what fewer lines have is wrong
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libsvm, "_PIECE_BYTES", 12)
         for text in (b"1 qid:7 1:2\n0 1:2\n", b"0 1:2\n# nothing\n1 qid:7 1:2\n"):
             with pytest.raises(BadShard, match="all with qid, or all without"):
-                make(LIBSVM_FORM, text)
-        assert make(LIBSVM_FORM, b"1 qid:7 1:2\n# nothing\n0 qid:8\n").values("qid") == [7, 8]
+                make(LIBSVM_CONVERTER, text)
+        assert make(LIBSVM_CONVERTER, b"1 qid:7 1:2\n# nothing\n0 qid:8\n").values("qid") == [7, 8]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_rows_may_have_a_query() -> None:
 def test_other_lines_are_refused(text: bytes) -> None:
     """What is no such row is a BadShard."""
     with pytest.raises(BadShard, match="label index:value"):
-        make(LIBSVM_FORM, text)
+        make(LIBSVM_CONVERTER, text)
 
 
 BAD = ["1:2", "1 2", "1 1:2:3", "a 1:2", "1 :2", "1 1:", "1,2 1:3", "1 1.5:2", "1 e:1", "1 1:2e", "+-1 1:1", "1 9e17:1"]
@@ -69,11 +69,11 @@ def test_bad_lines_change_no_others(lines: list[str], piece_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libsvm, "_PIECE_BYTES", piece_bytes)
         try:
-            made = make(LIBSVM_FORM, "\n".join(lines).encode())
+            made = make(LIBSVM_CONVERTER, "\n".join(lines).encode())
         except BadShard:
             assert len(rows) - len(good) > len(rows) // 2 or not good
             return
-    wanted = make(LIBSVM_FORM, "\n".join(good).encode())
+    wanted = make(LIBSVM_CONVERTER, "\n".join(good).encode())
     for name in ("label", "indices", "values"):
         alone = iter(wanted.values(name))
         assert repr(made.values(name)) == repr([next(alone) if line in GOOD else None for line in rows])
@@ -88,7 +88,7 @@ def test_bad_lines_change_no_others(lines: list[str], piece_bytes: int) -> None:
 def test_nothing_is_no_rows() -> None:
     """Empty files and comments."""
     for text in (b"", b"\n", b"# a\n"):
-        assert make(LIBSVM_FORM, text).index.sample_count == 0
+        assert make(LIBSVM_CONVERTER, text).index.sample_count == 0
 
 
 ROW = st.tuples(
@@ -103,7 +103,7 @@ def test_any_rows_are_read_as_written(rows: list[tuple[int, list[tuple[int, floa
     text = "".join(f"{label} {' '.join(f'{i}:{v!r}' for i, v in pairs)}\n" for label, pairs in rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libsvm, "_PIECE_BYTES", piece_bytes)
-        made = make(LIBSVM_FORM, text.encode())
+        made = make(LIBSVM_CONVERTER, text.encode())
     assert made.values("label") == [float(label) for label, _ in rows]
     assert made.values("indices") == [[i for i, _ in pairs] for _, pairs in rows]
     assert made.values("values") == [[float(np.float32(v)) for _, v in pairs] for _, pairs in rows]
@@ -114,6 +114,6 @@ def test_any_rows_are_read_as_written(rows: list[tuple[int, list[tuple[int, floa
 def test_no_bytes_do_harm(text: bytes) -> None:
     """Any text is a table, or refused as a bad shard."""
     try:
-        make(LIBSVM_FORM, text)
+        make(LIBSVM_CONVERTER, text)
     except BadShard:
         return

@@ -14,13 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from feedd.convert import arrow_pieces, hdf5_file
-from feedd.convert.arrays import HDF5_FORM, NPZ_FORM
-from feedd.convert.arrow import ARROW_FORM
 from feedd.convert.arrow_pieces import ColumnReader
 from feedd.convert.arrow_types import kept
-from feedd.convert.libsvm import LIBSVM_FORM
+from feedd.convert.libsvm import LIBSVM_CONVERTER
 from feedd.convert.memory_limits import LEAST_BYTES, at_most
-from feedd.convert.parquet import PARQUET_FORM
+from feedd.convert.table_converters import ARROW_CONVERTER, HDF5_CONVERTER, NPZ_CONVERTER, PARQUET_CONVERTER
 from feedd.errors import BadShard, ResourceExhausted
 from feedd.formats.view_file import ViewFile
 from feedd.workers.convert_shard import make_shard
@@ -88,7 +86,7 @@ def test_a_dictionary_of_large_values_is_read_a_few_rows_at_a_time(monkeypatch: 
     table = pa.table({"a": pa.array([str(row % 50) * 10_000 for row in range(4_000)])})
     sink = io.BytesIO()
     pq.write_table(table, sink, dictionary_pagesize_limit=64 << 20)
-    made = make(PARQUET_FORM, sink.getvalue(), limit_bytes=256 << 20)
+    made = make(PARQUET_CONVERTER, sink.getvalue(), limit_bytes=256 << 20)
     assert made.values("a")[777] == "27" * 10_000
     assert max(sizes) <= 33 << 20 < sum(sizes)
 
@@ -143,7 +141,7 @@ def test_lists_of_no_rows_need_no_offsets() -> None:
         (piece,) = ColumnReader("a", how, "").pieces(array, LIMIT_BYTES)
         assert (piece.values.nbytes, piece.sizes.tolist()) == (0, [])  # type: ignore[union-attr]  # it varies
     made = make(
-        ARROW_FORM, arrow(pa.table({"a": pa.array([[[]], [], None], pa.list_(pa.list_(pa.int32())))}), stream=True)
+        ARROW_CONVERTER, arrow(pa.table({"a": pa.array([[[]], [], None], pa.list_(pa.list_(pa.int32())))}), stream=True)
     )
     assert made.values("a") == [[], [], None]
 
@@ -152,13 +150,13 @@ def test_what_is_known_to_need_more_is_refused_before() -> None:
     """Arrays whose rows do not lie one after another are read whole; so are the numbers of a text."""
     sink = io.BytesIO()
     np.savez(sink, x=np.asfortranarray(np.arange(1 << 17, dtype=np.float64).reshape(-1, 2)))
-    assert write(NPZ_FORM, sink.getvalue(), 2 << 20)
+    assert write(NPZ_CONVERTER, sink.getvalue(), 2 << 20)
     with pytest.raises(ResourceExhausted, match=r"the 2MiB of x.npy, .*got room for 1MiB"):
-        write(NPZ_FORM, sink.getvalue(), 1 << 20)
+        write(NPZ_CONVERTER, sink.getvalue(), 1 << 20)
     text = b"1 1:2\n" * 10_000
-    assert write(LIBSVM_FORM, text, 4 << 20)
+    assert write(LIBSVM_CONVERTER, text, 4 << 20)
     with pytest.raises(ResourceExhausted, match="its numbers"):
-        write(LIBSVM_FORM, text, 1 << 20)
+        write(LIBSVM_CONVERTER, text, 1 << 20)
 
 
 def test_large_chunks_of_hdf5_are_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +177,11 @@ def test_large_chunks_of_hdf5_are_unpacked_once(monkeypatch: pytest.MonkeyPatch)
         return count
 
     monkeypatch.setattr(ViewFile, "readinto", counted)
-    made = make(HDF5_FORM, data)
+    made = make(HDF5_CONVERTER, data)
     assert made.values("a/b") == values.tolist()
     assert read_bytes < 1.2 * len(data)
     with pytest.raises(ResourceExhausted, match=r"chunks of \(2000, 20\) of /a/b"):
-        write(HDF5_FORM, data, 100_000)
+        write(HDF5_CONVERTER, data, 100_000)
 
 
 def test_values_of_any_length_are_read_as_many_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,6 +199,6 @@ def test_values_of_any_length_are_read_as_many_as_there_is_room_for(monkeypatch:
     sink = io.BytesIO()
     with h5py.File(sink, "w") as file:
         file.create_dataset("a", data=texts, dtype=h5py.string_dtype())
-    assert make(HDF5_FORM, sink.getvalue()).raw("a") == texts
+    assert make(HDF5_CONVERTER, sink.getvalue()).raw("a") == texts
     assert len(sizes) < 40
     assert sizes[-2] <= 64 << 10

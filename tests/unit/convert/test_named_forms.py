@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pyarrow import ipc
 
 from feedd.convert import conversion_registry as registry
-from feedd.convert.head_detection import HEAD_BYTES, form_by_head, is_unsaid
+from feedd.convert.conversion_registry import DETECT_BYTES, form_by_head, is_unsaid
 from feedd.errors import BadShard, Unsupported
 from feedd.formats import format_registry as formats
 from feedd.formats.refused import say_packed
@@ -100,7 +100,7 @@ HEADS = {
 def test_first_bytes_tell_a_form(what: str) -> None:
     """What each library writes begins so that the form is known, and it can be made by that."""
     data, form = HEADS[what], what.partition(" ")[0]
-    assert form_by_head(data[:HEAD_BYTES], len(data)) == form
+    assert form_by_head(data[:DETECT_BYTES], len(data)) == form
     assert made_of(form, "part-00000", data)[0] == "table"
 
 
@@ -108,7 +108,7 @@ def test_first_bytes_tell_a_form(what: str) -> None:
 def test_first_bytes_tell_a_compression(ending: str) -> None:
     """But for zlib's two bytes, which may begin anything, and for those that begin with no mark."""
     data = PACKINGS[ending](tar_bytes([("a", {"txt": b"x"})]))
-    form = form_by_head(data[:HEAD_BYTES], len(data))
+    form = form_by_head(data[:DETECT_BYTES], len(data))
     assert form == (UNPACK[ending] if ending in NO_TEXT else "")
     if form:
         assert made_of(form, "part-00000", data)[0] == formats.AUTO
@@ -127,7 +127,7 @@ def test_what_is_no_form_is_left_alone() -> None:
         b"PK\3\4",
         b"a,b",
     ):
-        assert form_by_head(data[:HEAD_BYTES], len(data)) == ""
+        assert form_by_head(data[:DETECT_BYTES], len(data)) == ""
     assert form_by_head(b"\xff\xff\xff\xff\x07\0\0\0", 1000) == ""
     assert form_by_head(b"\xff\xff\xff\xff\x10\0\0\0", 16) == ""
 

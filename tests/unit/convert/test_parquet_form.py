@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
+import faulthandler
 import io
+import os
+import resource
+import signal
 from typing import Any
 
 import numpy as np
@@ -15,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedd.convert.columnar import params_of, strict_params
-from feedd.convert.parquet import PARQUET_FORM
+from feedd.convert.parquet_file import dictionary_value_bytes
+from feedd.convert.table_converters import PARQUET_CONVERTER
 from feedd.errors import BadRecipe, BadShard, Unsupported
 from tests.budget import budget
 from tests.fakes.making import make
@@ -108,7 +114,7 @@ def test_every_type_is_what_pyarrow_reads(options: dict[str, Any]) -> None:
     """Whatever the encoding, compression and row groups, values and holes of every type are pyarrow's."""
     widened = ["u32"] if options.get("version") == "1.0" else []  # by that version
     table = TABLE.drop_columns(widened)
-    made = make(PARQUET_FORM, parquet(table, **options))
+    made = make(PARQUET_CONVERTER, parquet(table, **options))
     assert made.index.fields == tuple(table.column_names)
     assert made.index.sample_count == 5
     for name in table.column_names:
@@ -117,7 +123,7 @@ def test_every_type_is_what_pyarrow_reads(options: dict[str, Any]) -> None:
 
 def test_types_are_told() -> None:
     """Numbers come as what they are, lists by their length if it is fixed."""
-    made = make(PARQUET_FORM, parquet(TABLE))
+    made = make(PARQUET_CONVERTER, parquet(TABLE))
     stored = dict(zip(made.index.fields, made.index.stored, strict=True))
     assert stored["u16"] == "uint16"
     assert stored["flag"] == "bool"
@@ -136,7 +142,7 @@ def test_only_wanted_columns_are_fetched(rows: int) -> None:
     """Of 40 columns 4 cost little more than their own bytes, and are what pyarrow reads."""
     data = parquet(WIDE, row_group_size=rows)
     wanted = ["c03", "c04", "c17", "c39"]
-    made = make(PARQUET_FORM, data, params_of([name] for name in wanted))
+    made = make(PARQUET_CONVERTER, data, params_of([name] for name in wanted))
     assert made.index.fields == tuple(wanted)
     for name in wanted:
         assert made.values(name) == WIDE[name].to_pylist()
@@ -155,7 +161,7 @@ def test_of_a_struct_of_bytes_and_path_only_bytes_are_fetched() -> None:
     rows = [{"bytes": bytes([n]) * 10_000, "path": "p" * 50_000 + str(n)} for n in range(20)]
     image = pa.array(rows, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
     data = parquet(pa.table({"image": image, "label": pa.array(range(20))}), compression="none", use_dictionary=False)
-    made = make(PARQUET_FORM, data, params_of([["image"]]))
+    made = make(PARQUET_CONVERTER, data, params_of([["image"]]))
     assert made.raw("image") == [row["bytes"] for row in rows]
     assert made.fetched_bytes < 300_000 < len(data)
 
@@ -163,7 +169,7 @@ def test_of_a_struct_of_bytes_and_path_only_bytes_are_fetched() -> None:
 def test_names_are_found_as_recipes_spell_them() -> None:
     """In lower case, with dots in them, and by any of a field's alternatives."""
     table = pa.table({"Label": [1, 2], "a.b": [3, 4], "a": [{"b": 1, "c": 1}] * 2, "jpeg": [b"x", b"y"]})
-    made = make(PARQUET_FORM, parquet(table), params_of([["label"], ["a.b"], ["jpg", "jpeg"]]))
+    made = make(PARQUET_CONVERTER, parquet(table), params_of([["label"], ["a.b"], ["jpg", "jpeg"]]))
     assert made.index.fields == ("label", "a.b", "jpeg")
     assert (made.values("label"), made.values("a.b")) == ([1, 2], [3, 4])
 
@@ -173,21 +179,21 @@ def test_columns_that_cannot_be_had_are_named() -> None:
     table = pa.table({"a": [1], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
     data = parquet(table)
     with pytest.raises(BadRecipe, match=r"got lable.*there are a"):
-        make(PARQUET_FORM, data, strict_params(params_of([["lable"]])))
+        make(PARQUET_CONVERTER, data, strict_params(params_of([["lable"]])))
     with pytest.raises(Unsupported, match=r"got m.*there are a"):
-        make(PARQUET_FORM, data, strict_params(params_of([["m"]])))
-    assert make(PARQUET_FORM, data).index.fields == ("a",)
+        make(PARQUET_CONVERTER, data, strict_params(params_of([["m"]])))
+    assert make(PARQUET_CONVERTER, data).index.fields == ("a",)
     both = parquet(pa.table([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "A", "b"]))
     with pytest.raises(BadShard, match="'A' and 'a'"):
-        make(PARQUET_FORM, both, params_of([["a"]]))
-    assert make(PARQUET_FORM, both, params_of([["b"]])).values("b") == [3]
+        make(PARQUET_CONVERTER, both, params_of([["a"]]))
+    assert make(PARQUET_CONVERTER, both, params_of([["b"]])).values("b") == [3]
 
 
 def test_files_without_rows() -> None:
     """No rows, with row groups and without, are a table of none."""
     schema = pa.schema([("a", pa.int32()), ("t", pa.string()), ("l", pa.list_(pa.int8()))])
     for table in (schema.empty_table(), pa.table({"a": pa.array([], pa.int32())})):
-        made = make(PARQUET_FORM, parquet(table))
+        made = make(PARQUET_CONVERTER, parquet(table))
         assert made.index.sample_count == 0
         assert made.index.fields == tuple(table.column_names)
 
@@ -195,10 +201,10 @@ def test_files_without_rows() -> None:
 def test_decimals_beyond_64_bits_are_refused() -> None:
     """They are no int64; those that fit are."""
     fits = pa.array([decimal.Decimal((1 << 63) - 1), None], pa.decimal128(38, 0))
-    assert make(PARQUET_FORM, parquet(pa.table({"d": fits}))).values("d") == [(1 << 63) - 1, None]
+    assert make(PARQUET_CONVERTER, parquet(pa.table({"d": fits}))).values("d") == [(1 << 63) - 1, None]
     wide = pa.array([decimal.Decimal(1 << 63)], pa.decimal128(38, 0))
     with pytest.raises(BadShard, match="64 bits in column 'd'"):
-        make(PARQUET_FORM, parquet(pa.table({"d": wide})))
+        make(PARQUET_CONVERTER, parquet(pa.table({"d": wide})))
 
 
 def test_more_than_there_is_room_for_is_refused() -> None:
@@ -207,29 +213,45 @@ def test_more_than_there_is_room_for_is_refused() -> None:
     data = parquet(pa.table({"w": words}))
     assert len(data) < 200_000
     with pytest.raises(BadShard):
-        make(PARQUET_FORM, data, limit_bytes=32 << 20)
+        make(PARQUET_CONVERTER, data, limit_bytes=32 << 20)
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1\0\0\0\0PAR1", b"x" * 100, b"PAR1" + b"\xff" * 4 + b"PAR1"])
 def test_other_files_are_refused(data: bytes) -> None:
     """What is no Parquet file is a BadShard."""
     with pytest.raises(BadShard):
-        make(PARQUET_FORM, data)
+        make(PARQUET_CONVERTER, data)
 
 
 def test_an_encrypted_file_is_refused() -> None:
     """With a word why."""
     with pytest.raises(Unsupported, match="encrypted"):
-        make(PARQUET_FORM, b"PAR1" + bytes(20) + b"PARE")
+        make(PARQUET_CONVERTER, b"PAR1" + bytes(20) + b"PARE")
 
 
 SEEDS = [parquet(TABLE, **options) for options in OPTIONS]
 
 
-@settings(max_examples=budget(200), deadline=None)
-@given(data=st.data())
-def test_no_bytes_do_harm(data: st.DataObject) -> None:
-    """A file damaged anywhere is a table within its bytes, or refused as a bad shard."""
+def check_harmless(*files: bytes) -> None:
+    """Convert in a child process: it writes tables, refuses files, or pyarrow aborts; nothing else may end it."""
+    child = os.fork()
+    if not child:
+        faulthandler.disable()  # pytest's would print a stack for each abort
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        signal.alarm(60)
+        try:
+            for data in files:
+                with contextlib.suppress(BadShard, Unsupported):
+                    make(PARQUET_CONVERTER, data)
+        except BaseException:  # noqa: BLE001 - the parent is told by the status
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in {0, -signal.SIGABRT}
+
+
+def _damaged(data: st.DataObject) -> bytes:
     whole = bytearray(data.draw(st.sampled_from(SEEDS)))
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     for _ in range(data.draw(st.integers(1, 4))):
@@ -237,7 +259,24 @@ def test_no_bytes_do_harm(data: st.DataObject) -> None:
         at = len(whole) - 1 - data.draw(st.integers(0, min(reach, len(whole)) - 1))
         whole[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, 40))
-    try:
-        make(PARQUET_FORM, bytes(whole[cut:] if cut % 2 else whole))
-    except (BadShard, Unsupported):
-        return
+    return bytes(whole[cut:] if cut % 2 else whole)
+
+
+@settings(max_examples=budget(50), deadline=None)
+@given(data=st.data())
+def test_no_bytes_do_harm(data: st.DataObject) -> None:
+    """A file damaged anywhere is a table within its bytes, or refused as a bad shard, or ends its worker at once."""
+    check_harmless(*(_damaged(data) for _ in range(4)))  # a child process takes as long as a file
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_values_of_a_dictionary_are_measured(compression: str) -> None:
+    """Rows may repeat a few large values: the mean size of those is known before rows are read."""
+    words = pa.array(["x" * 1000, "y" * 3000, "x" * 1000])
+    data = parquet(pa.table({"w": words, "n": pa.array([1, 2, 3])}), compression=compression, use_dictionary=["w"])
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    assert dictionary_value_bytes(memoryview(data), group.column(0)) == 2004  # and 4 bytes of length each
+    assert dictionary_value_bytes(memoryview(data), group.column(1)) == 0
+    for length in range(group.column(0).dictionary_page_offset + 9):
+        assert dictionary_value_bytes(memoryview(data)[:length], group.column(0)) in {0, 2004}
+    assert dictionary_value_bytes(memoryview(bytes(len(data))), group.column(0)) == 0

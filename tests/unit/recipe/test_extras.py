@@ -53,7 +53,7 @@ def _without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     from feedd import convert as forms  # noqa: PLC0415 - its attributes are what ``from`` finds before sys.modules
 
     for name in [*sys.modules]:
-        if name.startswith("feedd.convert.") and name.endswith(("_file", "_pieces", "_types", "litdata_arrow")):
+        if name.startswith("feedd.convert.") and name.endswith(("_file", "_pieces", "_types")):
             monkeypatch.delitem(sys.modules, name)
             monkeypatch.delattr(forms, name.rpartition(".")[2], raising=False)
         elif name.split(".")[0] in LIBRARIES:

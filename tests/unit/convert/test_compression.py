@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedd.convert import br
+from feedd.convert import compression
 from feedd.convert.conversion_registry import get
 from feedd.convert.memory_limits import LEAST_BYTES
 from feedd.errors import BadShard, ResourceExhausted, Unsupported
@@ -72,7 +72,7 @@ def test_what_follows_the_end_is_bad(kind: str) -> None:
 def test_what_follows_at_the_border_of_a_piece_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brotli's library is given pieces: a stream that ends with one is no end of the object."""
     packed = brotli.compress(RAW)
-    monkeypatch.setattr(br, "_IN_BYTES", len(packed))
+    monkeypatch.setattr(compression, "_IN_BYTES", len(packed))
     assert unpack("br", packed) == RAW
     with pytest.raises(BadShard, match="behind"):
         unpack("br", packed + b"\x06")

@@ -1,0 +1,210 @@
+"""Objects of columns or arrays that become tables: which bytes of them are needed, and what reads them.
+
+The daemon asks these converters what they need, so the libraries are loaded in workers only. All but Parquet need the
+whole object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from feedd.convert.columnar import is_head, loaded
+from feedd.convert.wanted_ranges import WholeObject, coalesced, everything, lacking
+from feedd.errors import BadShard, Unsupported
+from feedd.formats.litdata import ARROW_END
+from feedd.values import ByteRange
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from feedd.protocols import PartialObject, ShardWriter
+
+_SCHEMA_BYTES: Final = 1 << 20
+"""How much of an object tells its columns, unless they are very many."""
+
+TYPES: Final = "types"
+"""Parameters of a form of text that makes no table, but tells which columns there are and their types."""
+
+DELIMITER: Final = "DELIMITER"
+"""What the types say of the sign between values, where it is not the form's own: names are in lower case there."""
+
+_TYPES_BYTES: Final = 8 << 20
+"""How much of an object tells its columns' types, where it is longer and rows end within it."""
+
+_PARQUET_MAGIC: Final = b"PAR1"
+_PARQUET_ENCRYPTED: Final = b"PARE"
+_END_BYTES: Final = 8  # u32 size of the footer, magic
+_TAIL_BYTES: Final = (8 << 10, 64 << 10)
+_TAIL_SHARE: Final = 512  # of a file's bytes: what most footers take, and little beside a few columns
+_FOOTER_BYTES_MAX: Final = 256 << 20
+
+_LENGTH_BYTES: Final = 4  # of the Arrow file in a chunk of LitData
+
+
+class TableConverter(WholeObject):
+    """``protocols.ShardConverter`` of columns that become a table; stateless.
+
+    Its parameters name columns, see ``convert.columnar.params_of``.
+
+    Args:
+        name: of the form.
+        module: has ``write``, which makes the table; loaded where such data is met.
+        extra: what to install where its library is missing.
+        more: further arguments of ``write``.
+    """
+
+    def __init__(self, name: str, module: str, extra: str, *more: str) -> None:
+        self.name = name
+        self._module, self._extra, self._more = module, extra, more
+
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table; see ``ShardConverter.make``."""
+        return self._write(held.data, url, params, out)
+
+    def _write(self, data: memoryview, url: str, params: str, out: ShardWriter) -> str:
+        format_name: str = self._loaded(url).write(data, url, params, out, *self._more)
+        return format_name
+
+    def _loaded(self, url: str) -> ModuleType:
+        return loaded(self._module, self._extra, url)
+
+
+class ArrowConverter(TableConverter):
+    """``protocols.ShardConverter`` of Arrow IPC; stateless. Its first bytes tell its columns."""
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object; where its columns are all that is asked for, its start, if that is enough."""
+        if not is_head(params):
+            return super().wanted(held, params)
+        head = ByteRange(0, min(held.size_bytes, _SCHEMA_BYTES))
+        missing = lacking(held, head)
+        if missing or not lacking(held, ByteRange(0, held.size_bytes)):
+            return missing
+        enough: bool = self._loaded("").tells_columns(held.data[: head.end])
+        return () if enough else everything(held)
+
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table, or only which there are."""
+        if not is_head(params):
+            return super().make(held, url, params, out)
+        whole = not lacking(held, ByteRange(0, held.size_bytes))
+        with held.data[: held.size_bytes if whole else _SCHEMA_BYTES] as head:
+            name: str = self._loaded(url).write_head(head, url, params, out)
+        return name
+
+
+class DelimitedConverter(TableConverter):
+    """``protocols.ShardConverter`` of CSV and its like; stateless.
+
+    Its parameters name columns and their types, see ``convert.columnar.typed_params``; or are ``TYPES``.
+    """
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the whole object; for ``TYPES``, and for a head, its start, where that is enough."""
+        if params != TYPES and not is_head(params):
+            return super().wanted(held, params)
+        head = ByteRange(0, min(held.size_bytes, _TYPES_BYTES))
+        missing = lacking(held, head)
+        if missing or not lacking(held, ByteRange(0, held.size_bytes)):
+            return missing
+        enough: bool = self._loaded("").tells_types(held.data[: head.end], *self._more)
+        return () if enough else everything(held)
+
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table, or for ``TYPES`` the types of all as JSON."""
+        if params != TYPES and not is_head(params):
+            return super().make(held, url, params, out)
+        size = held.size_bytes
+        whole = not lacking(held, ByteRange(0, size))
+        with held.data[: size if whole else _TYPES_BYTES] as head:
+            if params == TYPES:
+                self._loaded(url).write_types(head, url, out, *self._more, whole=whole)
+                return TYPES
+            with head if whole else self._loaded(url).whole_rows(head) as rows:
+                return self._write(rows, url, params, out)
+
+
+class LitDataArrowConverter(TableConverter):
+    """``protocols.ShardConverter`` of LitData's chunks of plain values; stateless.
+
+    A chunk is an Arrow file behind a head without items. The file's length stands behind it.
+    """
+
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table; see ``ShardConverter.make``."""
+        data = held.data
+        end = len(data) - len(ARROW_END) - _LENGTH_BYTES
+        start = end - int.from_bytes(data[max(end, 0) :][:_LENGTH_BYTES], "little")
+        if end < 0 or bytes(data[-len(ARROW_END) :]) != ARROW_END or start < 0:
+            raise BadShard(
+                f"expected a chunk with an Arrow file at its end, got {bytes(data[-12:])!r} there",
+                object=url,
+                hint="name the folder without litdata-arrow+ if its items are not plain values",
+                stage="decode",
+            )
+        inner = data[start:end]
+        try:
+            return self._write(inner, url, params, out)
+        finally:
+            with contextlib.suppress(BufferError):  # an error's traceback may hold arrays over it; they end with it
+                inner.release()
+
+
+class ParquetConverter(TableConverter):
+    """``protocols.ShardConverter`` of Parquet files; stateless. Only the footer and wanted columns are fetched."""
+
+    def wanted(self, held: PartialObject, params: str) -> tuple[ByteRange, ...]:
+        """Return the tail; then the footer, where the tail has not all of it; then the chunks of wanted columns.
+
+        Raises:
+            BadShard: no Parquet file.
+            BadRecipe, Unsupported: see ``convert.columnar.chosen``.
+        """
+        size = held.size_bytes
+        if lacking(held, ByteRange(max(0, size - _END_BYTES), size)):
+            least, most = _TAIL_BYTES
+            return (ByteRange(max(0, size - min(max(least, size // _TAIL_SHARE), most)), size),)
+        footer = _parquet_footer(held, "")
+        if missing := lacking(held, footer):
+            return missing
+        chunks: list[ByteRange] = self._loaded("").chunks(held.data, params, footer)
+        return tuple(part for span in coalesced(chunks) for part in lacking(held, span))
+
+    def make(self, held: PartialObject, url: str, params: str, out: ShardWriter) -> str:
+        """Write the wanted columns as a table.
+
+        Raises:
+            BadShard: no Parquet file, or one that takes more than there is room for.
+            BadRecipe, Unsupported: see ``convert.columnar.chosen``.
+        """
+        name: str = self._loaded(url).write(held.data, url, params, out, _parquet_footer(held, url))
+        return name
+
+
+def _parquet_footer(held: PartialObject, url: str) -> ByteRange:
+    """Return where the footer lies, its end included."""
+    size = held.size_bytes
+    end = bytes(held.data[max(0, size - _END_BYTES) : size])
+    if end[4:] == _PARQUET_ENCRYPTED:
+        raise Unsupported("expected a Parquet file, got an encrypted one", object=url, stage="decode")
+    length = int.from_bytes(end[:4], "little")
+    start = size - _END_BYTES - length
+    if end[4:] != _PARQUET_MAGIC or start < len(_PARQUET_MAGIC) or length > _FOOTER_BYTES_MAX:
+        message = f"expected a Parquet file's footer at byte {max(0, size - _END_BYTES)}, got {end!r}"
+        raise BadShard(message, object=url, stage="decode")
+    return ByteRange(start, size)
+
+
+_ARROW: Final = "feedd.convert.arrow_file"
+_TEXT: Final = "feedd.convert.delimited_file"
+
+ARROW_CONVERTER: Final = ArrowConverter("arrow", _ARROW, "parquet")
+CSV_CONVERTER: Final = DelimitedConverter("csv", _TEXT, "parquet", ",")
+TSV_CONVERTER: Final = DelimitedConverter("tsv", _TEXT, "parquet", "\t")
+SEMICOLON_CONVERTER: Final = DelimitedConverter("csv-semicolon", _TEXT, "parquet", ";")
+PIPE_CONVERTER: Final = DelimitedConverter("csv-pipe", _TEXT, "parquet", "|")
+LITDATA_ARROW_CONVERTER: Final = LitDataArrowConverter("litdata-arrow", _ARROW, "parquet")
+PARQUET_CONVERTER: Final = ParquetConverter("parquet", "feedd.convert.parquet_file", "parquet")
+NPZ_CONVERTER: Final = TableConverter("npz", "feedd.convert.npz_file", "formats")
+HDF5_CONVERTER: Final = TableConverter("hdf5", "feedd.convert.hdf5_file", "hdf5")
