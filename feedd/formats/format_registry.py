@@ -1,4 +1,4 @@
-"""Which framing a shard has, and the reader of each framing."""
+"""Finds the format of a shard, and the reader of a format."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ALL: Final[tuple[ShardFormat, ...]] = (
     TorchFormat(),
 )
 AUTO: Final = "auto"
-"""In the place of a format: the first bytes must tell."""
+"""In place of a format's name: the first bytes of the shard decide."""
 
 _FORMATS: Final[dict[str, ShardFormat]] = {one.name: one for one in _ALL}
 _BY_EXTENSION: Final = {
@@ -79,18 +79,18 @@ _WITH_PARAMS: Final[dict[str, Callable[[str], ShardFormat]]] = {
     MEGATRON: MegatronFormat,
     **{kind: functools.partial(TokensFormat, kind) for kind in (RAW, LLMC, NPY)},
 }
-"""Formats that take what lies beside a shard: ``NAME:JSON``."""
-_CHUNK: Final = re.compile(r"chunk-\d+-\d+\.bin")  # how LitData names its shards
-_PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # how TensorFlow's tools number the files of one data set
+"""Formats that accept parameters from files beside a shard: ``NAME:JSON``."""
+_CHUNK: Final = re.compile(r"chunk-\d+-\d+\.bin")  # LitData's names of shards
+_PART_OF: Final = re.compile(r"-\d+-of-\d+$")  # TensorFlow's numbering of the files of a dataset
 
 
 def format_for(url: str) -> str:
-    """Return the name of the format of a shard, by its extension; of a compressed one, by that of what is in it.
+    """Return the name of a shard's format by its extension; for a compressed shard, by the extension of its content.
 
-    Where the name does not say it is ``auto``: the first bytes must tell.
+    Return ``auto`` if the extension is unknown: the first bytes then decide.
 
     Raises:
-        Unsupported: one that this version does not read; the message lists those it does.
+        Unsupported: this version does not read the format; the message lists the known extensions.
     """
     given_name = url.rsplit("/", 1)[-1].lower()
     file_name = _PART_OF.sub("", uncompressed(_PART_OF.sub("", given_name))[0])
@@ -114,10 +114,10 @@ def get(name: str) -> ShardFormat:
     """Return the reader of a format.
 
     Args:
-        name: of it; behind a colon its parameters.
+        name: name of the format; parameters may follow a colon.
 
     Raises:
-        Unsupported: no such format; the message lists those there are.
+        Unsupported: no format has that name; the message lists all names.
     """
     kind, _, params = name.partition(":")
     if params and kind in _WITH_PARAMS:
@@ -132,7 +132,7 @@ def get(name: str) -> ShardFormat:
 
 
 def extensions() -> dict[str, tuple[str, ...]]:
-    """Return the endings of names by which each format is known."""
+    """Return the file name endings of each format."""
     found: dict[str, tuple[str, ...]] = dict.fromkeys(_FORMATS, ())
     for extension, name in _BY_EXTENSION.items():
         found[name] = (*found.get(name, ()), extension)
