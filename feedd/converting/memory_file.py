@@ -1,4 +1,4 @@
-"""Anonymous memory that others can be given as a file."""
+"""Anonymous memory that other code can use as a file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class MemoryFile:
-    """A memfd, gone when closed; a context manager.
+    """A memfd that vanishes when it is closed; a context manager.
 
     Args:
-        name: for people who look into ``/proc``.
-        size_bytes: its length; pages are taken as they are written.
+        name: name shown in ``/proc``.
+        size_bytes: size of the file; pages are allocated as they are written.
     """
 
     def __init__(self, name: str, size_bytes: int = 0) -> None:
@@ -47,39 +47,39 @@ class MemoryFile:
         self.close()
 
     def view(self) -> memoryview:
-        """Return all of it, writable."""
+        """Return a writable view of the whole file."""
         return memoryview(b"" if self._mapping is None else self._mapping)
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Free the memory. Calling it again has no effect."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
         if self._mapping is not None:
-            with suppress(BufferError):  # views in a traceback: unmapped when they are gone
+            with suppress(BufferError):  # a traceback holds views; the mapping goes with them
                 self._mapping.close()
 
 
 async def copy_into(target: memoryview, fd: int) -> None:
-    """Fill ``target`` with the start of a file, in a thread; where it is a view of a file, through its descriptor.
+    """Fill ``target`` with the start of a file, in a thread; a target in a file is written by its descriptor.
 
     Raises:
-        OSError: either cannot be reached.
+        OSError: source or target cannot be accessed.
     """
     await _in_thread(lambda stop: _copy(fd, target, file_of(target), stop))
 
 
 async def copy_spans(file: ShardFile, spans: Sequence[ByteRange], fd: int) -> None:
-    """Copy ranges of an object in the cache to the same places of a file, in a thread.
+    """Copy ranges of a cached object to the same offsets of a file, in a thread.
 
     Raises:
-        OSError: either cannot be reached, or the object is cut short.
+        OSError: source or target cannot be accessed, or the object is cut short.
     """
     await _in_thread(lambda stop: _copy_spans(file, spans, fd, stop))
 
 
 async def tell_landed(place: FilePlace, size_bytes: int) -> None:
-    """Tell whoever wants to know of bytes that somebody else wrote there.
+    """Report bytes that a worker wrote to ``place`` to its observer, if there is one.
 
     Raises:
         OSError: the file cannot be read.
@@ -121,5 +121,5 @@ def _tell(place: FilePlace, size_bytes: int, stop: threading.Event) -> None:
 
 
 def _pieces(fd: int, start: int, size_bytes: int, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:
-    """Yield a range of a file as ``file_pieces`` does, until it is enough."""
+    """Yield a range of a file as ``file_pieces`` does, until ``stop`` is set."""
     return takewhile(lambda _: not stop.is_set(), file_pieces(fd, start, size_bytes))
